@@ -21,9 +21,22 @@ from elasticdl.master.rules.rule import Rule
 from elasticdl.master.rules.sizing import Sizing
 from elasticdl.master.rules.slowness import SlowWorkers, pace_of
 from elasticdl.master.rules.watching import Watch
-from elasticdl.master.state import events as e
-from elasticdl.master.state import instructions as i
-from elasticdl.master.state.instructions import Instruction, Outcome, Phase, Record
+from elasticdl.master.state import events
+from elasticdl.master.state.events import ExitCause
+from elasticdl.master.state.instructions import (
+    AdoptWorld,
+    EndJob,
+    Instruction,
+    KillWorker,
+    LaunchWorker,
+    NewSteps,
+    Outcome,
+    Phase,
+    Record,
+    SaveState,
+    Tell,
+    is_unsaved,
+)
 from elasticdl.master.state.learnt import Learnt
 from elasticdl.master.state.records_by_state import Records
 from elasticdl.master.state.rendezvous import NOBODY, Rendezvous
@@ -78,16 +91,16 @@ class Job:
         """How it scales, as far as it knows."""
         return self.sizing.learnt
 
-    def step(self, event: e.Event, now: float) -> list[Instruction]:
+    def step(self, event: events.Event, now: float) -> list[Instruction]:
         if self.phase.final:
             return []
         match event:  # the frequent ones change nothing that would have to be weighed
-            case e.FromWorker(worker_id, Heartbeat() as beat):
+            case events.FromWorker(worker_id, Heartbeat() as beat):
                 self.liveness.heard(worker_id, beat, now)
                 if self.recovery:
                     self.recovery.heard(worker_id, beat, now)
                 return []
-            case e.FromWorker(worker_id, Progress(told) as progress):
+            case events.FromWorker(worker_id, Progress(told) as progress):
                 world_version = getattr(self.records.get(worker_id), "world_version", 0)
                 if self.rendezvous.world and world_version < max((s.world_version for s in told), default=1):
                     return []  # it was not a member of that world
@@ -96,25 +109,25 @@ class Job:
                 self.fleet.crashes = self.fleet.crashes.after_steps(len(steps))
                 self.progress_limits.stepped(steps, progress.total_steps, now)
                 self.sizing.stepped(steps, now)
-                news = i.NewSteps(steps, pace_of(self.records.of(WorkerState.MEMBER)))
+                news = NewSteps(steps, pace_of(self.records.of(WorkerState.MEMBER)))
                 must_be_kept = milestones or self.training.begun is not had_begun
                 return self._in_order([news, *milestones]) if must_be_kept else [news]
-            case e.FromWorker(worker_id, Notice("worker_stuck") as notice):
+            case events.FromWorker(worker_id, Notice("worker_stuck") as notice):
                 return self.watch.told(worker_id, notice, now)
-            case e.FromWorker(worker_id, Notice("worker_waits") as notice):
+            case events.FromWorker(worker_id, Notice("worker_waits") as notice):
                 return self._in_order(self.watch.waits(worker_id, notice))
-            case e.FromWorker(worker_id, Notice() as notice):
+            case events.FromWorker(worker_id, Notice() as notice):
                 self.training.notice(notice)
                 return self._in_order(self.sizing.notice(worker_id, notice, now))
-            case e.StateSaveStalled(problem):
+            case events.StateSaveStalled(problem):
                 self.liveness.save_problem = problem
                 message = f"what was decided waits until the job's state is saved: {problem}"
                 return [Record("warning", {"message": message})] if problem else []
         out: list[Instruction] = []
-        if isinstance(event, e.FromWorker) and isinstance(event.said, Finished):
+        if isinstance(event, events.FromWorker) and isinstance(event.said, Finished):
             out += self.training.finish(event.said)
         is_new = self.fleet.next_id == self.settings.first_worker
-        if isinstance(event, e.WorkersFound) and event.workers and is_new and self.recovery is None:
+        if isinstance(event, events.WorkersFound) and event.workers and is_new and self.recovery is None:
             self.recovery = Recovery(self.records, self.settings, self._past)  # what was known of them is lost
         out += self._listen(self.recovery, event, now) if self.recovery else self._act(event, now)
         if self.recovery is None:
@@ -157,13 +170,13 @@ class Job:
 
     # ---- what happens ----
 
-    def _act(self, event: e.Event, now: float) -> list[Instruction]:
+    def _act(self, event: events.Event, now: float) -> list[Instruction]:
         match event:
-            case e.Tick():
+            case events.Tick():
                 return self._tick(now)
-            case e.WorkerExited():
+            case events.WorkerExited():
                 return self._exited(event, now)
-            case e.ScaleRequested(workers):
+            case events.ScaleRequested(workers):
                 if self.rendezvous.world and self.rendezvous.shortage and not self.settings.gang:
                     # It goes on with as many as it waits for already: who is asked for now joins when it comes.
                     least = min(workers.minimum, self.limits.minimum)
@@ -172,18 +185,18 @@ class Job:
                 self.fleet.scaled(workers.maximum)
                 requested = Record("scale_requested", {"workers": str(workers)})
                 return [requested, *self.sizing.scaled(now), *self._reconcile(now)]
-            case e.LauncherFailed(reason):
+            case events.LauncherFailed(reason):
                 self.ending.decide(Outcome(Phase.FAILED, reason))
-            case e.StopRequested():
+            case events.StopRequested():
                 checkpoint = event.checkpoint and not event.now
                 self.ending.decide(Outcome(Phase.STOPPED, event.reason, checkpoint=checkpoint))
                 out: list[Instruction] = [Record("stop_requested", {"reason": event.reason, "checkpoint": checkpoint})]
                 return [*out, *self._dismiss(now), *self._kill_all("told to stop now", now)] if event.now else out
-            case e.StacksFound():
+            case events.StacksFound():
                 return self.watch.found(event, now)
-            case e.FromWorker(worker_id, Finished() as told):
+            case events.FromWorker(worker_id, Finished() as told):
                 return self._take_finish(worker_id, told, now)
-            case e.WorkerEvent():
+            case events.WorkerEvent():
                 record = self.records.get(event.worker_id)
                 if record and record.state not in (WorkerState.KILLING, WorkerState.COMPLETED):
                     return self._hear(event, record, now)
@@ -191,10 +204,10 @@ class Job:
 
     # ---- what is said of a worker ----
 
-    def _hear(self, event: e.WorkerEvent, record: WorkerRecord, now: float) -> list[Instruction]:
+    def _hear(self, event: events.WorkerEvent, record: WorkerRecord, now: float) -> list[Instruction]:
         """A worker has said something that still counts, or something was said of it."""
         match event:
-            case e.WorkerPending(_, reason, node) if not record.pid:
+            case events.WorkerPending(_, reason, node) if not record.pid:
                 record.node = node
                 known = (record.state, record.reason) == (WorkerState.PENDING, reason)
                 out = [] if known else self._fire(record, Trigger.NO_PLACE, TransitionContext(now, reason))
@@ -202,27 +215,27 @@ class Job:
                 # While others are still to leave, their places are free in a moment.
                 if self.fleet.nobody_comes and self.settings.state_can_be_left:
                     waiting = [r for r in self.records.lingering() if not self.rendezvous.leaves_others(r)]
-                    out += [i.Tell((r.worker_id,), Drain("no replacement has a place")) for r in waiting]
+                    out += [Tell((r.worker_id,), Drain("no replacement has a place")) for r in waiting]
                 return out
-            case e.WorkerPlaced(_, host, pid, node, place) if not record.pid and record.state in STARTING:
+            case events.WorkerPlaced(_, host, pid, node, place) if not record.pid and record.state in STARTING:
                 record.host, record.pid, record.node, record.place_id = host, pid, node, place
                 record.quiet_since = now
                 if not self.settings.own_program:  # which may do without the library, and then never connects
                     record.deadline = now + self.settings.start_timeout
                 return self._fire(record, Trigger.PLACED, TransitionContext(now))  # it waits for nothing any more
-            case e.FromWorker(_, Hello() as hello):
+            case events.FromWorker(_, Hello() as hello):
                 return self._connected(hello, record, now)
-            case e.WorkerDisconnected():
+            case events.WorkerDisconnected():
                 if record.state is WorkerState.DRAINING:  # the end of its session, and it may take its time to end
                     record.pulse = None
                 if record.pulse and record.connected:
                     record.pulse.heard = now
                 self.records.connect(record, connected=False)
-            case e.FromWorker(_, Ask() as asked):
+            case events.FromWorker(_, Ask() as asked):
                 return self._asked(asked, record, now)
-            case e.FromWorker(_, Draining() as draining):
+            case events.FromWorker(_, Draining() as draining):
                 return self._draining(draining, record, now)
-            case e.FromWorker(worker_id, Failed(_, message) as failed):
+            case events.FromWorker(worker_id, Failed(_, message) as failed):
                 cause = f"worker {worker_id} failed: {message}"
                 said = self.fleet.failed(record, failed)
                 return self._fire(record, Trigger.FAIL, TransitionContext(now, message, cause, said=said))
@@ -261,10 +274,10 @@ class Job:
     def _draining(self, told: Draining, record: WorkerRecord, now: float) -> list[Instruction]:
         lingers = told.lingers and self.rendezvous.alone(record)
         cause = f"worker {record.worker_id} leaves: {told.reason}"
-        context = TransitionContext(now, told.reason, cause, lost=e.ExitCause.DRAINED)
+        context = TransitionContext(now, told.reason, cause, lost=ExitCause.DRAINED)
         out = self._fire(record, Trigger.LINGER if lingers else Trigger.DRAIN, context)
         if told.lingers and not lingers:
-            out.append(i.Tell((record.worker_id,), Drain(told.reason)))  # others hold the state: it need not wait
+            out.append(Tell((record.worker_id,), Drain(told.reason)))  # others hold the state: it need not wait
         return [*out, *self._reconcile(now)]
 
     def _take_finish(self, worker_id: int, told: Finished, now: float) -> list[Instruction]:
@@ -276,7 +289,7 @@ class Job:
         record = self.records.get(worker_id)
         return self._fire(record, Trigger.FINISH, TransitionContext(now)) if record else []
 
-    def _exited(self, event: e.WorkerExited, now: float) -> list[Instruction]:
+    def _exited(self, event: events.WorkerExited, now: float) -> list[Instruction]:
         record = self.records.get(event.worker_id)
         if record is None or record.state is WorkerState.COMPLETED:
             return []
@@ -331,7 +344,7 @@ class Job:
 
     def give_up(self, record: WorkerRecord, reason: str, now: float) -> list[Instruction]:
         why = f"worker {record.worker_id}: {reason}"
-        return self._fire(record, Trigger.GIVE_UP, TransitionContext(now, reason, why, lost=e.ExitCause.FROZEN))
+        return self._fire(record, Trigger.GIVE_UP, TransitionContext(now, reason, why, lost=ExitCause.FROZEN))
 
     def replace(self, record: WorkerRecord, reason: str, now: float, *, first: bool) -> list[Instruction]:
         cause = f"worker {record.worker_id} is {reason}"
@@ -393,7 +406,7 @@ class Job:
         if broken:
             self.liveness.restart(to, now)
         fields = {"world": message.world_version, "reason": message.reason}
-        return [i.Tell(to, message), Record("world_broken" if broken else "change_announced", fields)]
+        return [Tell(to, message), Record("world_broken" if broken else "change_announced", fields)]
 
     def _publish(self, world: World, now: float) -> list[Instruction]:
         rendezvous = self.rendezvous
@@ -421,7 +434,7 @@ class Job:
             "reason": world.reason,
             "seconds": round(now - since, 6),
         }
-        out: list[Instruction] = [i.Tell(world.worker_ids, world), Record("world_formed", fields)]
+        out: list[Instruction] = [Tell(world.worker_ids, world), Record("world_formed", fields)]
         if self.training.step and not holders:
             message = (
                 f"no worker was left that held the state after step {self.training.lose_state()}: training goes on from "
@@ -451,7 +464,7 @@ class Job:
             out += self._tell_members(now)
         outcome = self.ending.outcome
         if outcome and self.all_gone():
-            out.append(i.EndJob(outcome.phase, outcome.reason, outcome.traceback))
+            out.append(EndJob(outcome.phase, outcome.reason, outcome.traceback))
         return out
 
     def _dismiss(self, now: float) -> list[Instruction]:
@@ -478,31 +491,30 @@ class Job:
 
     def _kill_all(self, reason: str, now: float) -> list[Instruction]:
         self.ending.killed, self.ending.deadline = True, now + self.settings.stop_grace
-        return [
-            i.KillWorker(r.worker_id, reason) for r in self.records.values() if r.state is not WorkerState.COMPLETED
-        ]
+        return [KillWorker(r.worker_id, reason) for r in self.records.values() if r.state is not WorkerState.COMPLETED]
 
     def all_gone(self) -> bool:
         return all(record.state is WorkerState.COMPLETED for record in self.records.values())
 
     # ---- after another master ----
 
-    def _listen(self, recovery: Recovery, event: e.Event, now: float) -> list[Instruction]:
+    def _listen(self, recovery: Recovery, event: events.Event, now: float) -> list[Instruction]:
         """Hold the event back, unless it can't wait; go on once everybody who is awaited was heard of, or the time is over."""
         out: list[Instruction] = []
         match event:
-            case e.WorkersFound(found):
+            case events.WorkersFound(found):
                 out += recovery.begin(found, now)
                 self.fleet.next_id = max([self.fleet.next_id, *(worker_id + 1 for worker_id in self.records)])
                 if self.ending.outcome:
                     return [*out, *self._take_up(recovery, now)]
-            case e.StopRequested() | e.LauncherFailed() if recovery.begun:  # no world is to be formed any more
+            case events.StopRequested() | events.LauncherFailed() if recovery.begun:
+                # No world is to be formed any more.
                 return [*self._take_up(recovery, now), *self._act(event, now)]
-            case e.ScaleRequested():
+            case events.ScaleRequested():
                 return self._act(event, now)
-            case e.Tick():
+            case events.Tick():
                 recovery.forgive(self._forgive_own_absence(now))
-            case e.FromWorker(worker_id, Finished() as told) if worker_id in self.records:
+            case events.FromWorker(worker_id, Finished() as told) if worker_id in self.records:
                 self._take_finish(worker_id, told, now)  # saved as soon as it is taken
             case _:
                 recovery.hold(event, now)
@@ -542,7 +554,7 @@ class Job:
             is_draining = record.state is WorkerState.DRAINING
             cause = f"worker {member.worker_id} leaves: {record.reason}" if is_draining else lost
             self.transitions.fire(record, Trigger.ADOPT, TransitionContext(now, cause=cause))
-        return i.AdoptWorld(world)
+        return AdoptWorld(world)
 
     # ---- phases, and what must be saved ----
 
@@ -594,8 +606,9 @@ class Job:
         """What need not be saved first, then the saving, then the rest. Workers of a world that ends hear of it before anything is
         recorded, as a slow disk must not hold them up. Starting processes takes longest, so it is last."""
         before, self._saved = self._saved, self._durable()
-        save = [i.SaveState()] if self._saved != before else []
-        first = [instruction for instruction in out if i.is_unsaved(instruction)]
-        first.sort(key=lambda instruction: not isinstance(instruction, i.Tell))
-        rest = [instruction for instruction in out if not i.is_unsaved(instruction)]
-        return [*first, *save, *sorted(rest, key=lambda instruction: isinstance(instruction, i.LaunchWorker))]
+        save = [SaveState()] if self._saved != before else []
+        first = [instruction for instruction in out if is_unsaved(instruction)]
+        first.sort(key=lambda instruction: not isinstance(instruction, Tell))
+        rest = [instruction for instruction in out if not is_unsaved(instruction)]
+        rest.sort(key=lambda instruction: isinstance(instruction, LaunchWorker))
+        return [*first, *save, *rest]

@@ -14,19 +14,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from elasticdl.job.messages import Ask, Heartbeat, Hello
-from elasticdl.master.state import events as e
-from elasticdl.master.state import instructions as i
-from elasticdl.master.state.instructions import Instruction, Record
+from elasticdl.master.state import events
+from elasticdl.master.state.events import ExitCause
+from elasticdl.master.state.instructions import Instruction, KillWorker, Record
 from elasticdl.master.state.records_by_state import Records
 from elasticdl.master.state.snapshot import JobSnapshot, WorkerSnapshot
 from elasticdl.master.state.states import LEAVING, LIVE, STARTING, WorkerState
 from elasticdl.master.state.values import Member, Settings, World
 from elasticdl.master.state.worker_record import WorkerRecord
 
-_OF_A_SESSION = (e.FromWorker, e.WorkerDisconnected)
+_OF_A_SESSION = (events.FromWorker, events.WorkerDisconnected)
 
 
-def _restore(found: e.FoundWorker, known: WorkerSnapshot | None, settings: Settings, now: float) -> WorkerRecord:
+def _restore(found: events.FoundWorker, known: WorkerSnapshot | None, settings: Settings, now: float) -> WorkerRecord:
     if known is None:
         state = WorkerState.STARTING if found.host else WorkerState.PENDING
         known = WorkerSnapshot(found.worker_id, state, "found by this master")
@@ -66,7 +66,7 @@ class Recovery:
         # Who says that it is in a world: by the world's version, and by worker.
         self._claims: dict[int, dict[int, Hello]] = {}
         self._left = 0  # the newest world that somebody has left
-        self.held: list[e.Event] = []
+        self.held: list[events.Event] = []
         self._heard_of: set[int] = set()  # workers of whose sessions something is held
 
     @property
@@ -75,7 +75,7 @@ class Recovery:
 
     # ---- what is heard ----
 
-    def begin(self, found: Sequence[e.FoundWorker], now: float) -> list[Instruction]:
+    def begin(self, found: Sequence[events.FoundWorker], now: float) -> list[Instruction]:
         """It is known who is there; those who may be in a world are waited for."""
         if self.begun:
             return []
@@ -87,7 +87,7 @@ class Recovery:
         }
         for worker_id in sorted({*there, *remembered, *past.finished}):
             seen, known = there.get(worker_id), remembered.get(worker_id)
-            record = _restore(seen or e.FoundWorker(worker_id), known, self._settings, now)
+            record = _restore(seen or events.FoundWorker(worker_id), known, self._settings, now)
             if worker_id in past.finished:
                 record.state = WorkerState.FINISHED if seen or known else WorkerState.COMPLETED
                 record.deadline = None
@@ -100,12 +100,15 @@ class Recovery:
         for worker_id in sorted(gone):
             known = remembered[worker_id]
             if known.state in STARTING and not known.place:  # it waited, and nobody has taken anything away
-                cause, reason = e.ExitCause.DRAINED, "the master ended before it had a place"
+                cause, reason = ExitCause.DRAINED, "the master ended before it had a place"
             else:
-                cause, reason = e.ExitCause.LOST, "it was gone when the master started again, and nobody has seen why"
-            self.hold(e.WorkerExited(worker_id, cause, -1, reason), now)
+                cause, reason = (
+                    ExitCause.LOST,
+                    "it was gone when the master started again, and nobody has seen why",
+                )
+            self.hold(events.WorkerExited(worker_id, cause, -1, reason), now)
         condemned = [r for r in self._records.of(WorkerState.KILLING) if r.worker_id not in gone]
-        return [i.KillWorker(record.worker_id, record.reason) for record in condemned]
+        return [KillWorker(record.worker_id, record.reason) for record in condemned]
 
     def forgive(self, absence: float) -> None:
         """For so long the master could not hear or act."""
@@ -117,9 +120,9 @@ class Recovery:
         if beat.world_version and (not beat.waiting or beat.progress != before):
             self._news = now
 
-    def hold(self, event: e.Event, now: float) -> None:
+    def hold(self, event: events.Event, now: float) -> None:
         match event:
-            case e.FromWorker(worker_id, Hello() as hello):
+            case events.FromWorker(worker_id, Hello() as hello):
                 # It says again whatever of its earlier session is still true.
                 if worker_id in self._heard_of:
                     self.held = [
@@ -132,11 +135,11 @@ class Recovery:
                 self._forget_claim(worker_id)
                 if hello.world_version and worker_id in self._records:
                     self._claims.setdefault(hello.world_version, {})[worker_id] = hello
-            case e.WorkerDisconnected(worker_id):
+            case events.WorkerDisconnected(worker_id):
                 self._set_connected(worker_id, connected=False)
-            case e.FromWorker(_, Ask(left_world)):
+            case events.FromWorker(_, Ask(left_world)):
                 self._left = max(self._left, left_world)
-            case e.WorkerExited(worker_id):
+            case events.WorkerExited(worker_id):
                 self._awaited.discard(worker_id)
                 self._set_connected(worker_id, connected=False)
                 self._forget_claim(worker_id)

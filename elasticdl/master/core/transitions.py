@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from elasticdl.job.messages import Ask, Broken, Drain, Failed, Hello, Message, StopWork
-from elasticdl.master.state import events as e
-from elasticdl.master.state import instructions as i
-from elasticdl.master.state.instructions import Instruction, Phase
+from elasticdl.master.state.events import ExitCause
+from elasticdl.master.state.instructions import Instruction, KillWorker, Outcome, Phase, Record, Tell, TerminateWorker
 from elasticdl.master.state.records_by_state import Records
 from elasticdl.master.state.rendezvous import Rendezvous
 from elasticdl.master.state.states import ABSENT, IN_WORLD, LEAVING, LIVE, STARTING, WorkerState
@@ -61,7 +60,7 @@ class TransitionContext:
     now: float
     reason: str = ""
     cause: str = ""
-    lost: e.ExitCause | None = None
+    lost: ExitCause | None = None
     clean: bool = False  # the process ended by itself with exit code 0
     said: Message | None = None
 
@@ -70,7 +69,7 @@ class TransitionContext:
 class Ending:
     """How the job ends: its workers are told to leave, killed after a grace period, and given up after another."""
 
-    outcome: i.Outcome | None  # decided once; if it was by an earlier master, this one begins with it
+    outcome: Outcome | None  # decided once; if it was by an earlier master, this one begins with it
     deadline: float = math.inf  # infinite until the workers are told
     killed: bool = False
 
@@ -78,7 +77,7 @@ class Ending:
     def dismissed(self) -> bool:
         return self.deadline < math.inf
 
-    def decide(self, outcome: i.Outcome) -> None:
+    def decide(self, outcome: Outcome) -> None:
         self.outcome = self.outcome or outcome
 
 
@@ -103,7 +102,9 @@ class Transitions:
         if state is not before:
             self._enter(record, context, overstays=waited)
         # That a worker leaves is written when it begins to wait for its successor, and not again when it goes.
-        done = [action(self, record, context) for action in actions if not (waited and action is _A.note_draining)]
+        done = [
+            action(self, record, context) for action in actions if not (waited and action is Transitions.note_draining)
+        ]
         return [instruction for instruction in done if instruction is not None]
 
     def _enter(self, record: WorkerRecord, context: TransitionContext, *, overstays: bool) -> None:
@@ -125,18 +126,18 @@ class Transitions:
 
     def note_pending(self, record: WorkerRecord, context: TransitionContext) -> Instruction:
         """Write into the journal that there is no place for it, and why."""
-        return i.Record("worker_pending", {"worker": record.worker_id, "reason": context.reason})
+        return Record("worker_pending", {"worker": record.worker_id, "reason": context.reason})
 
     def note_started(self, record: WorkerRecord, context: TransitionContext) -> Instruction:
         of_place = {"place": record.place_id} if record.place_id else {}
         fields = {"worker": record.worker_id, "host": record.place, "pid": record.pid, **of_place}
-        return i.Record("worker_started", fields)
+        return Record("worker_started", fields)
 
     def note_ready(self, record: WorkerRecord, context: TransitionContext) -> Instruction:
-        return i.Record("worker_ready", {"worker": record.worker_id})
+        return Record("worker_ready", {"worker": record.worker_id})
 
     def note_draining(self, record: WorkerRecord, context: TransitionContext) -> Instruction:
-        return i.Record("worker_draining", {"worker": record.worker_id, "reason": context.reason})
+        return Record("worker_draining", {"worker": record.worker_id, "reason": context.reason})
 
     def take_position(self, record: WorkerRecord, context: TransitionContext) -> None:
         """Remember which step it stands at, and whether it has the state."""
@@ -189,7 +190,7 @@ class Transitions:
         world, hello = self._rendezvous.world, context.said
         if world is None or (isinstance(hello, Hello) and hello.world_version == world.version):
             return None
-        return i.Tell((record.worker_id,), world)
+        return Tell((record.worker_id,), world)
 
     def break_its_world(self, record: WorkerRecord, context: TransitionContext) -> Instruction | None:
         """Tell it that the world it is in goes on without it."""
@@ -197,88 +198,89 @@ class Transitions:
             return None
         cut_off, unknown = "the others went on while it was cut off", "the master does not know all of its members"
         reason = cut_off if self._rendezvous.world else unknown
-        return i.Tell((record.worker_id,), Broken(hello.world_version, reason))
+        return Tell((record.worker_id,), Broken(hello.world_version, reason))
 
     def order(self, record: WorkerRecord, context: TransitionContext) -> Instruction:
         """Tell it, maybe again, to leave, or that the job ends."""
         if outcome := self._ending.outcome:
-            return i.Tell((record.worker_id,), StopWork(outcome.reason, outcome.checkpoint))
-        return i.Tell((record.worker_id,), Drain(record.reason))
+            return Tell((record.worker_id,), StopWork(outcome.reason, outcome.checkpoint))
+        return Tell((record.worker_id,), Drain(record.reason))
 
     def end_process(self, record: WorkerRecord, context: TransitionContext) -> Instruction:
         """Kill it; a user's own program, which may do without a session, gets SIGTERM."""
-        kind = i.TerminateWorker if self._settings.own_program else i.KillWorker
+        kind = TerminateWorker if self._settings.own_program else KillWorker
         return kind(record.worker_id, context.reason)
 
     def kill(self, record: WorkerRecord, context: TransitionContext) -> Instruction:
-        return i.KillWorker(record.worker_id, context.reason)
+        return KillWorker(record.worker_id, context.reason)
 
     def blame(self, record: WorkerRecord, context: TransitionContext) -> None:
         """If the user's code failed, decide that the job has failed."""
         failed = context.said
         if isinstance(failed, Failed) and failed.users:
-            self._ending.decide(i.Outcome(Phase.FAILED, failed.message, failed.traceback))
+            self._ending.decide(Outcome(Phase.FAILED, failed.message, failed.traceback))
 
 
 Action = Callable[[Transitions, WorkerRecord, TransitionContext], Instruction | None]
-Row = tuple[tuple[WorkerState, ...], Trigger, WorkerState | None, tuple[Action, ...]]
-_S, _T, _A = WorkerState, Trigger, Transitions
+Transition = tuple[tuple[WorkerState, ...], Trigger, WorkerState | None, tuple[Action, ...]]
+
+State, On, Do = WorkerState, Trigger, Transitions  # in the table, whose lines are to be read at a glance
 
 # From one of these states, with this trigger, to that state (None: it stays as it is), with these actions.
-ROWS: tuple[Row, ...] = (
+ROWS: tuple[Transition, ...] = (
     # It starts.
-    (STARTING, _T.NO_PLACE, _S.PENDING, (_A.note_pending,)),
-    (STARTING, _T.PLACED, _S.STARTING, (_A.note_started,)),
-    (STARTING, _T.CONNECT, _S.INITIALIZING, ()),
+    (STARTING, On.NO_PLACE, State.PENDING, (Do.note_pending,)),
+    (STARTING, On.PLACED, State.STARTING, (Do.note_started,)),
+    (STARTING, On.CONNECT, State.INITIALIZING, ()),
     # It asks for a world, and comes into one.
-    ((_S.INITIALIZING, _S.EXCLUDED), _T.JOIN, _S.STANDBY, (_A.take_position, _A.queue, _A.note_ready)),
-    ((_S.MEMBER,), _T.JOIN, _S.REJOINING, (_A.take_position, _A.leave_world)),
-    ((_S.STANDBY, _S.REJOINING), _T.JOIN, None, (_A.take_position,)),
-    ((_S.STANDBY, _S.REJOINING), _T.ENTER, _S.MEMBER, ()),
-    ((_S.REJOINING,), _T.PASS_OVER, _S.STANDBY, (_A.queue,)),
-    ((*STARTING, _S.INITIALIZING), _T.ADOPT, _S.MEMBER, ()),
-    ((_S.DRAINING,), _T.ADOPT, None, (_A.change_world,)),
-    ((_S.FAILED, _S.KILLING), _T.ADOPT, None, (_A.break_world,)),
+    ((State.INITIALIZING, State.EXCLUDED), On.JOIN, State.STANDBY, (Do.take_position, Do.queue, Do.note_ready)),
+    ((State.MEMBER,), On.JOIN, State.REJOINING, (Do.take_position, Do.leave_world)),
+    ((State.STANDBY, State.REJOINING), On.JOIN, None, (Do.take_position,)),
+    ((State.STANDBY, State.REJOINING), On.ENTER, State.MEMBER, ()),
+    ((State.REJOINING,), On.PASS_OVER, State.STANDBY, (Do.queue,)),
+    ((*STARTING, State.INITIALIZING), On.ADOPT, State.MEMBER, ()),
+    ((State.DRAINING,), On.ADOPT, None, (Do.change_world,)),
+    ((State.FAILED, State.KILLING), On.ADOPT, None, (Do.break_world,)),
     # Its session broke, and it is back.
-    ((_S.STANDBY,), _T.CONNECT, None, (_A.queue,)),
-    ((_S.STANDBY,), _T.CONNECT_IN_WORLD, None, (_A.queue,)),
-    ((_S.MEMBER,), _T.CONNECT, None, (_A.repeat_world,)),
-    ((_S.MEMBER,), _T.CONNECT_IN_WORLD, None, (_A.repeat_world,)),
-    ((_S.MEMBER,), _T.EXCLUDE, _S.EXCLUDED, (_A.break_world,)),
-    ((*STARTING, _S.INITIALIZING, _S.EXCLUDED), _T.CONNECT_IN_WORLD, _S.EXCLUDED, (_A.break_its_world,)),
-    ((_S.DRAINING,), _T.CONNECT, None, (_A.order,)),
-    ((_S.DRAINING,), _T.CONNECT_IN_WORLD, None, (_A.order,)),
+    ((State.STANDBY,), On.CONNECT, None, (Do.queue,)),
+    ((State.STANDBY,), On.CONNECT_IN_WORLD, None, (Do.queue,)),
+    ((State.MEMBER,), On.CONNECT, None, (Do.repeat_world,)),
+    ((State.MEMBER,), On.CONNECT_IN_WORLD, None, (Do.repeat_world,)),
+    ((State.MEMBER,), On.EXCLUDE, State.EXCLUDED, (Do.break_world,)),
+    ((*STARTING, State.INITIALIZING, State.EXCLUDED), On.CONNECT_IN_WORLD, State.EXCLUDED, (Do.break_its_world,)),
+    ((State.DRAINING,), On.CONNECT, None, (Do.order,)),
+    ((State.DRAINING,), On.CONNECT_IN_WORLD, None, (Do.order,)),
     # It leaves, by itself (SIGTERM) or because it is told to.
-    ((_S.MEMBER, _S.REJOINING), _T.LINGER, None, (_A.note_draining, _A.stay)),
-    ((*STARTING, *ABSENT), _T.DRAIN, _S.DRAINING, (_A.note_draining,)),
-    ((_S.MEMBER,), _T.DRAIN, _S.DRAINING, (_A.note_draining, _A.change_world)),
-    (STARTING, _T.LET_GO, _S.DRAINING, (_A.note_draining, _A.kill)),
-    (ABSENT, _T.LET_GO, _S.DRAINING, (_A.note_draining, _A.order)),
-    ((_S.MEMBER,), _T.LET_GO, _S.DRAINING, (_A.note_draining, _A.change_world, _A.order)),
+    ((State.MEMBER, State.REJOINING), On.LINGER, None, (Do.note_draining, Do.stay)),
+    ((*STARTING, *ABSENT), On.DRAIN, State.DRAINING, (Do.note_draining,)),
+    ((State.MEMBER,), On.DRAIN, State.DRAINING, (Do.note_draining, Do.change_world)),
+    (STARTING, On.LET_GO, State.DRAINING, (Do.note_draining, Do.kill)),
+    (ABSENT, On.LET_GO, State.DRAINING, (Do.note_draining, Do.order)),
+    ((State.MEMBER,), On.LET_GO, State.DRAINING, (Do.note_draining, Do.change_world, Do.order)),
     # The job ends.
-    ((_S.PENDING,), _T.DISMISS, _S.DRAINING, (_A.kill,)),
-    ((_S.STARTING,), _T.DISMISS, _S.DRAINING, (_A.end_process,)),
-    ((*ABSENT, _S.MEMBER, _S.DRAINING), _T.DISMISS, _S.DRAINING, (_A.order,)),
+    ((State.PENDING,), On.DISMISS, State.DRAINING, (Do.kill,)),
+    ((State.STARTING,), On.DISMISS, State.DRAINING, (Do.end_process,)),
+    ((*ABSENT, State.MEMBER, State.DRAINING), On.DISMISS, State.DRAINING, (Do.order,)),
     # Its training is complete, whatever it was told meanwhile.
-    ((*LIVE, _S.DRAINING, _S.KILLING), _T.FINISH, _S.FINISHED, ()),
-    ((_S.FINISHED,), _T.EXIT, _S.COMPLETED, ()),
+    ((*LIVE, State.DRAINING, State.KILLING), On.FINISH, State.FINISHED, ()),
+    ((State.FINISHED,), On.EXIT, State.COMPLETED, ()),
     # Rank 0 was lost before it finished, or others go on: its place is given to another.
-    ((_S.FINISHED,), _T.REOPEN, _S.DRAINING, ()),
-    ((_S.COMPLETED,), _T.REOPEN, _S.GONE, ()),
+    ((State.FINISHED,), On.REOPEN, State.DRAINING, ()),
+    ((State.COMPLETED,), On.REOPEN, State.GONE, ()),
     # It can't go on.
-    ((*STARTING, *ABSENT), _T.FAIL, _S.FAILED, (_A.explain, _A.blame)),
-    ((_S.MEMBER,), _T.FAIL, _S.FAILED, (_A.break_world, _A.blame)),
-    ((_S.DRAINING,), _T.FAIL, _S.FAILED, (_A.tear_world, _A.blame)),
-    ((_S.FINISHED,), _T.FAIL, None, (_A.blame,)),
+    ((*STARTING, *ABSENT), On.FAIL, State.FAILED, (Do.explain, Do.blame)),
+    ((State.MEMBER,), On.FAIL, State.FAILED, (Do.break_world, Do.blame)),
+    ((State.DRAINING,), On.FAIL, State.FAILED, (Do.tear_world, Do.blame)),
+    ((State.FINISHED,), On.FAIL, None, (Do.blame,)),
     # It is given up.
-    ((*STARTING, *ABSENT, _S.FAILED), _T.GIVE_UP, _S.KILLING, (_A.explain, _A.kill)),
-    ((_S.MEMBER,), _T.GIVE_UP, _S.KILLING, (_A.break_world, _A.kill)),
-    ((_S.DRAINING,), _T.GIVE_UP, _S.KILLING, (_A.tear_world, _A.kill)),
+    ((*STARTING, *ABSENT, State.FAILED), On.GIVE_UP, State.KILLING, (Do.explain, Do.kill)),
+    ((State.MEMBER,), On.GIVE_UP, State.KILLING, (Do.break_world, Do.kill)),
+    ((State.DRAINING,), On.GIVE_UP, State.KILLING, (Do.tear_world, Do.kill)),
     # Its process is gone.
-    ((*STARTING, *ABSENT), _T.EXIT, _S.GONE, (_A.explain,)),
-    ((_S.MEMBER,), _T.EXIT, _S.GONE, (_A.break_world,)),
-    ((_S.DRAINING,), _T.EXIT, _S.GONE, (_A.tear_world,)),
-    ((_S.FAILED, _S.KILLING), _T.EXIT, _S.GONE, ()),
+    ((*STARTING, *ABSENT), On.EXIT, State.GONE, (Do.explain,)),
+    ((State.MEMBER,), On.EXIT, State.GONE, (Do.break_world,)),
+    ((State.DRAINING,), On.EXIT, State.GONE, (Do.tear_world,)),
+    ((State.FAILED, State.KILLING), On.EXIT, State.GONE, ()),
 )
 WORKERS: Mapping[tuple[WorkerState, Trigger], tuple[WorkerState, tuple[Action, ...]]] = {
     (state, trigger): (following or state, actions) for states, trigger, following, actions in ROWS for state in states

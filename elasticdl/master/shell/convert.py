@@ -14,7 +14,7 @@ from elasticdl.job import messages
 from elasticdl.job.event_catalogue import KINDS
 from elasticdl.job.shared_values import standing
 from elasticdl.master.core.job_core import Job
-from elasticdl.master.state import events as e
+from elasticdl.master.state import events
 from elasticdl.master.state.values import World
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -28,7 +28,7 @@ _BODIES = {
 }
 
 
-def to_event(worker_id: int, message: pb.WorkerMessage) -> e.FromWorker:
+def to_event(worker_id: int, message: pb.WorkerMessage) -> events.FromWorker:
     """What a message inside a session means.
 
     Raises:
@@ -40,9 +40,9 @@ def to_event(worker_id: int, message: pb.WorkerMessage) -> e.FromWorker:
     told = getattr(message, body)
     match told:
         case pb.Pause():
-            return e.FromWorker(worker_id, messages.Notice("pause", _pause(told), message.number))
+            return events.FromWorker(worker_id, messages.Notice("pause", _pause(told), message.number))
         case pb.Notice():
-            return e.FromWorker(worker_id, messages.Notice(told.event, _notice(told), message.number))
+            return events.FromWorker(worker_id, messages.Notice(told.event, _notice(told), message.number))
         case pb.Hello():
             given: dict[str, Any] = {"world_version": _version(told.world_version)}
         case pb.Ask():
@@ -57,7 +57,7 @@ def to_event(worker_id: int, message: pb.WorkerMessage) -> e.FromWorker:
             given = {"users": told.cause == pb.Failed.USER}
         case _:
             given = {}
-    return e.FromWorker(worker_id, _copied(getattr(messages, type(told).__name__), told, **given))
+    return events.FromWorker(worker_id, _copied(getattr(messages, type(told).__name__), told, **given))
 
 
 def to_message(order: messages.Order) -> pb.MasterMessage:

@@ -21,8 +21,21 @@ from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.observer import Observer
 from elasticdl.master.shell.saver import StateSaver
 from elasticdl.master.shell.sessions import Sessions
-from elasticdl.master.state import events as e
-from elasticdl.master.state import instructions as i
+from elasticdl.master.state import events
+from elasticdl.master.state.instructions import (
+    AdoptWorld,
+    EndJob,
+    Instruction,
+    KillWorker,
+    LaunchWorker,
+    NewSteps,
+    ReadStacks,
+    Record,
+    SaveState,
+    Tell,
+    TerminateWorker,
+    is_unsaved,
+)
 from elasticdl.master.state.snapshot import JobSnapshot, Snapshot
 from elasticdl.master.state.values import World
 from elasticdl.places.base import Launcher
@@ -42,10 +55,10 @@ class Mailbox:
 
     def __init__(self) -> None:
         # An asyncio.Event in the queue is set when all before it is acted upon.
-        self.events: asyncio.Queue[e.Event | asyncio.Event] = asyncio.Queue()
+        self.events: asyncio.Queue[events.Event | asyncio.Event] = asyncio.Queue()
         self._closed = False
 
-    def post(self, event: e.Event) -> None:
+    def post(self, event: events.Event) -> None:
         self.events.put_nowait(event)
 
     async def settled(self) -> bool:
@@ -78,7 +91,7 @@ class Ports:
 
 
 # To carry out an instruction; to wait until the state is saved; to set an event, as all before it is done.
-Pending = i.Instruction | asyncio.Future[None] | asyncio.Event
+Pending = Instruction | asyncio.Future[None] | asyncio.Event
 
 
 class Loop:
@@ -92,10 +105,10 @@ class Loop:
         self._saved_at = ports.clock()
         self._news_at = math.inf  # when the journal got the first of its entries that are not saved
 
-    async def run(self) -> i.EndJob:
+    async def run(self) -> EndJob:
         """Until the job has ended. It begins with what the launcher finds, and starts with the first tick."""
         remembered = {worker.worker_id: worker.place for worker in self._job.snapshot().workers}
-        self.decide(e.WorkersFound(tuple(await self._ports.launcher.find(remembered))))
+        self.decide(events.WorkersFound(tuple(await self._ports.launcher.find(remembered))))
         deciding, acting = asyncio.create_task(self._decide_all()), asyncio.create_task(self._act_all())
         try:
             await asyncio.wait({deciding, acting}, return_when=asyncio.FIRST_COMPLETED)
@@ -119,7 +132,7 @@ class Loop:
 
     async def _decide_all(self) -> None:
         running = asyncio.get_running_loop()
-        timer = running.call_soon(self._mailbox.post, e.Tick())
+        timer = running.call_soon(self._mailbox.post, events.Tick())
         try:
             while True:
                 event = await self._mailbox.events.get()
@@ -128,26 +141,28 @@ class Loop:
                         self.pending.put_nowait(self._save(self._ports.clock()))
                     self.pending.put_nowait(event)
                     continue
-                if isinstance(event, e.Tick):
-                    timer = running.call_later(TICK_SECONDS, self._mailbox.post, e.Tick())
+                if isinstance(event, events.Tick):
+                    timer = running.call_later(TICK_SECONDS, self._mailbox.post, events.Tick())
                 self.decide(event)
         finally:
             timer.cancel()
 
-    def decide(self, event: e.Event) -> None:
+    def decide(self, event: events.Event) -> None:
         """Put what the job wants into `pending`; do at once what need not be saved first."""
         now = self._ports.clock()
         _log.debug("%s", event)
         match event:
-            case e.FromWorker(worker_id, Notice(number=number)) if not self._ports.sessions.take(worker_id, number):
+            case events.FromWorker(worker_id, Notice(number=number)) if not self._ports.sessions.take(
+                worker_id, number
+            ):
                 return
         for instruction in self._step(event, now):
-            if isinstance(instruction, i.SaveState):
+            if isinstance(instruction, SaveState):
                 self.pending.put_nowait(self._save(now))
-            elif i.is_unsaved(instruction) and not self._precedes_its_world(instruction):
+            elif is_unsaved(instruction) and not self._precedes_its_world(instruction):
                 self._tell(instruction)
             else:
-                if isinstance(instruction, i.Tell) and isinstance(instruction.message, World):
+                if isinstance(instruction, Tell) and isinstance(instruction.message, World):
                     self._unpublished.append(instruction.message.version)
                 self.pending.put_nowait(instruction)
         has_news = now - max(self._saved_at, self._news_at) >= self._ports.saver.news_seconds
@@ -155,17 +170,17 @@ class Loop:
             # If saving mere numbers fails, so does the next that is waited for.
             self._save(now).add_done_callback(lambda saved: saved.cancelled() or saved.exception())
 
-    def _step(self, event: e.Event, now: float) -> list[i.Instruction]:
+    def _step(self, event: events.Event, now: float) -> list[Instruction]:
         """What the job wants. News that it can't take is dropped: the worker would tell it to the next master as well."""
         try:
             return self._job.step(event, now)
         except Exception as error:
-            told = event.said if isinstance(event, e.FromWorker) else event
-            if not isinstance(event, e.WorkerEvent) or not isinstance(told, (*_NEWS, e.StacksFound)):
+            told = event.said if isinstance(event, events.FromWorker) else event
+            if not isinstance(event, events.WorkerEvent) or not isinstance(told, (*_NEWS, events.StacksFound)):
                 raise
             _log.exception("worker %d: %s is dropped", event.worker_id, type(told).__name__)
             problem = f"the master can't use what it has told ({type(error).__name__}: {error}), and goes on without it"
-            return [i.Record("warning", {"worker": event.worker_id, "message": f"worker {event.worker_id}: {problem}"})]
+            return [Record("warning", {"worker": event.worker_id, "message": f"worker {event.worker_id}: {problem}"})]
 
     def _save(self, now: float) -> asyncio.Future[None]:
         """The state, with the journal, as both are at one moment: this one, or one soon after it."""
@@ -179,17 +194,17 @@ class Loop:
         if not saved.cancelled() and saved.exception() is None:
             self._ports.sessions.saved(numbers)
 
-    def _precedes_its_world(self, instruction: i.Instruction) -> bool:
+    def _precedes_its_world(self, instruction: Instruction) -> bool:
         """No worker is told that a world changes or is broken before it is told that world."""
         match instruction:
-            case i.Tell(message=Change(version) | Broken(version)):
+            case Tell(message=Change(version) | Broken(version)):
                 return version in self._unpublished
         return False
 
     # ---- to act ----
 
-    async def _act_all(self) -> i.EndJob:
-        while not isinstance(act := await self.pending.get(), i.EndJob):
+    async def _act_all(self) -> EndJob:
+        while not isinstance(act := await self.pending.get(), EndJob):
             if isinstance(act, asyncio.Event):
                 act.set()
             elif isinstance(act, asyncio.Future):
@@ -201,29 +216,29 @@ class Loop:
     async def _until_saved(self, saved: asyncio.Future[None]) -> None:
         done, _ = await asyncio.wait({saved}, timeout=SLOW_SAVE_SECONDS)
         if not done:
-            self._mailbox.post(e.StateSaveStalled(self._ports.saver.problem or "it takes long"))
+            self._mailbox.post(events.StateSaveStalled(self._ports.saver.problem or "it takes long"))
             await asyncio.wait({saved})
-            self._mailbox.post(e.StateSaveStalled(""))
+            self._mailbox.post(events.StateSaveStalled(""))
         saved.result()
 
-    async def act(self, instruction: i.Instruction) -> None:
+    async def act(self, instruction: Instruction) -> None:
         """Carry out one instruction; all before it in `pending` must be done."""
         ports = self._ports
         match instruction:
-            case i.LaunchWorker(worker_id, away_from=away_from):
+            case LaunchWorker(worker_id, away_from=away_from):
                 await ports.launcher.launch(worker_id, away_from)
-            case i.TerminateWorker(worker_id):
+            case TerminateWorker(worker_id):
                 ports.launcher.terminate(worker_id)
-            case i.KillWorker(worker_id):
+            case KillWorker(worker_id):
                 ports.launcher.kill(worker_id)
-            case i.Tell(to, World() as world):
+            case Tell(to, World() as world):
                 self._unpublished.remove(world.version)
                 messages = self._begin(world)
                 for worker_id in to:
                     ports.sessions.send((worker_id,), messages.told(worker_id))
                 if len(to) == 1:  # told again: it may also have missed entries
                     ports.sessions.replay(to[0])
-            case i.AdoptWorld(world):
+            case AdoptWorld(world):
                 self._begin(world)
             case _:
                 self._tell(instruction)
@@ -235,14 +250,14 @@ class Loop:
             self._ports.sessions.begin_world(world.version, self._world.worker_ids)
         return self._world
 
-    def _tell(self, instruction: i.Instruction) -> None:
+    def _tell(self, instruction: Instruction) -> None:
         match instruction:
-            case i.Tell(to, message) if not isinstance(message, World):
+            case Tell(to, message) if not isinstance(message, World):
                 self._ports.sessions.send(to, to_message(message))
-            case i.ReadStacks(worker_id):
+            case ReadStacks(worker_id):
                 self._ports.launcher.read_stacks(worker_id)
-            case i.Record(name, fields):
+            case Record(name, fields):
                 self._ports.journal.append(name, fields)
                 self._news_at = min(self._news_at, self._ports.clock())
-            case i.NewSteps(steps, pace):
+            case NewSteps(steps, pace):
                 self._ports.observer.trained(steps, pace)

@@ -21,7 +21,7 @@ from elasticdl.master.shell.convert import to_event
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.loop import Mailbox
 from elasticdl.master.shell.sessions import SessionOutbox, Sessions
-from elasticdl.master.state import events as e
+from elasticdl.master.state import events
 from elasticdl.master.state.instructions import Phase
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
@@ -91,7 +91,7 @@ class Servicer(pb_grpc.MasterServicer):
         finally:
             reader.cancel()
             if self.sessions.close(worker_id, outbox):
-                self.mailbox.post(e.WorkerDisconnected(worker_id))
+                self.mailbox.post(events.WorkerDisconnected(worker_id))
 
     async def _read(self, worker_id: int, messages: AsyncIterator[pb.WorkerMessage], outbox: SessionOutbox) -> bool:
         """Post what the worker says, and answer its last word.
@@ -174,7 +174,7 @@ class Servicer(pb_grpc.MasterServicer):
         if why := self.why_not(workers):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
         before = WorkerRange(minimum=status.min_workers, maximum=status.max_workers)
-        self.mailbox.post(e.ScaleRequested(workers))
+        self.mailbox.post(events.ScaleRequested(workers))
         await self._require_settled(context)
         status = self.status()  # of a job that waits the minimum is not raised
         workers = WorkerRange(minimum=status.min_workers, maximum=status.max_workers)
@@ -182,7 +182,7 @@ class Servicer(pb_grpc.MasterServicer):
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopReply:
         reason = request.reason or "told to stop"
-        self.mailbox.post(e.StopRequested(reason, checkpoint=request.checkpoint, now=request.now))
+        self.mailbox.post(events.StopRequested(reason, checkpoint=request.checkpoint, now=request.now))
         await self._require_settled(context)
         return pb.StopReply()
 

@@ -39,7 +39,6 @@ MEMBERS_IN_WINDOW = 1000
 # A broken world is normally left well within this, seconds.
 RECOVERY_FROM_BREAK = 1.0
 NOBODY = -1
-_S = WorkerState
 
 
 @dataclass(slots=True)
@@ -78,15 +77,15 @@ class Rendezvous:
 
     def active_members(self) -> list[WorkerRecord]:
         """Those who train, or leave their world and have not asked for the next."""
-        return self._records.of(_S.MEMBER)
+        return self._records.of(WorkerState.MEMBER)
 
     def cut_off(self) -> list[WorkerRecord]:
         """Members of a broken world that have lost their session."""
-        return self._records.of(_S.MEMBER, connected=False) if self.broken else []
+        return self._records.of(WorkerState.MEMBER, connected=False) if self.broken else []
 
     def standbys(self) -> list[WorkerRecord]:
         """Those with a session, by how long they have waited."""
-        return sorted(self._records.of(_S.STANDBY, connected=True), key=attrgetter("queued_at"))
+        return sorted(self._records.of(WorkerState.STANDBY, connected=True), key=attrgetter("queued_at"))
 
     def finished(self) -> list[WorkerRecord]:
         """Those of the present world, whether their processes are gone or not."""
@@ -118,7 +117,7 @@ class Rendezvous:
     def recovering_from_break(self, now: float) -> bool:
         """Members of a broken world are yet to ask for the next, which takes moments: nothing else is as urgent."""
         is_recent = self.change and self.change.broken and now - self.change.since < RECOVERY_FROM_BREAK
-        return bool(is_recent and self._records.count(_S.MEMBER))
+        return bool(is_recent and self._records.count(WorkerState.MEMBER))
 
     def alone(self, record: WorkerRecord) -> bool:
         """Nobody else holds the state who is to stay."""
@@ -129,25 +128,27 @@ class Rendezvous:
 
     def leaves_others(self, record: WorkerRecord) -> bool:
         """Others may still be in its world, and would wait for it."""
-        others = (r for r in self._records.each_of(_S.MEMBER, _S.DRAINING) if r is not record)
+        others = (r for r in self._records.each_of(WorkerState.MEMBER, WorkerState.DRAINING) if r is not record)
         return self._was_in(record) and any(self._was_in(other) for other in others)
 
     def retention_order(self) -> list[int]:
         """Those to keep first when there are too many: by rank, but slow ones last, then the standbys by age."""
         inside = sorted(self._records.of(*IN_WORLD), key=lambda r: (r.slow is not None, r.rank))
-        return [record.worker_id for record in (*inside, *self._records.of(_S.STANDBY))]
+        return [record.worker_id for record in (*inside, *self._records.of(WorkerState.STANDBY))]
 
     def _awaited_state(self, ready: Sequence[WorkerRecord]) -> str:
         """Whether a world of these would go on from an older state than there is: whom to wait for, and why; empty if not."""
         newest = max((record.advance for record in ready if record.has_state), default=None)
-        leaving = [record for record in self._records.of(_S.DRAINING) if record.world_version]
+        leaving = [record for record in self._records.of(WorkerState.DRAINING) if record.world_version]
         if newest is None and leaving:
             return "waits for a worker that leaves: it may be writing the state"
         # Those who have asked, and whose session is lost; if they do not come back they are given up.
-        absent = [r for r in self._records.of(_S.STANDBY, _S.REJOINING, connected=False) if r.has_state]
+        absent = [
+            r for r in self._records.of(WorkerState.STANDBY, WorkerState.REJOINING, connected=False) if r.has_state
+        ]
         # Those who have asked an earlier master, and will ask this one.
-        absent += [r for r in self._records.of(_S.INITIALIZING) if r.ready]
-        if newest is None and (self._records.of(_S.EXCLUDED) or absent):
+        absent += [r for r in self._records.of(WorkerState.INITIALIZING) if r.ready]
+        if newest is None and (self._records.of(WorkerState.EXCLUDED) or absent):
             return "waits for a worker that was cut off: it may have the state"
         if newest and any(record.connected and record.advance > newest for record in leaving):
             return "waits for a worker that leaves: it may have finished"
@@ -173,15 +174,19 @@ class Rendezvous:
         """Begin a change if standbys wait, there is room, and others have had time to arrive."""
         if self.change:
             return
-        waiting = self._records.count(_S.STANDBY, connected=True)
+        waiting = self._records.count(WorkerState.STANDBY, connected=True)
         if not waiting and self.world is None:
             self.shortage = ""  # who was ready is gone
         if not waiting or self.ending:
             return
-        members = self._records.count(_S.MEMBER)
+        members = self._records.count(WorkerState.MEMBER)
         if members and waiting < limits.maximum - members and now < self._window_end:
             return  # as is found below, too, but by a look at each member
-        room = limits.maximum - members + sum(record.waits_for_successor for record in self._records.each_of(_S.MEMBER))
+        room = (
+            limits.maximum
+            - members
+            + sum(record.waits_for_successor for record in self._records.each_of(WorkerState.MEMBER))
+        )
         ready = members + waiting
         if room > 0 and ready < limits.minimum and not members:
             self.shortage = self._too_few(ready, limits)
@@ -195,7 +200,7 @@ class Rendezvous:
             return None
         change.is_untold = False
         level = NotificationLevel.BROKEN if change.broken else NotificationLevel.CHANGE
-        audience = (_S.MEMBER, _S.DRAINING) if change.broken else (_S.MEMBER,)
+        audience = (WorkerState.MEMBER, WorkerState.DRAINING) if change.broken else (WorkerState.MEMBER,)
         untold = [r.worker_id for r in self._records.each_of(*audience) if r.notified < level and self._was_in(r)]
         message = (Broken if change.broken else Change)(world.version, change.reason)
         return (tuple(sorted(untold)), message) if untold else None
@@ -203,10 +208,10 @@ class Rendezvous:
     def next_world(self, now: float, limits: WorkerRange) -> World | None:
         """If one can be formed now; else `shortage` says why not, unless members are waited for."""
         change = self.change
-        if change is None or self._records.count(_S.MEMBER):
+        if change is None or self._records.count(WorkerState.MEMBER):
             return None
         ending, standbys = self.ending, self.standbys()
-        rejoining = self._records.of(_S.REJOINING, connected=True)
+        rejoining = self._records.of(WorkerState.REJOINING, connected=True)
         ready = rejoining if ending else [*rejoining, *standbys]
         if len(ready) < (1 if ending else limits.minimum):
             change.had_too_few = True
@@ -240,13 +245,13 @@ class Rendezvous:
 
     def _window_over(self, now: float, room: int) -> bool:
         """Whether those who wait have waited long enough for others, or there is no room for others."""
-        waiting = self._records.count(_S.STANDBY, connected=True)
+        waiting = self._records.count(WorkerState.STANDBY, connected=True)
         if waiting >= room or not waiting:
             return True
         if now < self._window_end:
             return False
-        queued = [record.queued_at for record in self._records.each_of(_S.STANDBY, connected=True)]
-        window = self._join_window * max(1.0, self._records.count(_S.MEMBER) / MEMBERS_IN_WINDOW)
+        queued = [record.queued_at for record in self._records.each_of(WorkerState.STANDBY, connected=True)]
+        window = self._join_window * max(1.0, self._records.count(WorkerState.MEMBER) / MEMBERS_IN_WINDOW)
         self._window_end = min(max(queued) + window, min(queued) + LONGEST_WAIT_IN_WINDOWS * window)
         return now >= self._window_end
 

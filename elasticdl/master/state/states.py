@@ -28,14 +28,25 @@ class WorkerState(StrEnum):
     GONE = "gone"  # its process is gone, and with it the record
 
 
-_S = WorkerState
-STARTING = (_S.PENDING, _S.STARTING)
-ABSENT = (_S.INITIALIZING, _S.STANDBY, _S.REJOINING, _S.EXCLUDED)  # in a session and in no world
+STARTING = (WorkerState.PENDING, WorkerState.STARTING)
+ABSENT = (
+    WorkerState.INITIALIZING,
+    WorkerState.STANDBY,
+    WorkerState.REJOINING,
+    WorkerState.EXCLUDED,
+)  # in a session and in no world
 # A worker in one of these states counts as one of those that the job has.
-LIVE = (*STARTING, _S.INITIALIZING, _S.STANDBY, _S.MEMBER, _S.REJOINING, _S.EXCLUDED)
-IN_WORLD = (_S.MEMBER, _S.REJOINING)  # or left it for the next
-LEAVING = (_S.DRAINING, _S.FAILED)
-DONE = (_S.FINISHED, _S.COMPLETED)
+LIVE = (
+    *STARTING,
+    WorkerState.INITIALIZING,
+    WorkerState.STANDBY,
+    WorkerState.MEMBER,
+    WorkerState.REJOINING,
+    WorkerState.EXCLUDED,
+)
+IN_WORLD = (WorkerState.MEMBER, WorkerState.REJOINING)  # or left it for the next
+LEAVING = (WorkerState.DRAINING, WorkerState.FAILED)
+DONE = (WorkerState.FINISHED, WorkerState.COMPLETED)
 
 
 class Condition(Enum):
@@ -52,19 +63,18 @@ class Condition(Enum):
     STOPPED = "all are gone: it was stopped"
 
 
-_P, _C = Phase, Condition
 JOB: Mapping[tuple[Phase, Condition], Phase] = {
-    (_P.PENDING, _C.PROGRAMS_RUN): _P.RUNNING,
-    (_P.RUNNING, _C.NO_WORLD): _P.PENDING,  # the programs are gone, and are started again
-    (_P.PENDING, _C.TRAINING): _P.RUNNING,
-    (_P.WAITING, _C.TRAINING): _P.RUNNING,
-    (_P.WAITING, _C.PROGRAMS_RUN): _P.RUNNING,
-    (_P.PENDING, _C.TOO_FEW): _P.WAITING,
-    (_P.RUNNING, _C.TOO_FEW): _P.WAITING,
-    (_P.PENDING, _C.DECIDED): _P.STOPPING,
-    (_P.RUNNING, _C.DECIDED): _P.STOPPING,
-    (_P.WAITING, _C.DECIDED): _P.STOPPING,
-    (_P.STOPPING, _C.SUCCEEDED): _P.SUCCEEDED,
-    (_P.STOPPING, _C.FAILED): _P.FAILED,
-    (_P.STOPPING, _C.STOPPED): _P.STOPPED,
+    (Phase.PENDING, Condition.PROGRAMS_RUN): Phase.RUNNING,
+    (Phase.RUNNING, Condition.NO_WORLD): Phase.PENDING,  # the programs are gone, and are started again
+    (Phase.PENDING, Condition.TRAINING): Phase.RUNNING,
+    (Phase.WAITING, Condition.TRAINING): Phase.RUNNING,
+    (Phase.WAITING, Condition.PROGRAMS_RUN): Phase.RUNNING,
+    (Phase.PENDING, Condition.TOO_FEW): Phase.WAITING,
+    (Phase.RUNNING, Condition.TOO_FEW): Phase.WAITING,
+    (Phase.PENDING, Condition.DECIDED): Phase.STOPPING,
+    (Phase.RUNNING, Condition.DECIDED): Phase.STOPPING,
+    (Phase.WAITING, Condition.DECIDED): Phase.STOPPING,
+    (Phase.STOPPING, Condition.SUCCEEDED): Phase.SUCCEEDED,
+    (Phase.STOPPING, Condition.FAILED): Phase.FAILED,
+    (Phase.STOPPING, Condition.STOPPED): Phase.STOPPED,
 }
