@@ -28,36 +28,40 @@ class FencedConfigMap:
         self._version = ""  # empty: to be asked for
 
     async def claim(self) -> Manifest:
-        """Take it over. Returns what is there; from then on an earlier master can't write any more."""
-        return await self.patch({"metadata": {"annotations": {HOLDER: self._holder}}}, whoever=True)
+        """Take over whatever is there, which is returned. From then on an earlier master can't write any more.
 
-    async def patch(self, change: Manifest, *, whoever: bool = False) -> Manifest:
-        """Change what this master has written last; with ``whoever`` whatever is there.
+        Raises:
+            ApiError: it could not be done, or nobody knows.
+        """
+        return await self._send({"metadata": {"annotations": {HOLDER: self._holder}}})
+
+    async def patch(self, change: Manifest) -> None:
+        """Change what this master has written last.
 
         Raises:
             ReplacedError: another master has taken it over.
             OSError: it could not be done, or nobody knows.
         """
-        version = self._version
         for _ in range(ATTEMPTS):
             try:
-                version = version or await self._ask_for_version(whoever)
-                self._version = ""  # nobody knows, until there is an answer
-                metadata = {**change.get("metadata", {}), "resourceVersion": version}
-                change = {**change, "metadata": metadata}
-                done = await asyncio.to_thread(self._client.patch, "ConfigMap", self._name, change)
+                version = self._version or await self._ask_for_version()
+                await self._send({**change, "metadata": {"resourceVersion": version}})
             except ApiError as failure:
                 if failure.status != CONFLICT:
                     raise OSError(str(failure)) from failure
-                version = ""
             else:
-                self._version = done["metadata"]["resourceVersion"]
-                return done
+                return
         raise OSError(f"the ConfigMap {self._name} changes under every attempt to write it")
 
-    async def _ask_for_version(self, whoever: bool) -> str:
+    async def _send(self, change: Manifest) -> Manifest:
+        self._version = ""  # nobody knows, until there is an answer
+        done = await asyncio.to_thread(self._client.patch, "ConfigMap", self._name, change)
+        self._version = done["metadata"]["resourceVersion"]
+        return done
+
+    async def _ask_for_version(self) -> str:
         found = await asyncio.to_thread(self._client.read, "ConfigMap", self._name)
         holder = (found["metadata"].get("annotations") or {}).get(HOLDER, "")
-        if not whoever and holder != self._holder:
+        if holder != self._holder:
             raise ReplacedError(f"another master has taken over: pod {holder}")
         return str(found["metadata"]["resourceVersion"])

@@ -62,12 +62,12 @@ class FakeApi:
         if status and not done:
             raise ApiError(status, "no")
         there = self.objects[name]
-        wanted = change["metadata"].pop("resourceVersion")
-        if wanted != there["metadata"]["resourceVersion"]:
+        version = there["metadata"]["resourceVersion"]
+        if change["metadata"].pop("resourceVersion", version) != version:
             raise ApiError(409, "conflict")
         _merge(there, copy.deepcopy(change))
         self.written.append(len(json.dumps(there)))
-        there["metadata"]["resourceVersion"] = str(int(wanted) + 1)
+        there["metadata"]["resourceVersion"] = str(int(version) + 1)
         if status:
             raise ApiError(status, "the answer was lost")
         return copy.deepcopy(there)
@@ -200,17 +200,14 @@ async def test_a_master_that_was_replaced_writes_no_more(first, api, tmp_path):
 
 @on(loaded)
 async def test_what_the_first_writes_while_the_second_takes_over_is_not_lost(first, api, tmp_path):
-    read = api.read
+    patch = api.patch
 
-    def read_first(kind, name):
-        found = read(kind, name)
-        if name == STATE and api.objects[STATE]["metadata"]["annotations"][HOLDER] == "one":
-            api.read = read
-            patch = {"binaryData": {MEMORY: pack(memory(5).to_json())}}
-            asyncio.run(Bench(api, tmp_path).store._state.patch(patch))
-        return found
+    def patch_first(kind, name, change):
+        api.patch = patch
+        asyncio.run(Bench(api, tmp_path).store._state.patch({"binaryData": {MEMORY: pack(memory(5).to_json())}}))
+        return patch(kind, name, change)
 
-    api.read = read_first
+    api.patch = patch_first
     assert (await Bench(api, tmp_path, "two").store.load()).job.training.step == 5
 
 
