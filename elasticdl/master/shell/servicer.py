@@ -104,6 +104,8 @@ class Servicer(pb_grpc.MasterServicer):
                 if body == "kv_put":
                     self.sessions.put(worker_id, message.kv_put)
                     continue
+                if body == "hello":
+                    raise ValueError("a session does not take hello again")
                 self.mailbox.post(to_event(worker_id, message))
                 if body in LAST_WORDS and await self._settled():
                     outbox.put(pb.MasterMessage(last_word_taken=pb.LastWordTaken()))
