@@ -16,7 +16,6 @@ import gc
 import importlib.machinery
 import json
 import os
-import signal
 import socket
 import sys
 import time
@@ -212,7 +211,7 @@ def _is_worker(channel: socket.socket, request: Request, gate: int) -> bool:
 
 def _become_ordinary(environment: dict[str, str], request: Request, output: list[int]) -> None:
     """Give the worker what a process that was started without the template would have of its own."""
-    die_with_parent(signal.SIGKILL)
+    die_with_parent()
     if os.getppid() != request.launcher:  # it has ended meanwhile
         os._exit(1)
     nothing = os.open(os.devnull, os.O_RDONLY)

@@ -13,10 +13,10 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(signal_number: int) -> None:
-    """Have the kernel send ``signal_number`` to this process when its parent's thread ends. No effect off Linux."""
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent's thread ends. No effect off Linux."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal_number)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def tethered(command: list[str]) -> list[str]:
@@ -26,7 +26,7 @@ def tethered(command: list[str]) -> list[str]:
 
 def main(argv: list[str]) -> int:
     parent, command = int(argv[0]), argv[1:]
-    die_with_parent(signal.SIGKILL)
+    die_with_parent()
     if os.getppid() != parent:  # it died before we were tied to it
         return 1
     try:
