@@ -235,7 +235,8 @@ def _mounts(spec: JobSpec, role: Role) -> list[tuple[Manifest, Manifest]]:
         if volume.claim_name:
             source = {"persistentVolumeClaim": {"claimName": volume.claim_name}}
         name = known.setdefault(repr(source), f"volume-{len(known)}")
-        made.append(_mount(name, volume.mount_path, source, volume.read_only, volume.sub_path))
+        path = volume.mount_path.rstrip("/") or "/"  # one spelling: the cluster refuses two that are the same
+        made.append(_mount(name, path, source, volume.read_only, volume.sub_path))
     return made
 
 
