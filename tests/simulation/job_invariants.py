@@ -75,7 +75,7 @@ def _lost_members(job: Job, phase: Phase) -> Iterable[object]:
 
 def _idle(job: Job, phase: Phase) -> Iterable[object]:
     waits = job.recovery is not None or job.ending.outcome or job.fleet.next_id == 0 or job.fleet.holding
-    waits = waits or job.sizing.most()[0] == 0
+    waits = waits or job.size.most(job.limits)[0] == 0
     return () if waits or not job.all_gone() else (phase,)
 
 

@@ -10,7 +10,7 @@ from elasticdl.job import messages as m
 from elasticdl.job.event_catalogue import KINDS
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job_core import Job
-from elasticdl.master.rules.suspicions import TABLE
+from elasticdl.master.rules.watching import TABLE
 from elasticdl.master.shell.convert import to_event
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i

@@ -1,7 +1,6 @@
 """How the master tells from the times of steps who is slow, and what the job does about it."""
 
 import random
-import types
 
 import pytest
 from master_kit import Cluster, Worker
@@ -14,13 +13,12 @@ from elasticdl.master.rules.slowness import (
     MOST_SECONDS_BETWEEN,
     SECONDS_BETWEEN_REPLACEMENTS,
     SECONDS_TO_JUDGE,
-    SlowWorkers,
+    SlowRule,
     pace_of,
 )
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.states import WorkerState
-from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import Pulse, WorkerRecord
 
 BEAT = 0.5
@@ -30,8 +28,7 @@ class Crew:
     """Members of one world, whose heartbeats come twice a second."""
 
     def __init__(self, *workers, replace=False):
-        settings = Settings(WorkerRange(minimum=1, maximum=8), replace_slow=replace)
-        self.judge = SlowWorkers(types.SimpleNamespace(settings=settings))
+        self.judge = SlowRule(replace=replace)
         self.records = [WorkerRecord(n, "", WorkerState.MEMBER, host=f"node-{n}", rank=n) for n in range(len(workers))]
         self.workers = list(workers)  # (data, compute, update, samples) each
         self.now = 0.0

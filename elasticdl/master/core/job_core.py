@@ -18,9 +18,9 @@ from elasticdl.master.core.transitions import Ending, TransitionContext, Transit
 from elasticdl.master.rules.liveness import Liveness
 from elasticdl.master.rules.progress_limits import ProgressLimits
 from elasticdl.master.rules.rule import Rule
-from elasticdl.master.rules.sizing import Sizing
-from elasticdl.master.rules.slowness import SlowWorkers, pace_of
-from elasticdl.master.rules.watching import Watch
+from elasticdl.master.rules.sizing import SizeRule
+from elasticdl.master.rules.slowness import SlowRule, pace_of
+from elasticdl.master.rules.watching import StuckRule
 from elasticdl.master.state import events
 from elasticdl.master.state.events import ExitCause
 from elasticdl.master.state.instructions import (
@@ -79,8 +79,12 @@ class Job:
         self.fleet = Fleet(self.records, settings, past, self.training)
         self.progress_limits = ProgressLimits(settings.progress_timeout)
         self.liveness = Liveness(self.records, settings.heartbeat_timeout, self.progress_limits)
-        self.watch, self.slow_workers, self.sizing = Watch(self), SlowWorkers(self), Sizing(self, past)
-        self._rules: tuple[Rule, ...] = (self.watch, self.slow_workers, self.sizing)
+        self.stuck, self.slow, self.size = (
+            StuckRule(),
+            SlowRule(replace=settings.replace_slow),
+            SizeRule(settings, past),
+        )
+        self._rules: tuple[Rule, ...] = (self.stuck, self.slow, self.size)
         # After another master, until it is known what there is.
         self.recovery = Recovery(self.records, settings, past) if snapshot else None
         # An earlier master may have died just after it had ended the job.
@@ -89,7 +93,7 @@ class Job:
     @property
     def learnt(self) -> Learnt:
         """How it scales, as far as it knows."""
-        return self.sizing.learnt
+        return self.size.learnt
 
     def step(self, event: events.Event, now: float) -> list[Instruction]:
         if self.phase.final:
@@ -108,17 +112,17 @@ class Job:
                 steps, milestones = self.training.report(progress, now)
                 self.fleet.crashes = self.fleet.crashes.after_steps(len(steps))
                 self.progress_limits.stepped(steps, progress.total_steps, now)
-                self.sizing.stepped(steps, now)
+                self.size.stepped(self.rendezvous.world, steps, now)
                 news = NewSteps(steps, pace_of(self.records.of(WorkerState.MEMBER)))
                 must_be_kept = milestones or self.training.begun is not had_begun
                 return self._in_order([news, *milestones]) if must_be_kept else [news]
             case events.FromWorker(worker_id, Notice("worker_stuck") as notice):
-                return self.watch.told(worker_id, notice, now)
+                return self.stuck.told(self, worker_id, notice, now)
             case events.FromWorker(worker_id, Notice("worker_waits") as notice):
-                return self._in_order(self.watch.waits(worker_id, notice))
+                return self._in_order(self.stuck.waits(self, worker_id, notice))
             case events.FromWorker(worker_id, Notice() as notice):
                 self.training.notice(notice)
-                return self._in_order(self.sizing.notice(worker_id, notice, now))
+                return self._in_order(self.size.notice(self, worker_id, notice))
             case events.StateSaveStalled(problem):
                 self.liveness.save_problem = problem
                 message = f"what was decided waits until the job's state is saved: {problem}"
@@ -163,8 +167,8 @@ class Job:
             world_version=self.rendezvous.version,
             last_change=self.rendezvous.why_changed,
             limits=self.limits,
-            advice=self.sizing.advice,
-            decision="" if outcome else self.sizing.decision,
+            advice=self.size.advice,
+            decision="" if outcome else self.size.decision,
             workers=tuple(r.view() for r in self.records.values() if r.state is not WorkerState.COMPLETED),
         )
 
@@ -184,7 +188,7 @@ class Job:
                 self.limits = workers
                 self.fleet.scaled(workers.maximum)
                 requested = Record("scale_requested", {"workers": str(workers)})
-                return [requested, *self.sizing.scaled(now), *self._reconcile(now)]
+                return [requested, *self.size.scaled(self.limits, now), *self._reconcile(now)]
             case events.LauncherFailed(reason):
                 self.ending.decide(Outcome(Phase.FAILED, reason))
             case events.StopRequested():
@@ -193,7 +197,7 @@ class Job:
                 out: list[Instruction] = [Record("stop_requested", {"reason": event.reason, "checkpoint": checkpoint})]
                 return [*out, *self._dismiss(now), *self._kill_all("told to stop now", now)] if event.now else out
             case events.StacksFound():
-                return self.watch.found(event, now)
+                return self.stuck.found(self, event, now)
             case events.FromWorker(worker_id, Finished() as told):
                 return self._take_finish(worker_id, told, now)
             case events.WorkerEvent():
@@ -327,7 +331,7 @@ class Job:
         self._forgive_own_absence(now)
         if self.ending.outcome:
             return self._enforce_deadline(now)
-        out = [instruction for rule in self._rules for instruction in rule.look(now)]
+        out = [instruction for rule in self._rules for instruction in rule.look(self, now)]
         return [*out, *self._reconcile(now)]
 
     def _forgive_own_absence(self, now: float) -> float:
@@ -340,7 +344,7 @@ class Job:
 
     @property
     def somebody_seems_slow(self) -> bool:
-        return self.slow_workers.suspects
+        return self.slow.suspects(self.rendezvous.active_members())
 
     def give_up(self, record: WorkerRecord, reason: str, now: float) -> list[Instruction]:
         why = f"worker {record.worker_id}: {reason}"
@@ -365,7 +369,7 @@ class Job:
         if self.recovery or self.ending.outcome or rendezvous.ending or rendezvous.recovering_from_break(now):
             return []
         out: list[Instruction] = []
-        most, reason = self.sizing.most()
+        most, reason = self.size.most(self.limits)
         most += any(record.outgoing for record in self.records.each_of(*IN_WORLD))
         missing, too_many = self.fleet.plan(most, rendezvous.retention_order, now)
         for record in too_many:
@@ -387,9 +391,9 @@ class Job:
         if rendezvous.reopened:
             self._reopen(now)
             out += self._reconcile(now)
-        rendezvous.let_newcomers_in(now, self.sizing.allowed())
+        rendezvous.let_newcomers_in(now, self.size.allowed(self.limits))
         out += self._tell_members(now)
-        if world := rendezvous.next_world(now, self.sizing.allowed()):
+        if world := rendezvous.next_world(now, self.size.allowed(self.limits)):
             out += self._publish(world, now)
         if self._is_complete():
             self.ending.decide(Outcome(Phase.SUCCEEDED, self.training.completion))
@@ -599,7 +603,7 @@ class Job:
             self.phase,
             self.ending.outcome,
             TrainingSnapshot(self.training.epochs_done, self.training.begun),
-            target=self.sizing.target,
+            target=self.size.target,
         )
 
     def _in_order(self, out: list[Instruction]) -> list[Instruction]:

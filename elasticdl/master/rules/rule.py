@@ -1,4 +1,4 @@
-"""What a rule is: it is made with the job, looks at it with each tick, and says what is to be done.
+"""What a rule is: it looks at the job with each tick, and says what is to be done.
 
 | rule | question |
 | --- | --- |
@@ -49,5 +49,5 @@ class RuledJob(Protocol):
 class Rule(Protocol):
     """A rule remarks on workers in their records. Whatever else is to change, it asks of the job."""
 
-    def look(self, now: float) -> Iterable[Instruction]:
+    def look(self, job: RuledJob, now: float) -> Iterable[Instruction]:
         """Called with each tick, until it is decided how the job ends."""

@@ -1,6 +1,6 @@
 """How the job scales, as far as its steps tell: what it says of that, and how many workers it wants.
 
-What `Sizing` holds may be lost without harm.
+What `SizeRule` holds may be lost without harm.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from elasticdl.job.spec import WorkerRange
 from elasticdl.master.rules.measured_steps import MeasuredSteps
 from elasticdl.master.rules.rule import RuledJob
 from elasticdl.master.rules.worker_target import Situation, WorkerTarget
-from elasticdl.master.state import instructions as i
-from elasticdl.master.state.instructions import Instruction, Record
+from elasticdl.master.state.instructions import Instruction, Record, Tell
 from elasticdl.master.state.learnt import MOST_OBSERVATIONS, Learnt
 from elasticdl.master.state.snapshot import JobSnapshot
 from elasticdl.master.state.speedup import Curve
 from elasticdl.master.state.states import LIVE
+from elasticdl.master.state.values import Settings, World
 
 # What a change costs is the median of so many pauses, or this many seconds before there was any.
 PAUSES_KEPT = 32
@@ -33,15 +33,10 @@ ADVICE_SECONDS = 30.0
 MATERIAL = 0.1
 
 
-class Sizing:
+class SizeRule:
     """It reads the workers' records and the training, and never changes them."""
 
-    def __init__(self, job: RuledJob, past: JobSnapshot) -> None:
-        settings = job.settings
-        self._seen = job
-        self._records = job.records
-        self._rendezvous = job.rendezvous
-        self._training = job.training
+    def __init__(self, settings: Settings, past: JobSnapshot) -> None:
         self._curve = Curve()
         self._learnt = past.learnt
         self._steps = MeasuredSteps()
@@ -76,38 +71,37 @@ class Sizing:
     def learnt(self) -> Learnt:
         return self._learnt
 
-    def most(self) -> tuple[int, str]:
+    def most(self, limits: WorkerRange) -> tuple[int, str]:
         """How many workers there may be, and why no more."""
-        limits = self._seen.limits
         if self._policy is None or self._policy.target >= limits.maximum:
             return limits.maximum, f"the job was scaled to at most {limits.maximum}"
         return max(limits.minimum, self._policy.target), self._policy.reason
 
-    def allowed(self) -> WorkerRange:
+    def allowed(self, limits: WorkerRange) -> WorkerRange:
         """The range within which the policy lets the job be."""
-        least, (most, _) = self._seen.limits.minimum, self.most()
+        least, (most, _) = limits.minimum, self.most(limits)
         return WorkerRange(minimum=least, maximum=max(least, most))
 
     # ---- what happens ----
 
-    def scaled(self, now: float) -> list[Instruction]:
+    def scaled(self, limits: WorkerRange, now: float) -> list[Instruction]:
         """The range of workers is another now. Whoever asked for it watches what comes of it."""
         self._backoff.reset()
         self._due = now
         policy = self._policy
-        if policy is None or not policy.scaled(self._seen.limits):
+        if policy is None or not policy.scaled(limits):
             return []
         return [Record("decision", {"workers": policy.target, "reason": policy.reason})]
 
-    def notice(self, worker_id: int, notice: messages.Notice, now: float) -> list[Instruction]:
+    def notice(self, job: RuledJob, worker_id: int, notice: messages.Notice) -> list[Instruction]:
         """A worker has something for the journal."""
         told = {**notice.fields, "worker": worker_id}
         learnt = told.pop("learnt", "")
         if notice.event == "pause":
             self._pauses.append(told["total"])
-        return [Record(notice.event, told), *(self._recall(learnt) if learnt else [])]
+        return [Record(notice.event, told), *(self._recall(job, learnt) if learnt else [])]
 
-    def _recall(self, text: str) -> list[Instruction]:
+    def _recall(self, job: RuledJob, text: str) -> list[Instruction]:
         """A worker goes on from a checkpoint that says this."""
         try:
             learnt = Learnt.from_json(text)
@@ -117,25 +111,25 @@ class Sizing:
         # It is in the next checkpoint, too, though this job may be over before it has learnt.
         if self._learnt == Learnt():
             self._learnt = self._recalled = learnt
-        return self._tell()
+        return self._tell(job)
 
-    def stepped(self, steps: Sequence[StepReport], now: float) -> None:
+    def stepped(self, world: World | None, steps: Sequence[StepReport], now: float) -> None:
         """Steps that were not reported before."""
-        if (world := self._rendezvous.world) and self._steps.enter(world.version, len(world.members)):
+        if world and self._steps.enter(world.version, len(world.members)):
             self._backoff.reset()
             self._due = now + FIRST_SECONDS
         for step in steps:
             self._steps.take(step, now)
 
-    def look(self, now: float) -> Iterator[Instruction]:
-        stable = self._rendezvous.world is not None and self._rendezvous.change is None
+    def look(self, job: RuledJob, now: float) -> Iterator[Instruction]:
+        stable = job.rendezvous.world is not None and job.rendezvous.change is None
         # While a member looks slow, and is not called so yet, it may be why the job is, and not the number of workers.
-        if now < self._due or not self._steps.enough or not stable or self._seen.somebody_seems_slow:
+        if now < self._due or not self._steps.enough or not stable or job.somebody_seems_slow:
             return
         self._due = now + self._backoff.delay()
-        yield from self._learn(now)
+        yield from self._learn(job, now)
 
-    def _learn(self, now: float) -> Iterator[Instruction]:
+    def _learn(self, job: RuledJob, now: float) -> Iterator[Instruction]:
         recalled, self._recalled = self._recalled, None
         if recalled is not None:
             self._steps.recall(recalled.observations, now, recalled.forgotten)
@@ -146,29 +140,29 @@ class Sizing:
             # What was measured of another batch, or on faster machines, was dropped, and so is what followed from it.
             self._policy.recall(recalled.rejections, now)
         if self._policy is not None:
-            yield from self._decide(self._policy, now, can_be=curve.can_be)
+            yield from self._decide(self._policy, job, now, can_be=curve.can_be)
         rejections = self._policy.rejections(now)[:MOST_OBSERVATIONS] if self._policy else ()
         self._learnt = Learnt(observations, rejections, self._steps.forgotten)
-        yield from self._tell()
+        yield from self._tell(job)
         yield from self._advise(now)
 
-    def _tell(self) -> list[Instruction]:
+    def _tell(self, job: RuledJob) -> list[Instruction]:
         """Any worker may write the next checkpoint; those that connect later are told then."""
-        there = tuple(record.worker_id for record in self._records.of(*LIVE) if record.connected)
+        there = tuple(record.worker_id for record in job.records.of(*LIVE) if record.connected)
         if not there or not self._learnt.differs(self._told):
             return []
         self._told = self._learnt
-        return [i.Tell(there, messages.Learnt(self._learnt.to_json()))]
+        return [Tell(there, messages.Learnt(self._learnt.to_json()))]
 
-    def _decide(self, policy: WorkerTarget, now: float, *, can_be: bool) -> list[Instruction]:
-        members = len(self._rendezvous.active_members())
+    def _decide(self, policy: WorkerTarget, job: RuledJob, now: float, *, can_be: bool) -> list[Instruction]:
+        members = len(job.rendezvous.active_members())
         situation = Situation(
-            limits=self._seen.limits,
+            limits=job.limits,
             present=members,
             measured=self._present == members and can_be,
-            incomplete=self._records.live != members,
+            incomplete=job.records.live != members,
             pause=statistics.median(self._pauses) if self._pauses else UNKNOWN_PAUSE,
-            time_left=self._training.time_left(now),
+            time_left=job.training.time_left(now),
             now=now,
         )
         changed = policy.decide(self._curve, situation)

@@ -40,30 +40,29 @@ class _Opinion:
     step: int
 
 
-class SlowWorkers:
-    def __init__(self, job: RuledJob) -> None:
-        self._job = job
-        self._replace = job.settings.replace_slow
+class SlowRule:
+    def __init__(self, *, replace: bool) -> None:
+        """``replace``: who is slow is to be replaced."""
+        self._replace = replace
         self._opinions: dict[int, _Opinion] = {}
         self._replaced_at: float | None = None
         self._backoff = Backoff(first=SECONDS_BETWEEN_REPLACEMENTS, longest=MOST_SECONDS_BETWEEN)
 
-    def look(self, now: float) -> Iterator[Instruction]:
-        job, members, world = self._job, self._job.rendezvous.active_members(), self._job.rendezvous.world
-        may_replace = not (job.progress_limits.ending or self._outgoing())
+    def look(self, job: RuledJob, now: float) -> Iterator[Instruction]:
+        members, world = job.rendezvous.active_members(), job.rendezvous.world
+        may_replace = not (job.progress_limits.ending or _outgoing(job))
         alone = world is not None and len(world.members) == 1
         records, to_replace = self.judge(members, now, alone=alone, may_replace=may_replace)
         for record in to_replace:
             # Without it a job at its minimum would stand still until another is ready.
             first = len(members) <= job.limits.minimum and not job.settings.gang
             yield from job.replace(record, f"slow: {record.slow}", now, first=first)
-        yield from self._relieve(now)
+        yield from self._relieve(job, now)
         yield from records
 
-    def _relieve(self, now: float) -> Iterator[Instruction]:
+    def _relieve(self, job: RuledJob, now: float) -> Iterator[Instruction]:
         """Let the slow worker go that has stayed until its replacement is ready."""
-        job = self._job
-        for record in self._outgoing():
+        for record in _outgoing(job):
             if record.state is WorkerState.REJOINING:
                 continue  # it is on its way into the next world
             is_over = job.progress_limits.ending  # it may be writing the result
@@ -71,9 +70,6 @@ class SlowWorkers:
             others = len(job.rendezvous.active_members()) - 1 + len(job.rendezvous.standbys())
             if record.outgoing and others >= job.limits.minimum:
                 yield from job.replace(record, f"slow: {record.slow}", now, first=False)
-
-    def _outgoing(self) -> list[WorkerRecord]:
-        return [record for record in self._job.records.values() if record.outgoing]
 
     def judge(
         self, members: Sequence[WorkerRecord], now: float, *, alone: bool = False, may_replace: bool = True
@@ -104,10 +100,8 @@ class SlowWorkers:
                 still_slow.append(record)
         return out, self._due(still_slow, now) if may_replace else []
 
-    @property
-    def suspects(self) -> bool:
+    def suspects(self, members: Sequence[WorkerRecord]) -> bool:
         """Whether a member looks slow, and has not been watched for long enough to say so."""
-        members = self._job.rendezvous.active_members()
         return any(record.worker_id in self._opinions and record.slow is None for record in members)
 
     def _acquit(self, records: Sequence[WorkerRecord]) -> list[Record]:
@@ -146,6 +140,11 @@ def pace_of(members: Sequence[WorkerRecord]) -> Pace:
         return Pace()
     waits = [each.wait for each in times]
     return Pace(fmean(each.busy for each in times), fmean(waits), min(waits))
+
+
+def _outgoing(job: RuledJob) -> list[WorkerRecord]:
+    """Slow workers that stay until another can take their place."""
+    return [record for record in job.records.values() if record.outgoing]
 
 
 class _Crowd:

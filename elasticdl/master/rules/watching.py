@@ -1,8 +1,8 @@
 """Who is silent, late or stuck, and what is done about it.
 
-`elasticdl.master.rules.suspicions` has a row for each kind of suspicion: from when it counts, who is asked, what is shown. Here
-is who is suspected, and who is given up; `elasticdl.master.rules.progress_limits` says after how long. Where a worker stands
-is shown in the journal, in the status and in the reason for which it is given up.
+`TABLE` has a row for each kind of suspicion: from when it counts, who is asked, what is shown. `_Look` says who is suspected, and
+who is given up; `elasticdl.master.rules.progress_limits` says after how long. Where a worker stands is shown in the journal, in
+the status and in the reason for which it is given up.
 
 Silent: no sign of life for ``heartbeat_timeout``, or no session for as long. A worker that has not yet asked for a world may be
 importing or reading data, during which Python can't send heartbeats: it has until its deadline.
@@ -12,18 +12,18 @@ members wait, their collective hangs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 
 from elasticdl.job.messages import DumpStacks, Notice
 from elasticdl.master.rules.differences import common_place, examples, odd_ones
-from elasticdl.master.rules.progress_limits import GIVE_UP_MOVING, UNLEARNT_GIVE_UP, ProgressLimits
+from elasticdl.master.rules.progress_limits import GIVE_UP_MOVING, UNLEARNT_GIVE_UP
 from elasticdl.master.rules.rule import RuledJob
-from elasticdl.master.rules.suspicions import TABLE
-from elasticdl.master.state import events as e
-from elasticdl.master.state import instructions as i
-from elasticdl.master.state.instructions import Instruction, Record
+from elasticdl.master.state.events import StacksFound
+from elasticdl.master.state.instructions import Instruction, ReadStacks, Record, Tell
 from elasticdl.master.state.states import LEAVING, WorkerState
 from elasticdl.master.state.suspicion import StackReport, Suspicion, SuspicionKind
+from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import WorkerRecord
 
 # Of `heartbeat_timeout`: later than workers leave a dump (`elasticdl.elastic.link.witness`), and in time for it to be read.
@@ -39,124 +39,170 @@ LOOK_AGAIN = 60.0
 # A worker that has run for so long without a session is named. By then its log says why, if it knows.
 UNREACHED_SECONDS = 10.0
 
-_K = SuspicionKind
+
+@dataclass(frozen=True, slots=True)
+class SuspicionRow:
+    """Of one kind of suspicion."""
+
+    since: Callable[[WorkerRecord, Settings, float], float]  # when it began; now, if that is not known
+    asks: bool = True  # it, or else its launcher, where it stands
+    asks_worker: bool = True  # first, if it has a session
+    shown: bool = True  # beside the worker from the first moment on, not only once it is named
+    is_news: Callable[[Suspicion, StackReport], bool] = lambda suspicion, report: True  # then the worker is named
 
 
-class _Crew:
-    """Members of the world, and how long those that wait for others have waited, as of one look."""
-
-    def __init__(self, job: RuledJob, now: float) -> None:
-        members = job.rendezvous.active_members()
-        waits = [now - record.pulse.moved for record in members if record.pulse and record.pulse.waiting]
-        self.members, self.waiting = len(members), len(waits)
-        self.shortest_wait, self.longest_wait = min(waits, default=0.0), max(waits, default=0.0)
-        self.left = bool(job.records.of(WorkerState.REJOINING))  # some have left the world, and ask for the next
-        self.broken = job.rendezvous.broken
+def _moved(record: WorkerRecord, settings: Settings, now: float) -> float:
+    return record.pulse.moved if record.pulse else now
 
 
-class Watch:
-    def __init__(self, job: RuledJob) -> None:
-        self._job = job
-        self._settings = job.settings
-        self._limits = job.progress_limits
-        self._spared: set[int] = set()  # silent, and not given up at the last look
+def _quiet(record: WorkerRecord, settings: Settings, now: float) -> float:
+    return now if record.quiet_since is None else record.quiet_since
 
-    def look(self, now: float) -> Iterator[Instruction]:
-        job = self._job
-        crew = _Crew(job, now)
-        yield from self._judge_silent(now)
-        late = [r for r in job.records.values() if r.deadline is not None and now > r.deadline]
-        for record in late:
-            if record.waits_for_successor or record.state in LEAVING:
-                yield from job.give_up(record, f"had not left {self._settings.stop_grace:g} s after it was to", now)
-        suspects = self._suspects(late, now)
-        for record in job.records.values():
-            yield from self._ask(record, suspects.get(record.worker_id), now)
-        yield from self._judge_waiting([job.records[each] for each, kind in suspects.items() if kind is _K.WAITS], now)
-        for worker_id, kind in suspects.items():
-            if kind is _K.STUCK:
-                yield from self._judge_stuck(job.records[worker_id], crew, now)
-            elif kind is _K.LATE:
-                yield from self._judge_late(job.records[worker_id], now)
 
-    def told(self, worker_id: int, notice: Notice, now: float) -> list[Instruction]:
+TABLE: Mapping[SuspicionKind, SuspicionRow] = {
+    SuspicionKind.STUCK: SuspicionRow(
+        _moved, shown=False, is_news=lambda suspicion, report: suspicion.is_due or not report.moves
+    ),
+    # Only who differs from the others is named. A hang of which nobody is to blame is no remark about one member.
+    SuspicionKind.WAITS: SuspicionRow(_moved, shown=False, is_news=lambda suspicion, report: False),
+    SuspicionKind.LATE: SuspicionRow(lambda record, settings, now: (record.deadline or now) - settings.start_timeout),
+    SuspicionKind.SILENT: SuspicionRow(
+        lambda record, settings, now: record.pulse.heard if record.pulse else now,
+        asks_worker=False,
+        is_news=lambda suspicion, report: suspicion.named is not None,
+    ),
+    # It may be importing, which is no news; if it does not reach its master, its own log says so.
+    SuspicionKind.UNREACHED: SuspicionRow(_quiet, asks=False, is_news=lambda suspicion, report: False),
+    SuspicionKind.ABSENT: SuspicionRow(_quiet),
+    SuspicionKind.OVER: SuspicionRow(_quiet),
+}
+
+
+class StuckRule:
+    def __init__(self) -> None:
+        self._spared: Set[int] = frozenset()  # silent, and not given up at the last look
+
+    def look(self, job: RuledJob, now: float) -> Iterator[Instruction]:
+        look = _Look(job, now)
+        spared_before, self._spared = self._spared, look.last_holders()
+        yield from look.judge_silent(self._spared, spared_before)
+        yield from look.judge_others()
+
+    def told(self, job: RuledJob, worker_id: int, notice: Notice, now: float) -> list[Instruction]:
         """A worker says where it stands."""
-        return self._take(worker_id, StackReport.told(notice.fields), now)
+        return _Look(job, now).take(worker_id, StackReport.told(notice.fields))
 
-    def waits(self, worker_id: int, notice: Notice) -> list[Instruction]:
+    def waits(self, job: RuledJob, worker_id: int, notice: Notice) -> list[Instruction]:
         """A worker that is not ready says what its own code waits for. It has until its deadline, all the same."""
-        record = self._job.records.get(worker_id)
+        record = job.records.get(worker_id)
         if record is None or record.ready:
             return []
         record.waits = f"has waited for {notice.fields['seconds']:.0f} s at {notice.fields['where']}"
         return [Record("worker_waits", {**notice.fields, "worker": worker_id})]
 
-    def found(self, event: e.StacksFound, now: float) -> list[Instruction]:
+    def found(self, job: RuledJob, event: StacksFound, now: float) -> list[Instruction]:
         """A launcher says where a worker stands."""
-        record = self._job.records.get(event.worker_id)
-        silent = record is not None and record.suspicion is not None and record.suspicion.kind is _K.SILENT
+        record = job.records.get(event.worker_id)
+        silent = record is not None and record.suspicion is not None and record.suspicion.kind is SuspicionKind.SILENT
         cut_off = ", so it may be cut off from the master" if silent and event.has_session else ""
-        return self._take(event.worker_id, StackReport.found(event.text, event.state + cut_off), now)
+        return _Look(job, now).take(event.worker_id, StackReport.found(event.text, event.state + cut_off))
+
+
+class _Look:
+    """All workers of a job at one moment."""
+
+    def __init__(self, job: RuledJob, now: float) -> None:
+        self._job, self._now = job, now
+        self._settings, self._limits, self._records = job.settings, job.progress_limits, job.records
+        members = job.rendezvous.active_members()
+        self._members = len(members)
+        # How long those of them have waited that wait for others.
+        self._waits = [now - record.pulse.moved for record in members if record.pulse and record.pulse.waiting]
+        self._left = bool(self._records.of(WorkerState.REJOINING))  # some have left the world, and ask for the next
+        self._broken = job.rendezvous.broken
+
+    def judge_others(self) -> Iterator[Instruction]:
+        """Who is late or stuck, and whether all wait for one another; who is asked where it stands."""
+        job, now = self._job, self._now
+        late = [r for r in self._records.values() if r.deadline is not None and now > r.deadline]
+        for record in late:
+            if record.waits_for_successor or record.state in LEAVING:
+                yield from job.give_up(record, f"had not left {self._settings.stop_grace:g} s after it was to", now)
+        suspects = self._suspects(late)
+        for record in self._records.values():
+            yield from self._ask(record, suspects.get(record.worker_id))
+        yield from self._judge_waiting(
+            [self._records[each] for each, kind in suspects.items() if kind is SuspicionKind.WAITS]
+        )
+        for worker_id, kind in suspects.items():
+            if kind is SuspicionKind.STUCK:
+                yield from self._judge_stuck(self._records[worker_id])
+            elif kind is SuspicionKind.LATE:
+                yield from self._judge_late(self._records[worker_id])
 
     # ---- who is suspected ----
 
-    def _suspects(self, late: Sequence[WorkerRecord], now: float) -> dict[int, SuspicionKind]:
+    def _suspects(self, late: Sequence[WorkerRecord]) -> dict[int, SuspicionKind]:
         """The last kind that is true of a worker counts."""
-        limits, rendezvous, records = self._limits, self._job.rendezvous, self._job.records
+        limits, rendezvous, records = self._limits, self._job.rendezvous, self._records
         members = rendezvous.active_members()
         limits.ending = limits.ending or rendezvous.ending
-        limits.waited([] if rendezvous.change else [record.pulse for record in members], now)
-        still = _still(members, limits, now)
+        limits.waited([] if rendezvous.change else [record.pulse for record in members], self._now)
+        still = self._still(members)
         waiting = {r.worker_id for r in still if r.pulse and r.pulse.waiting}
         found: dict[int, SuspicionKind] = {}
         if members and len(waiting) == len(members) and not rendezvous.broken:
-            found |= {record.worker_id: _K.WAITS for record in members}
+            found |= {record.worker_id: SuspicionKind.WAITS for record in members}
         # A broken world must be left, so there waiting for others is no excuse.
         stuck = [r for r in still if rendezvous.broken or r.worker_id not in waiting]
-        stuck += _still(records.of(WorkerState.EXCLUDED), limits, now)
-        found |= {record.worker_id: _K.STUCK for record in stuck}
-        found |= {record.worker_id: _K.LATE for record in late if record.live}
+        stuck += self._still(records.of(WorkerState.EXCLUDED))
+        found |= {record.worker_id: SuspicionKind.STUCK for record in stuck}
+        found |= {record.worker_id: SuspicionKind.LATE for record in late if record.live}
         quiet = [r for r in records.values() if r.quiet_since is not None and r.worker_id not in found]
-        found |= {record.worker_id: kind for record in quiet if (kind := self._quiet_kind(record, now))}
-        return found | {record.worker_id: _K.SILENT for record in self._silent(ASK_SHARE, now)}
+        found |= {record.worker_id: kind for record in quiet if (kind := self._quiet_kind(record))}
+        return found | {record.worker_id: SuspicionKind.SILENT for record in self._silent(ASK_SHARE)}
 
-    def _quiet_kind(self, record: WorkerRecord, now: float) -> SuspicionKind | None:
-        seconds = self._seconds(record, _K.ABSENT, now)
+    def _still(self, records: Sequence[WorkerRecord]) -> list[WorkerRecord]:
+        """Those among them whose count of progress stands still for long enough to be named."""
+        return [r for r in records if (pulse := r.pulse) and self._now - pulse.moved > self._limits.until_named(pulse)]
+
+    def _quiet_kind(self, record: WorkerRecord) -> SuspicionKind | None:
+        seconds = self._seconds(record, SuspicionKind.ABSENT)
         is_over = record.state is WorkerState.FINISHED
         if seconds > self._settings.start_timeout:
-            return _K.OVER if is_over else _K.ABSENT
-        return _K.UNREACHED if seconds > UNREACHED_SECONDS and not is_over else None
+            return SuspicionKind.OVER if is_over else SuspicionKind.ABSENT
+        return SuspicionKind.UNREACHED if seconds > UNREACHED_SECONDS and not is_over else None
 
-    def _silent(self, share: float, now: float) -> list[WorkerRecord]:
+    def _silent(self, share: float) -> list[WorkerRecord]:
         """Of whom nothing was heard for this share of the time after which they are given up."""
         limit = share * self._settings.heartbeat_timeout
         return [
             record
-            for record in self._job.records.values()
-            if record.pulse and now - record.pulse.heard > limit and (record.ready or not record.connected)
+            for record in self._records.values()
+            if record.pulse and self._now - record.pulse.heard > limit and (record.ready or not record.connected)
         ]
 
-    def _seconds(self, record: WorkerRecord, kind: SuspicionKind, now: float) -> float:
+    def _seconds(self, record: WorkerRecord, kind: SuspicionKind) -> float:
         """How long it has been so."""
-        return now - TABLE[kind].since(record, self._settings, now)
+        return self._now - TABLE[kind].since(record, self._settings, self._now)
 
     # ---- where they stand ----
 
-    def _ask(self, record: WorkerRecord, kind: SuspicionKind | None, now: float) -> list[Instruction]:
+    def _ask(self, record: WorkerRecord, kind: SuspicionKind | None) -> list[Instruction]:
         if kind is None:
             record.suspicion, record.remark = None, ""
             return []
-        suspicion, seconds = record.suspicion, self._seconds(record, kind, now)
+        suspicion, seconds = record.suspicion, self._seconds(record, kind)
         out: list[Instruction] = []
         if suspicion is None or suspicion.kind is not kind:
-            suspicion = record.suspicion = Suspicion(kind, now)
+            suspicion = record.suspicion = Suspicion(kind, self._now)
             out = self._questions(record, suspicion)
         elif self._is_named_though_it_moves(record, suspicion, seconds):
             suspicion.is_due = True
-            out = self._ask_again(record, suspicion, now)
-        elif not (suspicion.answered or suspicion.launcher_asked) and now - suspicion.asked > ANSWER_SECONDS:
+            out = self._ask_again(record, suspicion)
+        elif not (suspicion.answered or suspicion.launcher_asked) and self._now - suspicion.asked > ANSWER_SECONDS:
             suspicion.launcher_asked = True
-            out = [i.ReadStacks(record.worker_id)]
+            out = [ReadStacks(record.worker_id)]
         record.remark = ""
         if TABLE[kind].shown or suspicion.named or suspicion.is_due:
             record.remark = self._remark(record, suspicion, seconds)
@@ -164,7 +210,7 @@ class Watch:
 
     def _remark(self, record: WorkerRecord, suspicion: Suspicion, seconds: float) -> str:
         words = f"{suspicion.kind} for {seconds:.0f} s{suspicion}"
-        if suspicion.kind is not _K.UNREACHED:
+        if suspicion.kind is not SuspicionKind.UNREACHED:
             return words
         log = f"elasticdl logs {self._settings.job_name} --worker {record.worker_id}"
         return f"runs on {record.place}, {words}, see its log: `{log}`"
@@ -172,154 +218,150 @@ class Watch:
     def _questions(self, record: WorkerRecord, suspicion: Suspicion) -> list[Instruction]:
         row = TABLE[suspicion.kind]
         if row.asks_worker and record.connected:
-            return [i.Tell((record.worker_id,), DumpStacks())]
+            return [Tell((record.worker_id,), DumpStacks())]
         suspicion.launcher_asked = True
-        return [i.ReadStacks(record.worker_id)] if row.asks else []
+        return [ReadStacks(record.worker_id)] if row.asks else []
 
-    def _ask_again(self, record: WorkerRecord, suspicion: Suspicion, now: float) -> list[Instruction]:
-        suspicion.asked, suspicion.answered, suspicion.launcher_asked = now, False, False
+    def _ask_again(self, record: WorkerRecord, suspicion: Suspicion) -> list[Instruction]:
+        suspicion.asked, suspicion.answered, suspicion.launcher_asked = self._now, False, False
         return self._questions(record, suspicion)
 
     def _is_named_though_it_moves(self, record: WorkerRecord, suspicion: Suspicion, seconds: float) -> bool:
-        unnamed = suspicion.kind is _K.STUCK and suspicion.moves and not (suspicion.named or suspicion.is_due)
+        unnamed = (
+            suspicion.kind is SuspicionKind.STUCK and suspicion.moves and not (suspicion.named or suspicion.is_due)
+        )
         return unnamed and seconds > self._limits.until_named_though_it_moves(record.pulse)
 
-    def _take(self, worker_id: int, report: StackReport, now: float) -> list[Instruction]:
+    def take(self, worker_id: int, report: StackReport) -> list[Instruction]:
         """What a worker says itself counts for more than what its launcher says."""
-        record = self._job.records.get(worker_id)
+        record = self._records.get(worker_id)
         suspicion = record.suspicion if record else None
         if record is None or suspicion is None or suspicion.answers or (suspicion.answered and not report.itself):
             return []
         suspicion.answered, suspicion.report, last = True, report, suspicion.named
         if last and (report.moves or (last.where, last.state) == (report.where, report.state)):
             return []  # that is known
-        return self._name(record, suspicion, now) if TABLE[suspicion.kind].is_news(suspicion, report) else []
+        return self._name(record, suspicion) if TABLE[suspicion.kind].is_news(suspicion, report) else []
 
-    def _name(self, record: WorkerRecord, suspicion: Suspicion, now: float, differs: str = "") -> list[Instruction]:
+    def _name(self, record: WorkerRecord, suspicion: Suspicion, differs: str = "") -> list[Instruction]:
         """Tell people which worker it is, and where it stands, as far as that is known."""
         report = suspicion.named = suspicion.report or StackReport()
-        seconds = round(self._seconds(record, suspicion.kind, now), 1)
+        seconds = round(self._seconds(record, suspicion.kind), 1)
         fields = {"worker": record.worker_id, "host": record.place, "why": str(suspicion.kind), "seconds": seconds}
         known = {"state": report.state, "where": report.where, "differs": differs, "stack": list(report.stack)}
         return [Record("worker_stuck", {**fields, **{key: value for key, value in known.items() if value}})]
 
     # ---- what is done about it ----
 
-    def _judge_silent(self, now: float) -> Iterator[Instruction]:
-        spared, before = self._last_holders(now), self._spared
-        self._spared = spared
-        for record in self._silent(1.0, now):
+    def judge_silent(self, spared: Set[int], before: Set[int]) -> Iterator[Instruction]:
+        """``spared``: the `last_holders`; ``before``: those of the last look."""
+        for record in self._silent(1.0):
             pulse, suspicion, limit = record.pulse, record.suspicion, self._settings.heartbeat_timeout
             if record.worker_id not in spared and record.worker_id in before and pulse:
                 # One of them is back: the others have the time that it takes to leave a dump and have it read.
-                pulse.heard = now - ASK_SHARE * limit
+                pulse.heard = self._now - ASK_SHARE * limit
             elif record.worker_id not in spared:
                 reason = f"{'no heartbeat' if record.connected else 'no connection'} for {limit:g} s"
-                yield from self._give_up(record, _K.SILENT, reason, now)
-            elif self._seconds(record, _K.SILENT, now) > (limit := self._limits.given or UNLEARNT_GIVE_UP):
-                yield from self._give_up(record, _K.SILENT, f"no heartbeat for {limit:g} s", now)
-            elif suspicion and suspicion.kind is _K.SILENT and not suspicion.named:
-                yield from self._name(record, suspicion, now)
+                yield from self._give_up(record, SuspicionKind.SILENT, reason)
+            elif self._seconds(record, SuspicionKind.SILENT) > (limit := self._limits.given or UNLEARNT_GIVE_UP):
+                yield from self._give_up(record, SuspicionKind.SILENT, f"no heartbeat for {limit:g} s")
+            elif suspicion and suspicion.kind is SuspicionKind.SILENT and not suspicion.named:
+                yield from self._name(record, suspicion)
 
-    def _last_holders(self, now: float) -> set[int]:
+    def last_holders(self) -> set[int]:
         """All members, if all are silent, or nearly: with them the state since the last checkpoint would be lost. Their processes are
         there, so they may be in calls that hold Python's lock."""
-        if self._job.records.of(WorkerState.REJOINING):  # these hold it, too
+        if self._records.of(WorkerState.REJOINING):  # these hold it, too
             return set()
-        nearly = {record.worker_id for record in self._silent(ASK_SHARE, now) if record.connected}
+        nearly = {record.worker_id for record in self._silent(ASK_SHARE) if record.connected}
         members = {record.worker_id for record in self._job.rendezvous.active_members()}
         return members if members <= nearly else set()
 
-    def _judge_late(self, record: WorkerRecord, now: float) -> Iterator[Instruction]:
+    def _judge_late(self, record: WorkerRecord) -> Iterator[Instruction]:
         """It is warned of at once, and given up when it could show where it stands."""
         suspicion, reason = record.suspicion, f"not ready {self._settings.start_timeout:g} s after its start"
-        if suspicion and suspicion.asked == now:
+        if suspicion and suspicion.asked == self._now:
             stacks = "; its stacks are in its log" if record.connected else ""
             yield Record("warning", {"message": f"worker {record.worker_id}: {reason}{stacks}"})
-        elif suspicion and now - suspicion.asked > TIME_TO_DUMP:
+        elif suspicion and self._now - suspicion.asked > TIME_TO_DUMP:
             # Others may do no better: it counts against the job.
             record.failure = record.failure or f"{reason}{suspicion}"
-            yield from self._give_up(record, _K.LATE, reason, now)
+            yield from self._give_up(record, SuspicionKind.LATE, reason)
 
-    def _judge_stuck(self, record: WorkerRecord, crew: _Crew, now: float) -> Iterator[Instruction]:
+    def _judge_stuck(self, record: WorkerRecord) -> Iterator[Instruction]:
         """Give it up if its time is over, and it could show where it stands."""
         suspicion = record.suspicion
-        if suspicion is None or now - suspicion.asked <= TIME_TO_DUMP or not self._is_over(record, crew, now):
+        if suspicion is None or self._now - suspicion.asked <= TIME_TO_DUMP or not self._is_over(record):
             return
-        if self._limits.given is None and (spared := self._look_again(record, suspicion, crew, now)) is not None:
+        if self._limits.given is None and (spared := self._look_again(record, suspicion)) is not None:
             yield from spared
             return
-        limit = self._settings.progress_timeout or self._seconds(record, _K.STUCK, now)
-        yield from self._give_up(record, _K.STUCK, f"no progress for {limit:.4g} s", now)
+        limit = self._settings.progress_timeout or self._seconds(record, SuspicionKind.STUCK)
+        yield from self._give_up(record, SuspicionKind.STUCK, f"no progress for {limit:.4g} s")
 
-    def _give_up(self, record: WorkerRecord, kind: SuspicionKind, reason: str, now: float) -> Iterator[Instruction]:
+    def _give_up(self, record: WorkerRecord, kind: SuspicionKind, reason: str) -> Iterator[Instruction]:
         """People are told where it stands, if that is known to be what is wrong with it."""
         suspicion = record.suspicion if record.suspicion and record.suspicion.kind is kind else None
-        if suspicion and not suspicion.named and (str(suspicion) or kind is not _K.SILENT):
-            yield from self._name(record, suspicion, now)
-        yield from self._job.give_up(record, f"{reason}{suspicion or ''}", now)
+        if suspicion and not suspicion.named and (str(suspicion) or kind is not SuspicionKind.SILENT):
+            yield from self._name(record, suspicion)
+        yield from self._job.give_up(record, f"{reason}{suspicion or ''}", self._now)
 
-    def _is_over(self, record: WorkerRecord, crew: _Crew, now: float) -> bool:
+    def _is_over(self, record: WorkerRecord) -> bool:
         """Whether a stuck worker's time is over, if it stands still. As it is killed then, what was learnt only counts where
         that helps."""
-        seconds, is_member = self._seconds(record, _K.STUCK, now), record.state is WorkerState.MEMBER
+        seconds, is_member = self._seconds(record, SuspicionKind.STUCK), record.state is WorkerState.MEMBER
         if self._limits.given is not None:
             return seconds > self._limits.given
-        others = crew.members - is_member
-        waiting = crew.waiting - bool(is_member and record.pulse and record.pulse.waiting)
-        if others and not waiting and not crew.left and is_member:
+        others = self._members - is_member
+        waiting = len(self._waits) - bool(is_member and record.pulse and record.pulse.waiting)
+        if others and not waiting and not self._left and is_member:
             # All are stuck: it is no fault of theirs, and to kill them is to lose the state.
             return seconds > GIVE_UP_MOVING
         awaited = waiting == others > 0
-        if waiting and not crew.left and not crew.broken and is_member:
+        if waiting and not self._left and not self._broken and is_member:
             # All may have done the same (a validation of their own), and some were through with it sooner.
-            seconds = min(seconds, crew.shortest_wait if awaited else crew.longest_wait)
-        helps = crew.left or awaited or record.state is WorkerState.EXCLUDED
+            seconds = min(seconds, min(self._waits) if awaited else max(self._waits))
+        helps = self._left or awaited or record.state is WorkerState.EXCLUDED
         return seconds > (self._limits.until_given_up(record.pulse) if helps else UNLEARNT_GIVE_UP)
 
-    def _look_again(
-        self, record: WorkerRecord, suspicion: Suspicion, crew: _Crew, now: float
-    ) -> list[Instruction] | None:
+    def _look_again(self, record: WorkerRecord, suspicion: Suspicion) -> list[Instruction] | None:
         """Before it is killed: a look of minutes ago may have met the one moment in which it stood still, or was busy yet.
 
         None if it is to be given up now.
         """
-        since, seconds = now - suspicion.asked, self._seconds(record, _K.STUCK, now)
+        since, seconds = self._now - suspicion.asked, self._seconds(record, SuspicionKind.STUCK)
         if not suspicion.answered and since <= ANSWER_SECONDS + TIME_TO_DUMP:
             return []
         stands_still = suspicion.answers and not suspicion.moves
         if since > (FRESH_SECONDS if stands_still else LOOK_AGAIN):
-            return self._ask_again(record, suspicion, now)
+            return self._ask_again(record, suspicion)
         if stands_still:
             return None
         if suspicion.answers:
-            return None if crew.broken or seconds > GIVE_UP_MOVING else []
+            return None if self._broken or seconds > GIVE_UP_MOVING else []
         # Its heartbeats come, so it runs now and then.
         return None if seconds > UNLEARNT_GIVE_UP else []
 
-    def _judge_waiting(self, members: Sequence[WorkerRecord], now: float) -> Iterator[Instruction]:
+    def _judge_waiting(self, members: Sequence[WorkerRecord]) -> Iterator[Instruction]:
         """All members wait for one another: name who does something else than the others, and have all leave the world."""
         suspicions = {record.worker_id: record.suspicion for record in members if record.suspicion}
         if not suspicions:
             return
         reports = {worker_id: each.report for worker_id, each in suspicions.items() if each.report}
         asked = max(suspicion.asked for suspicion in suspicions.values())
-        if len(reports) < len(suspicions) and now - asked <= TIME_TO_DUMP:
+        if len(reports) < len(suspicions) and self._now - asked <= TIME_TO_DUMP:
             return
         odd = odd_ones(reports) if len(reports) == len(suspicions) else {}
         shown = examples(odd, reports)
         for record in members:
             if record.worker_id in shown and not suspicions[record.worker_id].named:
-                yield from self._name(record, suspicions[record.worker_id], now, shown[record.worker_id])
-        seconds = min(self._seconds(record, _K.WAITS, now) for record in members)
+                yield from self._name(record, suspicions[record.worker_id], shown[record.worker_id])
+        seconds = min(self._seconds(record, SuspicionKind.WAITS) for record in members)
         if seconds > max(self._limits.until_given_up(record.pulse) for record in members):
             limit = self._settings.progress_timeout or seconds
             cause = f"no progress for {limit:.4g} s, all members wait for one another"
             differ = "; ".join(f"worker {each}{reports[each]}, {how}" for each, how in shown.items())
             differ += f"; and {len(odd) - len(shown)} more" if len(odd) > len(shown) else ""
-            self._job.leave_world(cause + (f": {differ}" if differ else common_place(list(reports.values()))), now)
-
-
-def _still(records: Sequence[WorkerRecord], limits: ProgressLimits, now: float) -> list[WorkerRecord]:
-    """Those among them whose count of progress stands still for long enough to be named."""
-    return [r for r in records if (pulse := r.pulse) and now - pulse.moved > limits.until_named(pulse)]
+            self._job.leave_world(
+                cause + (f": {differ}" if differ else common_place(list(reports.values()))), self._now
+            )
