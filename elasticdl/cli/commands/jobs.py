@@ -160,9 +160,9 @@ def logs(job: str | None, worker: int | None, follow: bool, **given: Any) -> int
 )
 def scale(words: Sequence[str], **given: Any) -> int:
     if not words:
-        raise UserError("the following arguments are required: N|MIN-MAX; see `elasticdl scale --help`")
+        raise click.UsageError("Missing argument 'N|MIN-MAX'.")
     if len(words) > 2:
-        raise UserError(f"{words[2]!r} is one argument too many; see `elasticdl scale --help`")
+        raise click.UsageError(f"Got unexpected extra argument ({words[2]}).")
     workers = parse_workers(words[-1])
     with find(words[0] if len(words) == 2 else None, given).master() as master:
         print(master.scale(workers))
