@@ -338,20 +338,17 @@ class Facts:
             if change.use is TimeUse.FAILURE and not change.told:
                 self._line.relabel(TimeUse.PRODUCTIVE, change.since, now)
             change.told = True
-        last = self._pauses.last
+        parts = {name: getattr(told, name) for name in PAUSE_PARTS}
+        paused, last = PauseRecord(world, kind, now, total, 1, told.steps_torn, parts), self._pauses.last
         if last is None or last.world != world:
-            parts = {name: getattr(told, name) for name in PAUSE_PARTS}
-            self._pauses.add(PauseRecord(world, kind, now, total, 1, told.steps_torn, parts))
+            self._pauses.add(paused)
             self._changes[kind] += 1
+        elif total > last.total:
+            torn = max(last.steps_torn, told.steps_torn)
+            self._pauses.amend(replace(paused, kind=last.kind, workers=last.workers + 1, steps_torn=torn))
         else:
-            known = replace(last, workers=last.workers + 1)
-            if total > last.total:
-                parts = {name: getattr(told, name) for name in PAUSE_PARTS}
-                torn = max(last.steps_torn, told.steps_torn)
-                known = replace(known, total=total, parts=parts, time=now, steps_torn=torn)
-            self._pauses.amend(known)
-            if total <= last.total:
-                return
+            self._pauses.amend(replace(last, workers=last.workers + 1))
+            return
         self._line.relabel(doing, now - total, now)
 
     # ---- steps ----
