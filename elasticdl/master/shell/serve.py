@@ -127,8 +127,7 @@ class Master:
         self._mailbox = Mailbox()
         self._ended = asyncio.Event()
         self.is_up = asyncio.Event()  # it can be called
-        self._loop = asyncio.get_running_loop()
-        self._relieved: asyncio.Future[str] = self._loop.create_future()
+        self._relieved: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._launcher: Launcher | None = None
         self.facts = LiveFacts()
         self._observers = Observers([self.facts])
