@@ -13,7 +13,7 @@ from elasticdl.master.rules.sizing import FIRST_SECONDS
 from elasticdl.master.rules.worker_target import LONGEST_BACKOFF
 from elasticdl.master.shell.convert import to_event, to_message, to_status
 from elasticdl.master.state import events as e
-from elasticdl.master.state.learnt import Forgotten, Learnt, Rejection
+from elasticdl.master.state.learnt import Learnt, Rejection
 from elasticdl.master.state.snapshot import Snapshot
 from elasticdl.master.state.speedup import Observation
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -250,11 +250,10 @@ def test_a_back_off_is_kept_by_the_next_master_though_the_measurement_is_forgott
     cluster = Sized(1, 4)
     seen = (Observation(1, 64, 1.0), Observation(2, 64, 1.1), Observation(3, 64, 1.2, age=1000.0))
     rejected = (Rejection(2, 14_000.0, 14_400.0),)
-    cluster.resumes(Learnt(seen, rejected, (Forgotten(2, 3),)).to_json())
+    cluster.resumes(Learnt(seen, rejected).to_json())
     cluster.learns(1.0)
     assert (cluster.target, cluster.rejected) == (1, [2])
     assert [each.workers for each in cluster.job.learnt.observations] == [1, 2]
-    assert Learnt.from_json(cluster.job.learnt.to_json()).forgotten == (Forgotten(2, 3), Forgotten(3, 1))
 
 
 def test_a_job_that_learns_nothing_itself_keeps_what_the_last_one_has_learnt():

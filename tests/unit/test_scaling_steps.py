@@ -10,11 +10,10 @@ from scaling_kit import report
 from elasticdl.master.rules.measured_steps import (
     BELIEVED,
     ENOUGH,
-    LONGEST_BELIEVED,
     SKIPPED,
     MeasuredSteps,
 )
-from elasticdl.master.state.learnt import MOST_OBSERVATIONS, MOST_TIMES, Forgotten
+from elasticdl.master.state.learnt import MOST_OBSERVATIONS
 from elasticdl.master.state.speedup import Observation
 
 
@@ -28,9 +27,9 @@ def world(steps, version, workers, seconds=0.1, count=40, samples=64, now=0.0):
 KNOWN = [Observation(1, 64, 1.0), Observation(2, 64, 0.6)]
 
 
-def recalling(observations=KNOWN, forgotten=()):
+def recalling(observations=KNOWN):
     steps = MeasuredSteps()
-    steps.recall(observations, 0.0, forgotten)
+    steps.recall(observations, 0.0)
     return steps
 
 
@@ -106,26 +105,14 @@ def test_each_number_has_its_own_and_ages_and_what_is_recalled_stands_until_it_i
     assert (two.workers, two.seconds, two.age) == (2, pytest.approx(0.7), 10.0)
 
 
-def test_that_more_were_slower_is_believed_for_a_while_and_longer_if_it_was_so_again():
+def test_that_more_were_slower_is_believed_for_a_while():
     steps, now = MeasuredSteps(), 0.0
-    for version, believed in ((1, BELIEVED), (3, 2 * BELIEVED)):
+    for version in (1, 3):
         world(steps, version, 2, seconds=1.0, now=now)
         world(steps, version + 1, 1, seconds=0.8, now=now)
-        assert known(steps, now + believed) == [1, 2]
-        now += believed + 1
+        assert known(steps, now + BELIEVED) == [1, 2]
+        now += BELIEVED + 1
         assert known(steps, now) == [1]
-
-
-def test_how_often_it_was_so_is_recalled_and_dropped_with_the_rest():
-    slower = [Observation(1, 64, 0.8), Observation(2, 64, 1.0)]
-    for seconds, kept in ((0.8, (Forgotten(2, 1),)), (2.0, ())):
-        steps = world(recalling(slower, [Forgotten(2, 1)]), 1, 1, seconds=seconds)
-        found = known(steps, BELIEVED + 1)
-        assert (found, steps.forgotten, steps.dropped) == ([1, 2] if kept else [1], kept, not kept)
-    steps = world(MeasuredSteps(), 1, 1, seconds=0.8)
-    steps.recall(slower, 0.0, [Forgotten(2, MOST_TIMES)])
-    assert [len(known(steps, LONGEST_BELIEVED + late)) for late in (0, 1)] == [2, 1]
-    assert steps.forgotten == (Forgotten(2, MOST_TIMES),), "the next master can read it"
 
 
 @pytest.mark.parametrize("other", [{"seconds": 2.0}, {"samples": 128}])

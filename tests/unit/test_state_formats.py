@@ -10,7 +10,7 @@ from test_kubernetes_state import STATE, Bench, FakeApi
 from elasticdl.job.spec import WorkerRange
 from elasticdl.kube.manifests.packed_state import MEMORY, pack
 from elasticdl.master.state.crashes import Crashes
-from elasticdl.master.state.learnt import Forgotten, Learnt, Rejection
+from elasticdl.master.state.learnt import Learnt, Rejection
 from elasticdl.master.state.snapshot import (
     JobSnapshot,
     Snapshot,
@@ -56,7 +56,7 @@ JOB = JobSnapshot(
     ),
     crashes=Crashes(at_start=1, in_training=2, steps_since=7, most=3, given_up="no place"),
     target=2,
-    learnt=Learnt((Observation(2, 16, 0.25, 30.0),), (Rejection(4, 100.0, 600.0),), (Forgotten(3, 2),)),
+    learnt=Learnt((Observation(2, 16, 0.25, 30.0),), (Rejection(4, 100.0, 600.0),)),
 )
 WRITTEN = Snapshot(JOB, 1.7e9, 2, {2: 17, 4: 1}, UnwrittenSteps({"step": 24, "steps": 4}, 0.25), journal_bytes=3830)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from elasticdl.common.backoff import Backoff
 from elasticdl.job.shared_values import StepReport
-from elasticdl.master.state.learnt import MOST_OBSERVATIONS, MOST_TIMES, Forgotten
+from elasticdl.master.state.learnt import MOST_OBSERVATIONS
 from elasticdl.master.state.speedup import Observation
 
 # Steps of a world that are not measured: the first are slow, as caches are cold and newcomers warm up.
@@ -26,8 +25,8 @@ ENOUGH, LONG = 20, 60.0
 # If the same number of workers comes again and is this much faster or slower, all older measurements are outdated. So are they if
 # more workers are faster, by this much, than their smaller parts of the batch allow.
 CONTRADICTION = 0.25
-# A measurement that more workers are slower may be the machine's fault. It is kept for so long, then twice as long each time.
-BELIEVED, LONGEST_BELIEVED = 600.0, 4 * 3600.0
+# A measurement that more workers are slower may be the machine's fault: it is kept for so long.
+BELIEVED = 600.0
 
 
 class MeasuredSteps:
@@ -41,15 +40,12 @@ class MeasuredSteps:
         self._compared = False
         self._last = 0.0  # time of the last of them
         self._known: dict[int, tuple[float, Observation]] = {}  # of earlier worlds, and when; the newest last
-        self._forgotten: Counter[int] = Counter()  # how often what was known of so many was
         self.dropped = False  # what was recalled was dropped: it is outdated, or of another batch
 
-    def recall(self, observations: Sequence[Observation], now: float, forgotten: Sequence[Forgotten] = ()) -> None:
-        """What an earlier job, or an earlier master of this one, has measured and forgotten."""
+    def recall(self, observations: Sequence[Observation], now: float) -> None:
+        """What an earlier job, or an earlier master of this one, has measured."""
         for each in observations:
             self._known.setdefault(each.workers, (now - each.age, each))
-        for those in forgotten:
-            self._forgotten.setdefault(those.workers, those.times)
 
     def enter(self, version: int, workers: int) -> bool:
         """The present world has so many workers. Returns whether it is another than before."""
@@ -72,12 +68,6 @@ class MeasuredSteps:
     @property
     def enough(self) -> bool:
         return _are_enough(_alike(self._steps))
-
-    @property
-    def forgotten(self) -> tuple[Forgotten, ...]:
-        """No more than MOST_OBSERVATIONS, the fewest workers."""
-        counted = sorted(self._forgotten.items())[:MOST_OBSERVATIONS]
-        return tuple(Forgotten(workers, min(times, MOST_TIMES)) for workers, times in counted)
 
     def observations(self, now: float) -> tuple[Observation, ...]:
         """By number of workers; no more than MOST_OBSERVATIONS, the newest."""
@@ -108,12 +98,11 @@ class MeasuredSteps:
 
     def _forget_slower(self, present: Observation, now: float) -> None:
         """Forget numbers that were slower than the present one, after a while: as a measurement is believed, they would never be tried
-        again."""
+        again. (If the policy has given one up, it waits for its back-off, too.)"""
         for workers, (at, each) in list(self._known.items()):
-            slower = workers > present.workers and each.samples / each.seconds <= present.samples / present.seconds
-            if slower and now - at > _believed_for(self._forgotten[workers]):
+            slower = workers > present.workers and each.rate <= present.rate
+            if slower and now - at > BELIEVED:
                 del self._known[workers]
-                self._forgotten[workers] += 1
 
     def _compare(self) -> None:
         """Compare the present world with what was known of other numbers of workers, and once with what was known of this number."""
@@ -131,15 +120,7 @@ class MeasuredSteps:
 
     def _drop(self) -> None:
         self._known.clear()
-        self._forgotten.clear()
         self.dropped = True
-
-
-def _believed_for(forgotten: int) -> float:
-    """Seconds, if the number was forgotten so often before."""
-    backoff = Backoff(first=BELIEVED, longest=LONGEST_BELIEVED)
-    backoff.failures = forgotten + 1
-    return backoff.bound()
 
 
 def _is_impossible(one: Observation, other: Observation) -> bool:

@@ -132,7 +132,7 @@ class SizeRule:
     def _learn(self, job: RuledJob, now: float) -> Iterator[Instruction]:
         recalled, self._recalled = self._recalled, None
         if recalled is not None:
-            self._steps.recall(recalled.observations, now, recalled.forgotten)
+            self._steps.recall(recalled.observations, now)
         observations = self._steps.observations(now)
         curve, self._present = Curve(observations), self._steps.workers
         self._curve = curve if curve.can_be else Curve()
@@ -142,7 +142,7 @@ class SizeRule:
         if self._policy is not None:
             yield from self._decide(self._policy, job, now, can_be=curve.can_be)
         rejections = self._policy.rejections(now)[:MOST_OBSERVATIONS] if self._policy else ()
-        self._learnt = Learnt(observations, rejections, self._steps.forgotten)
+        self._learnt = Learnt(observations, rejections)
         yield from self._tell(job)
         yield from self._advise(now)
 

@@ -9,15 +9,12 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter, ValidationError
 
 from elasticdl.common.errors import first_finding
-from elasticdl.job.spec import MOST_WORKERS
 from elasticdl.master.state.speedup import Amount, Observation
 
 FORMAT = 1
 # Numbers of workers that are kept: what a cluster keeps of a job has to be small.
 MOST_OBSERVATIONS = 32
 MATERIAL = 0.05
-# Bound on `Forgotten.times`: the time for which a number is believed stops growing long before.
-MOST_TIMES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +27,9 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True)
-class Forgotten:
-    """A number of workers with which the job was slower than with fewer. That is believed for a while; the next time for twice as
-    long."""
-
-    workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)]
-    times: Annotated[int, Field(ge=1, le=MOST_TIMES)]
-
-
-@dataclass(frozen=True, slots=True)
 class Learnt:
     observations: Annotated[tuple[Observation, ...], Field(max_length=MOST_OBSERVATIONS)] = ()
     rejections: Annotated[tuple[Rejection, ...], Field(max_length=MOST_OBSERVATIONS)] = ()
-    forgotten: Annotated[tuple[Forgotten, ...], Field(max_length=MOST_OBSERVATIONS)] = ()
 
     def differs(self, other: Learnt) -> bool:
         """Whether workers are to be told it again: other numbers of workers, or another speed."""
