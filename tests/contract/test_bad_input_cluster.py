@@ -76,6 +76,7 @@ def left(place):
                 ("--worker_resource_limit", "memory=1Gi"),
                 ("--volume", "host_path=/a,mount_path=/a;host_path=/b,mount_path=/a/"),
                 ("--volume", "host_path=/a,mount_path=/a,sub_path=../b"),
+                ("--volume", "host_path=/a,mount_path=/etc/elasticdl/tls/"),
             )
         ),
         (["--service_account", "me"], "--service_account: there is no ServiceAccount me in namespace "),
