@@ -103,7 +103,8 @@ def tell_absence(job: JobHandle, screen: Screen) -> Watch:
             return
         look_at = time.monotonic() + job.look_seconds
         with suppress(UnreachableError, FileNotFoundError):
-            if not job.over() and (absence := job.absence()) and absence != told:
+            absence = job.absence()
+            if absence not in ("", told) and not job.over():  # asked last: how it ended is told at the end
                 screen.line(absence)
                 told = absence
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.common.errors import ElasticDLError, UnreachableError
@@ -27,22 +27,6 @@ MOST_LINES = 20_000  # that are taken at once
 Heard: TypeAlias = str | pb.JobStatus  # a line of the journal, or a status
 Open: TypeAlias = Callable[[], AbstractContextManager[MasterClient]]
 T = TypeVar("T")
-
-
-class JournalFeed(Protocol):
-    """A journal as it grows, to be closed. No method raises, and only `close` waits."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether nothing comes any more but what has not been read."""
-
-    def read(self) -> tuple[bool, list[str]]:
-        """What has come since the last call, a part of it if it is much; and whether the journal begins anew with it."""
-
-    def finish(self) -> None:
-        """The job is over: get what is left. To be called again until it is complete."""
-
-    def close(self) -> None: ...
 
 
 class StreamReader(Generic[T]):
@@ -84,7 +68,8 @@ class StreamReader(Generic[T]):
         return taken
 
     def finish(self) -> None:
-        """The job is over: the stream that is open may come to its end, but for a connection that hangs. As `JournalFeed.finish`."""
+        """The job is over: the stream that is open may come to its end, but for a connection that hangs. To be called again until it is
+        complete."""
         if not self._last.is_set():
             self._last.set()
             self._end_by = time.monotonic() + JOIN_SECONDS
@@ -174,20 +159,6 @@ class NewLines:
         return is_new
 
 
-class StreamFeed(StreamReader[str]):
-    """A `JournalFeed` of masters that are reached over a network. ``kept``: the journal that an ended job has left."""
-
-    def __init__(self, master: Open, has_ended: Callable[[], object], kept: Callable[[], Iterable[str]]) -> None:
-        new = NewLines()
-        super().__init__(
-            master, lambda client: new.of(client.events(new.number, follow=True)), has_ended, lambda: new.of(kept())
-        )
-
-    def read(self) -> tuple[bool, list[str]]:
-        """The journal never begins anew."""
-        return False, self.take()
-
-
 class Following:
     """Iterates over what comes of a job, until it is over; None whenever nothing has come for a moment.
 
@@ -196,14 +167,15 @@ class Following:
 
     def __init__(
         self,
-        feed: JournalFeed,
+        entries: StreamReader[str],
         statuses: StreamReader[pb.JobStatus] | None,
         has_ended: Callable[[], object],
         look_seconds: float,
     ) -> None:
-        self._feed = feed
         self._statuses = statuses
-        self._sources = (feed, statuses) if statuses else (feed,)
+        self._sources: Sequence[StreamReader[str] | StreamReader[pb.JobStatus]] = (
+            (entries, statuses) if statuses else (entries,)
+        )
         self._has_ended = has_ended
         self._look_seconds = look_seconds
         self._look_at = 0.0
@@ -233,8 +205,8 @@ class Following:
                 time.sleep(POLL)
 
     def close(self) -> None:
-        if self._statuses:
-            self._statuses.leave()  # both connections end at the same time
+        for source in self._sources:
+            source.leave()  # all connections end at the same time
         for source in self._sources:
             source.close()
 
@@ -248,12 +220,9 @@ class Following:
         return False
 
     def _taken(self, *, to_end: bool) -> Iterator[Heard]:
-        takes: list[Callable[[], Sequence[Heard]]] = [lambda: self._feed.read()[1]]
-        if self._statuses:
-            takes.append(self._statuses.take)
-        for take in takes:
+        for source in self._sources:
             more = True
             while more:
-                heard = take()
+                heard = source.take()
                 more = to_end and bool(heard)
                 yield from heard

@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol, TypeAlias, TypeVar
 from google.protobuf import json_format
 from pydantic import ValidationError
 
-from elasticdl.cli.follow import Following, JournalFeed, StreamReader
+from elasticdl.cli.follow import Following, NewLines, StreamReader
 from elasticdl.cli.master_client import MasterClient, connect
 from elasticdl.cli.parsing import did_you_mean
 from elasticdl.cli.wording import is_over
@@ -88,11 +88,12 @@ class JobHandle(Protocol):
             AbsentError: none runs.
         """
 
-    def journal(self) -> Lines:
-        """The entries so far."""
+    def earlier_journal(self) -> Iterable[str]:
+        """Those of the jobs from which its training goes on."""
+        return ()
 
-    def feed(self, *, earlier: bool) -> JournalFeed:
-        """Its journal as it grows, for somebody who must not wait. ``earlier``: with those of the jobs from which its training goes on."""
+    def kept_journal(self) -> Iterable[str]:
+        """Its own, as far as it is kept without its master."""
 
     def logs(self, worker: int | None, *, follow: bool) -> Lines:
         """Of the master and all workers, each line under its writer's name, or of one worker as it wrote it."""
@@ -200,13 +201,28 @@ class JobHandle(Protocol):
             status = self.kept_status()
             return [] if status is None else [status]
 
-        feed = self.feed(earlier=not statuses)  # whoever sees statuses follows the present job
+        new = NewLines()
+        entries = StreamReader(
+            self.reached,
+            lambda client: new.of(client.events(new.number, follow=True)),
+            self.over,
+            lambda: new.of(self.kept_journal()),
+        )
         reader = StreamReader(self.reached, lambda client: client.watch(), self.over, kept) if statuses else None
-        with closing(Following(feed, reader, self.over, self.look_seconds)) as following:
+        with closing(Following(entries, reader, self.over, self.look_seconds)) as following:
             yield following
 
+    def journal(self) -> Lines:
+        """The entries so far, and before them those of the jobs from which its training goes on."""
+        yield from self.earlier_journal()
+        yield from self.own_journal()
+
+    def own_journal(self) -> Iterable[str]:
+        return self.kept_journal()
+
     def journal_to_end(self) -> Lines:
-        """Each entry once, as it comes, until the job is over."""
+        """As `journal`, and each entry that comes, once, until the job is over."""
+        yield from self.earlier_journal()
         with self.following(statuses=False) as following:
             for heard in following:
                 if isinstance(heard, str):

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import threading
+import time
 from concurrent import futures
 from contextlib import contextmanager
 from typing import TextIO
@@ -18,7 +19,7 @@ import grpc
 from google.protobuf import json_format
 
 from elasticdl.common.errors import UserError
-from elasticdl.job.jobdir import JobDir, MasterAddress, write_aside
+from elasticdl.job.jobdir import JobDir, MasterAddress, jobs_root, write_aside
 from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as rpc
@@ -75,6 +76,18 @@ class FakeMaster(rpc.MasterServicer):
                 fresh, over = self._statuses[sent:], self._ended
             yield from fresh
             sent += len(fresh)
+
+    def Events(self, request, context):
+        """What the job's folder has."""
+        self._authenticate(context)
+        journal, told, is_last = JobDir(jobs_root() / self._status.job_name).journal, 0, False
+        while not is_last and context.is_active():
+            is_last = self._ended or not request.follow
+            lines = journal.read_text().splitlines(keepends=True) if journal.exists() else []
+            whole = [line for line in lines if line.endswith("\n")]
+            yield from (pb.JournalEntry(json=line.removesuffix("\n")) for line in whole[told:])
+            told = len(whole)
+            time.sleep(0.02)
 
     def Scale(self, request, context):
         self._record(request, context)

@@ -12,9 +12,8 @@ from elasticdl.cli import follow
 from elasticdl.cli.cluster.cluster_run import MasterWatch
 from elasticdl.cli.cluster.namespace_job import NamespaceJob
 from elasticdl.cli.job_handle import JobHandle
-from elasticdl.cli.local.folder_job import MastersFeed
 from elasticdl.common.errors import JobFailedError, UnreachableError
-from elasticdl.job.jobdir import write_aside
+from elasticdl.job.journal import number_of
 from elasticdl.kube.job_pods import find_master
 from elasticdl.kube.manifests.pod_status import ImageTrouble, MasterTrouble, trouble_of
 from elasticdl.master.shell.cluster_master import exit_code
@@ -141,20 +140,6 @@ def test_of_a_journal_without_numbers_each_line_is_told_once():
     assert [list(new.of(lines[:told])) for told in (2, 4, 3, 5)] == [lines[:2], lines[:2], [], lines[:1]]
 
 
-def test_the_journal_of_masters_in_a_folder_is_told_once_after_those_of_earlier_jobs(tmp_path):
-    earlier, own = tmp_path / "earlier.jsonl", tmp_path / "journal.jsonl"
-    earlier.write_text(f"{entry(7, message='of another job')}\n")
-    own.write_text("".join(f"{entry(number)}\n" for number in (1, 2, 3)))
-    feed = MastersFeed(own, earlier)
-    assert feed.read() == (False, [entry(7, message="of another job")])
-    assert feed.read() == (False, [entry(number) for number in (1, 2, 3)])
-    write_aside(own, "".join(f"{entry(number)}\n" for number in (1, 2)))
-    assert feed.read() == (False, [])
-    with own.open("a") as file:
-        file.write(f"{entry(NUMBERS + 1)}\n")
-    assert feed.read() == (False, [entry(NUMBERS + 1)])
-
-
 class Masters(JobHandle):
     """A job with one master after another: each tells how it is and what happened, and leaves it to the next."""
 
@@ -162,6 +147,8 @@ class Masters(JobHandle):
 
     def __init__(self, monkeypatch, *masters, kept):
         self._masters, self._kept = list(masters), kept
+        self._lines = [line for _, lines in masters for line in lines]
+        self._journals = iter([lines for _, lines in masters])
         monkeypatch.setattr(follow, "AGAIN_SECONDS", 0.0)
 
     @contextmanager
@@ -176,17 +163,11 @@ class Masters(JobHandle):
             yield from (pb.JobStatus(phase=phase) for phase in phases)
         raise UnreachableError("it is gone")
 
-    def feed(self, *, earlier):
-        lines = [line for _, lines in self._masters for line in lines]
-        masters = iter([told for _, told in self._masters])
+    def events(self, after, *, follow):
+        return [line for line in next(self._journals, ()) if number_of(line) > after]
 
-        @contextmanager
-        def master():
-            if (told := next(masters, None)) is None:
-                raise UnreachableError("there is none")
-            yield SimpleNamespace(events=lambda after, follow: told, close=lambda: None)
-
-        return follow.StreamFeed(master, self.over, lambda: [*lines, entry(99)])
+    def kept_journal(self):
+        return [*self._lines, entry(99)]
 
     def close(self):
         pass
@@ -211,7 +192,7 @@ def test_the_end_is_told_however_much_comes_before_it_that_is_known(monkeypatch)
     monkeypatch.setattr(follow, "MOST_LINES", 2)
     told = (["running"], [entry(number) for number in range(1, 8)]), ([], [])
     with Masters(monkeypatch, *told, kept="succeeded").following(statuses=True) as following:
-        following._feed._thread.join()  # all of it is there at the first look
+        following._sources[0]._thread.join()  # all of it is there at the first look
         heard = [each for each in following if isinstance(each, str)]
     assert heard == [entry(number) for number in (*range(1, 8), 99)]
 
@@ -238,10 +219,10 @@ def test_what_is_kept_is_asked_for_until_the_cluster_answers(monkeypatch):
     def no_master():
         raise UnreachableError("there is none")
 
-    with closing(follow.StreamFeed(no_master, lambda: "it has ended", kept)) as feed:
-        feed.finish()
-        feed._thread.join()
-        assert feed.read() == (False, [entry(1)])
+    with closing(follow.StreamReader(no_master, lambda client: (), lambda: "it has ended", kept)) as reader:
+        reader.finish()
+        reader._thread.join()
+        assert reader.take() == [entry(1)]
 
 
 def test_while_a_master_hangs_as_its_job_ends_whoever_follows_can_leave():
@@ -261,8 +242,8 @@ def test_while_a_master_hangs_as_its_job_ends_whoever_follows_can_leave():
             hung_up.wait()
             return ()
 
-        def feed(self, *, earlier):
-            return follow.StreamFeed(self.reached, lambda: "", list)
+        def kept_journal(self):
+            return []
 
         def over(self):
             begun.wait()

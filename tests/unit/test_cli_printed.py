@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from elasticdl.cli.cluster.pod_logs import PodPrinters
-from elasticdl.cli.local.local_logs import LocalLogs
+from elasticdl.cli.local.local_logs import LocalLogs, Tail
 from elasticdl.cli.local.local_prints import FilePrinters, apart, local_prints
 from elasticdl.cli.printed import LONGEST_LINE, PrintedLines, Prints
 from elasticdl.cli.screens import LiveScreen, Outlet, PlainScreen, Stream
@@ -449,6 +449,28 @@ def test_lines_without_a_time_stand_where_their_worker_was_started_or_entered_a_
         "worker-0  | 1961-01-01 00:00:00 is a date in the data",
         "master    | epoch_finished",
     ]
+
+
+def test_a_file_is_read_on_where_it_was_and_anew_if_it_is_another(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    tail = Tail(path)
+    assert tail.lines() == []
+    path.write_text("a\nb\nhal")
+    assert (tail.lines(), tail.rest()) == (["a", "b"], "hal")
+    with path.open("a") as file:
+        file.write("f\n")
+    assert tail.lines() == ["half"]
+    other = tmp_path / "other"
+    other.write_text("c\n")
+    other.rename(path)
+    assert tail.lines() == ["c"]
+    path.write_text("")
+    assert tail.lines() == []
+    path.write_text("long\nmore\n")
+    assert tail.lines(2) == ["long"]
+    assert tail.lines() == ["more"]
+    path.write_text("new\n")  # it is shorter than before, so it was begun anew
+    assert tail.lines() == ["new"]
 
 
 # ---- on a cluster ----

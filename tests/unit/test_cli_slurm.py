@@ -111,7 +111,7 @@ def test_whoever_looks_on_is_told_why_there_is_no_master_and_by_the_exit_code_th
 ):
     monkeypatch.setattr(batch_master, "LOOK_SECONDS", -1.0)
     monkeypatch.setattr(SlurmJob, "look_seconds", 0.0)
-    slurm.says("squeue", f'[ $(wc -l < {slurm.called}) -gt 9 ] && echo "FAILED|None" || echo "PENDING|Resources"')
+    slurm.says("squeue", f'[ $(wc -l < {slurm.called}) -gt 40 ] && echo "FAILED|None" || echo "PENDING|Resources"')
     assert main(["status", "mine", "--follow"]) == 1
     assert capsys.readouterr().err == (
         "its master waits in Slurm's queue: Resources\n"

@@ -10,7 +10,6 @@ from contextlib import closing
 
 import pytest
 
-from elasticdl.cli.local.folder_job import FileFeed, Tail
 from elasticdl.report.live_server import LiveServer, News
 
 # ---- the server ----
@@ -126,29 +125,3 @@ def test_only_this_machine_is_listened_to_and_nothing_stays(board):
 
 
 # ---- journals as they grow ----
-
-
-def test_a_file_is_read_on_where_it_was_and_anew_if_it_is_another(tmp_path):
-    path = tmp_path / "journal.jsonl"
-    feed = FileFeed(path)
-    assert feed.read() == (False, [])
-    path.write_text("a\nb\nhal")
-    assert feed.read() == (True, ["a", "b"])
-    with path.open("a") as file:
-        file.write("f\n")
-    assert feed.read() == (False, ["half"])
-    other = tmp_path / "other"
-    other.write_text("c\n")
-    other.rename(path)
-    assert feed.read() == (True, ["c"])
-    path.write_text("")
-    assert feed.read() == (True, [])
-    path.write_text("long\nmore\n")
-    tail = Tail(path)
-    assert tail.lines(2) == ["long"]
-    tail.lines()
-    path.write_text("new\n")  # it is shorter than before, so it was begun anew
-    assert tail.lines() == ["new"]
-    path.unlink()
-    path.mkdir()
-    assert feed.read() == (False, [])

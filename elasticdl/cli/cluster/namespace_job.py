@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from elasticdl.cli.cluster.pod_logs import follow_logs, read_logs
-from elasticdl.cli.follow import JournalFeed, StreamFeed
 from elasticdl.cli.job_handle import AbsentError, JobHandle, Lines, choose
 from elasticdl.common.credentials import Endpoint, Role, TlsFiles, TlsFolder
 from elasticdl.common.errors import ElasticDLError, RefusedError, UnreachableError, UserError
@@ -115,19 +114,15 @@ class NamespaceJob(JobHandle):
             return ""
         return f"it takes the right to get pods/portforward in namespace {self.namespace}"
 
-    def journal(self) -> Lines:
-        """The master's own, if there is one that answers."""
+    def own_journal(self) -> list[str]:
+        """The master's, if there is one that answers: less often some of it is kept."""
         try:
             with self.reached() as master:
-                lines = list(master.events(follow=False))
+                return list(master.events(follow=False))
         except ElasticDLError:
-            lines = self._kept_journal()
-        yield from lines
+            return self.kept_journal()
 
-    def feed(self, *, earlier: bool) -> JournalFeed:
-        return StreamFeed(self.reached, self.over, self._kept_journal)
-
-    def _kept_journal(self) -> list[str]:
+    def kept_journal(self) -> list[str]:
         return self.state().journal.splitlines()
 
     def logs(self, worker: int | None, *, follow: bool) -> Lines:
@@ -143,7 +138,7 @@ class NamespaceJob(JobHandle):
     def _pod_of(self, worker: int) -> str:
         """Its name; empty if what is kept of the job does not tell, as in its first seconds."""
         with contextlib.suppress(ElasticDLError):
-            for entry in filter(None, map(parse_entry, self._kept_journal())):
+            for entry in filter(None, map(parse_entry, self.kept_journal())):
                 if (entry["event"], entry.get("worker")) == ("worker_started", worker):
                     return str(entry.get("place", ""))
         return ""

@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import ClassVar
 
 from google.protobuf import json_format
 
-from elasticdl.cli.follow import JournalFeed, NewLines
 from elasticdl.cli.job_handle import AbsentError, JobHandle, Lines
 from elasticdl.cli.local import batch_master
 from elasticdl.cli.local.batch_master import MasterState
@@ -30,7 +29,7 @@ from elasticdl.proto import elasticdl_pb2 as pb
 
 KEPT_JOBS = 20
 KEPT_STATES = 5
-FEED_BYTES = 4_000_000  # of a journal that are read at once
+READ_BYTES = 4_000_000  # of a journal at once, as a long job's takes much room
 END_BYTES = 1 << 16  # of a journal, which have its last step
 MOST_STEPS = 2**63
 LOGS_SECONDS = 0.2  # between two looks at logs that grow
@@ -140,14 +139,11 @@ class FolderJob(JobHandle):
             raise UnreachableError("its master is not there")
         yield address.endpoint
 
-    def journal(self) -> Lines:
-        for file in (self.folder.earlier, self.folder.journal):
-            tail = Tail(file)
-            while lines := tail.lines(FEED_BYTES):  # in parts, as a long job's takes much room
-                yield from lines
+    def earlier_journal(self) -> Lines:
+        return _lines_of(self.folder.earlier)
 
-    def feed(self, *, earlier: bool) -> JournalFeed:
-        return FileFeed(self.folder.journal, self.folder.earlier if earlier else None)
+    def kept_journal(self) -> Lines:
+        return _lines_of(self.folder.journal)
 
     def logs(self, worker: int | None, *, follow: bool) -> Lines:
         """Logs that appear later are taken up."""
@@ -174,9 +170,6 @@ class SlurmJob(FolderJob):
     batch: MasterState
     master_returns: ClassVar = True
     look_seconds: ClassVar = 3.0
-
-    def feed(self, *, earlier: bool) -> JournalFeed:
-        return MastersFeed(self.folder.journal, self.folder.earlier if earlier else None)
 
     def stop_without_master(self, *, now: bool) -> str:
         life, number = self.life(), self.folder.batch.read_text()
@@ -221,49 +214,11 @@ def handle_of(job: JobDir) -> FolderJob:
     return SlurmJob(job, MasterState(job)) if job.batch.exists() else FolderJob(job)
 
 
+def _lines_of(journal: Path) -> Lines:
+    tail = Tail(journal)
+    while lines := tail.lines(READ_BYTES):
+        yield from lines
+
+
 def goes_on(job: JobDir) -> bool:
     return not handle_of(job).over()
-
-
-class FileFeed:
-    """The journal in this file as it grows, after what is in another. A `elasticdl.cli.follow.JournalFeed`."""
-
-    def __init__(self, path: Path, earlier: Path | None = None) -> None:
-        self._earlier = Tail(earlier) if earlier else None
-        self._tail = Tail(path)
-        self.is_complete = False
-
-    def read(self) -> tuple[bool, list[str]]:
-        with suppress(OSError):
-            if self._earlier and (lines := self._earlier.lines(FEED_BYTES)):
-                return False, lines
-            return self._read_own()
-        return False, []
-
-    def finish(self) -> None:
-        self.is_complete = True
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def _read_own(self) -> tuple[bool, list[str]]:
-        begun = self._tail.begun
-        lines = self._tail.lines(FEED_BYTES)
-        return self._tail.begun != begun, lines  # anew: another job has taken its name
-
-
-class MastersFeed(FileFeed):
-    """Of masters one after another: the next goes on with the journal from where the last one has saved it."""
-
-    def __init__(self, path: Path, earlier: Path | None = None) -> None:
-        super().__init__(path, earlier)
-        self._new = NewLines()
-
-    def _read_own(self) -> tuple[bool, list[str]]:
-        new: list[str] = []
-        while not new:
-            anew, lines = super()._read_own()
-            new = list(self._new.of(lines) if anew else filter(self._new.is_new, lines))
-            if not lines:
-                break
-        return False, new

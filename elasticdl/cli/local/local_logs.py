@@ -85,16 +85,14 @@ class Tail:
         self._inode = 0  # which another file may be given once this one is gone
         self._position = 0  # up to which it has been read
         self._rest = b""
-        self.begun = 0  # how often it was read from its beginning: somebody may have emptied or replaced it
 
     def lines(self, most: int = -1) -> list[str]:
         """Whole lines that have come since the last look, without their ends; of ``most`` bytes and what ends their last."""
         try:
             with self._path.open("rb") as file:
                 about = os.fstat(file.fileno())
-                if about.st_ino != self._inode or about.st_size < self._position:
+                if about.st_ino != self._inode or about.st_size < self._position:  # it was emptied or replaced
                     self._inode, self._position, self._rest = about.st_ino, 0, b""
-                    self.begun += 1
                 file.seek(self._position)
                 fresh = file.read(most) + file.readline()
         except FileNotFoundError:
