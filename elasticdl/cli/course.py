@@ -12,7 +12,7 @@ from elasticdl.cli.job_handle import JobHandle
 from elasticdl.cli.printed import Prints
 from elasticdl.cli.screens import Screen, open_screen, own_outlets, tell
 from elasticdl.cli.signals import SignalLog, caught
-from elasticdl.cli.wording import Once, is_over, kept_text, reasons_of, stopped_text, summary_lines
+from elasticdl.cli.wording import Kept, Once, is_over, reasons_of, stopped_text, summary_lines
 from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.job.event_catalogue import KINDS, news
 from elasticdl.job.facts import Facts
@@ -71,7 +71,7 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
         if follower.farewell:
             tell(follower.farewell)
         noted.raise_first()
-    status, on_cluster = job.status(), bool(job.namespace)
+    status = job.status()
     if status.phase == "lost" and is_over(last):
         status = last  # its master told the end and could not write it down, as on a full disk
     if status.phase == "lost":
@@ -79,15 +79,16 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
     # The user's traceback, if that was the cause, and a worker has not just printed it.
     if status.phase == "failed" and status.traceback and not prints.has_shown(status.traceback.strip()):
         tell(status.traceback.rstrip())
+    facts = Facts.of(job.journal())
+    kept = Kept(status, facts.state, bool(job.namespace))
     if status.phase in ("succeeded", "stopped"):
-        found = Facts.of(job.journal()).result()
-        tell("\n".join(summary_lines(status, found, spec.output, on_cluster=on_cluster)))
+        tell("\n".join(summary_lines(status, facts.result(), spec.output, kept.text)))
     if status.phase == "stopped":
         noted.raise_first()
-        raise JobFailedError(stopped_text(status, found, on_cluster=on_cluster))
+        raise JobFailedError(stopped_text(kept))
     if status.phase != "succeeded":
-        if (kept := kept_text(status, Facts.of(job.journal()).state, on_cluster=on_cluster)).startswith("kept"):
-            tell(kept)
+        if kept.path:
+            tell(kept.text)
         where = job.where_logs()
         raise JobFailedError(f"job {job.name} {status.phase}: {status.reason}{where and f'; all logs: {where}'}")
     return 0

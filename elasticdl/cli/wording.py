@@ -8,6 +8,7 @@ import math
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
 
 from google.protobuf import json_format
@@ -21,7 +22,6 @@ from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
 LATEST = "~"  # later than any moment
-STOP = "elasticdl stop"  # why a job is stopped, as that command tells the master
 # A reason that is longer than the first is shown once; after that its beginning. So many are remembered.
 LONG_REASON, BEGINNING, REASONS = 100, 60, 16
 _WHOLE = ("world_version", "step", "total_steps", "samples", "compared_step")
@@ -205,36 +205,54 @@ def pauses_text(found: History) -> str:
     )
 
 
-def kept_text(status: pb.JobStatus, found: JobFacts, *, on_cluster: bool = False) -> str:
-    """Of a job that was stopped: where its training is kept, and how it goes on; empty if nobody wanted that. ``on_cluster``: there its name
-    is taken until it is deleted."""
-    (step, path), (failed, why) = found.checkpoint, found.no_checkpoint
-    if path and step == status.step:
-        return f"kept in {path}: {_same_command(status, path, on_cluster)} goes on from there"
-    if not found.wants_checkpoint or not status.step:
-        return ""
-    if path:
-        return f"kept of step {step:,} in {path}: {_same_command(status, path, on_cluster)} goes on from there"
-    return "nothing is kept of it" + (f": {why}" if why and failed == status.step else "")
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is kept of a training that has ended. ``on_cluster``: there the job's name is taken until it is deleted."""
+
+    status: pb.JobStatus
+    found: JobFacts
+    on_cluster: bool = False
+
+    @property
+    def path(self) -> str:
+        """Where it is; empty if nothing is kept."""
+        step, path = self.found.checkpoint
+        return path if step == self.status.step or self._is_wanted else ""
+
+    @property
+    def text(self) -> str:
+        """Where it is, and how the training goes on; empty if nobody wanted that."""
+        if self.path:
+            step = self.found.checkpoint[0]
+            of_step = "" if step == self.status.step else f" of step {step:,}"
+            return f"kept{of_step} in {self.path}: {self.same_command} goes on from there"
+        failed, why = self.found.no_checkpoint
+        because = f": {why}" if why and failed == self.status.step else ""
+        return f"nothing is kept of it{because}" if self._is_wanted else ""
+
+    @property
+    def same_command(self) -> str:
+        """In the job's own folder what was kept is found by the name, which may have been drawn."""
+        name = self.status.job_name
+        after = f"after `elasticdl delete {name}` " if self.on_cluster else ""
+        return (
+            f"{after}the same command{f', with --job_name {name},' if f'/{name}/{STOPPED.stem}-' in self.path else ''}"
+        )
+
+    @property
+    def _is_wanted(self) -> bool:
+        return bool(self.found.wants_checkpoint and self.status.step)
 
 
-def _same_command(status: pb.JobStatus, path: str, on_cluster: bool) -> str:
-    """In the job's own folder what was kept is found by the name, which may have been drawn."""
-    is_in_own_folder = f"/{status.job_name}/{STOPPED.stem}-" in path
-    after = f"after `elasticdl delete {status.job_name}` " if on_cluster else ""
-    return f"{after}the same command{f', with --job_name {status.job_name},' if is_in_own_folder else ''}"
-
-
-def stopped_text(status: pb.JobStatus, found: JobFacts, *, on_cluster: bool = False) -> str:
+def stopped_text(kept: Kept) -> str:
     """Who or what has stopped the job, and whether it can go on."""
-    by = f" by `{STOP}`" if status.reason == STOP else status.reason and f" ({status.reason})"
-    is_kept = kept_text(status, found).startswith("kept")
-    goes_on = f"; {_same_command(status, found.checkpoint[1], on_cluster)} trains on" if is_kept else ""
-    return f"job {status.job_name} was stopped{by}{goes_on}"
+    reason = kept.status.reason
+    goes_on = f"; {kept.same_command} trains on" if kept.path else ""
+    return f"job {kept.status.job_name} was stopped{f' ({reason})' if reason else ''}{goes_on}"
 
 
-def summary_lines(status: pb.JobStatus, found: History, output: str, *, on_cluster: bool = False) -> list[str]:
-    """What a finished job has to show."""
+def summary_lines(status: pb.JobStatus, found: History, output: str, kept: str) -> list[str]:
+    """What a finished job has to show. ``kept``: of one that was stopped."""
     epoch = f"epoch {epoch_text(status)}, " if status.total_epochs else ""
     head = f"job {status.job_name} {status.phase}: {plural(status.step, 'step')}, {epoch}{duration(status.elapsed)}"
     lines = [head]
@@ -244,7 +262,7 @@ def summary_lines(status: pb.JobStatus, found: History, output: str, *, on_clust
     if status.metrics:
         lines.append(f"  metrics  {metrics_text(status.metrics)}")
     lines.append(f"  {pauses_text(found)}")
-    if status.phase == "stopped" and (kept := kept_text(status, found, on_cluster=on_cluster)):
+    if status.phase == "stopped" and kept:
         lines.append(f"  {kept}")
     if output:
         lines.append(f"  output   {output}")

@@ -33,7 +33,7 @@ def test_a_running_job_is_looked_at_scaled_and_stopped_from_another_terminal(tmp
         assert (stopped.returncode, stopped.stderr) == (0, "")
         assert stopped.stdout.startswith("job job stopped at step ")
         assert job.finish() == 1, "somebody else stopped it"
-        assert "elasticdl run: job job was stopped by `elasticdl stop`" in job.output
+        assert "elasticdl run: job job was stopped (elasticdl stop)" in job.output
         assert job.processes() == []
 
     assert "job job: stopped" in run_cli(tmp_path, "status", "job").stdout

@@ -194,7 +194,7 @@ def test_pauses_are_counted_by_change_and_not_by_survivor():
 
 def test_the_summary():
     status = status_of(phase="succeeded", epoch=3, step=5000, elapsed=95.0, metrics={"accuracy": 0.9722})
-    assert wording.summary_lines(status, found([]), "/out") == [
+    assert wording.summary_lines(status, found([]), "/out", "") == [
         "job brave-otter-42 succeeded: 5,000 steps, epoch 4/4, 0:01:35",
         "  metrics  accuracy 0.9722",
         "  training never paused",
@@ -209,7 +209,7 @@ UNKEPT = {"time": 1, "event": "checkpoint_failed", "step": 1250, "reason": "pods
 
 IN_S3 = {**KEPT, "path": "s3://a/b"}
 NAMED = "the same command, with --job_name brave-otter-42,"
-BY_USER, SAME = "was stopped by `elasticdl stop`", "the same command"
+BY_USER, SAME = "was stopped (elasticdl stop)", "the same command"
 
 
 @pytest.mark.parametrize(
@@ -229,13 +229,14 @@ BY_USER, SAME = "was stopped by `elasticdl stop`", "the same command"
 )
 def test_of_a_stopped_job_it_is_said_who_stopped_it_and_how_it_goes_on(journal, kept, stopped):
     status = status_of(phase="stopped", reason="elasticdl stop")
-    assert wording.kept_text(status, found(journal)) == kept
-    assert (wording.summary_lines(status, found(journal), "")[-1] == f"  {kept}") is bool(kept)
-    assert wording.stopped_text(status, found(journal)) == f"job brave-otter-42 {stopped}"
-    on_cluster = wording.kept_text(status, found(journal), on_cluster=True)
+    there = wording.Kept(status, found(journal))
+    assert there.text == kept
+    assert (wording.summary_lines(status, found(journal), "", there.text)[-1] == f"  {kept}") is bool(kept)
+    assert wording.stopped_text(there) == f"job brave-otter-42 {stopped}"
+    on_cluster = wording.Kept(status, found(journal), on_cluster=True).text
     assert ("after `elasticdl delete brave-otter-42` the same command" in on_cluster) is kept.startswith("kept")
     terminated = status_of(phase="stopped", reason="the master got SIGTERM")
-    assert "was stopped (the master got SIGTERM)" in wording.stopped_text(terminated, found(journal))
+    assert "was stopped (the master got SIGTERM)" in wording.stopped_text(wording.Kept(terminated, found(journal)))
 
 
 def test_what_was_found_is_shown():
@@ -269,11 +270,13 @@ def test_news_are_said_in_words(event, fields, told):
 
 
 def test_a_job_that_has_diverged_does_not_just_succeed():
-    assert not any("diverged" in line for line in wording.summary_lines(status_of(phase="succeeded"), found([]), ""))
-    lines = wording.summary_lines(status_of(phase="succeeded", loss=math.nan), found([]), "")
+    assert not any(
+        "diverged" in line for line in wording.summary_lines(status_of(phase="succeeded"), found([]), "", "")
+    )
+    lines = wording.summary_lines(status_of(phase="succeeded", loss=math.nan), found([]), "", "")
     assert "  warning  training has diverged: its last loss is nan" in lines
     went_on = found([{"time": 0, "event": "resumed", "step": status_of().step}])
-    lines = wording.summary_lines(status_of(phase="succeeded", loss=math.nan), went_on, "")
+    lines = wording.summary_lines(status_of(phase="succeeded", loss=math.nan), went_on, "", "")
     assert not any("diverged" in line for line in lines), "no step was made"
 
 

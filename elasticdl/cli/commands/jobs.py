@@ -194,14 +194,14 @@ def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
         print(f"job {handle.name} {became}")
         return 0
     with handle.master() as master:
-        master.stop(wording.STOP, checkpoint=not (no_checkpoint or now), now=now)
+        master.stop("elasticdl stop", checkpoint=not (no_checkpoint or now), now=now)
     status = handle.wait_until_over(patience)
     if status is None:
         print(f"job {handle.name} is gone")
         return 0
     with closing(handle.journal()) as journal:
         found = Facts.of(journal).state
-    kept = wording.kept_text(status, found, on_cluster=bool(handle.namespace)) if status.phase == "stopped" else ""
+    kept = wording.Kept(status, found, bool(handle.namespace)).text if status.phase == "stopped" else ""
     print(f"job {handle.name} {status.phase} at step {status.step}{f', {kept}' if kept else ''}")
     return 0
 
