@@ -81,8 +81,12 @@ def _each(core_type: type, change: Callable[[Any, Any], Any]) -> Planting:
 
 
 def _deaf_worker(*ignored: type) -> Planting:
-    """These events do not reach the worker's core."""
-    return _stepping(WorkerCore, lambda core, event, step: [] if isinstance(event, ignored) else step(event))
+    """These events, or orders, do not reach the worker's core."""
+
+    def change(core: WorkerCore, event: p.Event, step: Callable[[Any], list[Any]]) -> list[Any]:
+        return [] if isinstance(event.order if isinstance(event, p.Ordered) else event, ignored) else step(event)
+
+    return _stepping(WorkerCore, change)
 
 
 def _unsaid(kind: type) -> Planting:
@@ -209,7 +213,7 @@ _REAL_SNAPSHOT = MasterCore.snapshot
 
 PLANTED = (
     # The worker's core.
-    PlantedFault("a vote to leave is ignored", _deaf_worker(p.ChangeAnnounced, p.DrainOrdered), range(50)),
+    PlantedFault("a vote to leave is ignored", _deaf_worker(m.Change, m.Drain), range(50)),
     PlantedFault("SIGTERM is ignored", _deaf_worker(p.Terminated), range(300)),
     PlantedFault(
         "the last ones that hold the state leave at once",
@@ -242,7 +246,7 @@ PLANTED = (
     ),
     PlantedFault("a request to join is not said again to another master", _unsaid(m.Ask), range(100)),
     PlantedFault("a last word is not said again to another master", _unsaid(m.Finished), range(1000)),
-    PlantedFault("a broken world is not left", _deaf_worker(p.BreakAnnounced), range(500), slow=True),
+    PlantedFault("a broken world is not left", _deaf_worker(m.Broken), range(500), slow=True),
     PlantedFault("any world is entered, however old", _method(WorkerCore, "_world_trigger", _any_world), range(500)),
     # The master's.
     PlantedFault("the finish of a draining worker is ignored", _drains_are_not_heard, range(500)),

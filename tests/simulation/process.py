@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.simulation.site import Site
 
 Steps = Generator[None, Any, None]
-_ORDERS_TO_LEAVE = (p.DrainOrdered, p.StopOrdered, p.Terminated)
+_ORDERS_TO_LEAVE = (m.Drain, m.StopWork, p.Terminated)
 ONE_MOMENT = "weights, buffers and the user's values are of one moment"
 
 
@@ -143,7 +143,9 @@ class Process:
             self.asked_at = site.clock.now
         elif isinstance(event, p.Said):
             self.last_word = event.message
-        elif self.told_at is None and isinstance(event, _ORDERS_TO_LEAVE):
+        elif self.told_at is None and isinstance(
+            event.order if isinstance(event, p.Ordered) else event, _ORDERS_TO_LEAVE
+        ):
             self.told_at, self.held_when_told = site.clock.now, self.core.position.has_state
         instructions = self.core.step(event, site.clock.now)
         self.core.validate()

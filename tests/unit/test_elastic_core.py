@@ -57,7 +57,7 @@ def test_a_worker_asks_connects_is_brought_to_the_others_state_and_trains():
 
 def test_a_vote_to_leave_is_followed_at_the_commit_and_the_next_world_asked_for():
     worker = training(*step(1), commit)
-    worker.do(p.ChangeAnnounced(1))
+    worker.do(p.Ordered(m.Change(1, "")))
     assert worker.core.leaving
     worker.do(*step(2, leaving=True), commit)
     assert worker.kept[-1] is p.SaveScope.AT_COMMIT
@@ -108,7 +108,7 @@ def test_alone_nothing_is_kept_until_that_world_is_left():
 
 
 def test_a_world_that_broke_before_it_was_entered_is_asked_about_again():
-    worker = Worker(MADE, p.Trigger.READY, p.BreakAnnounced(1, "a member is gone"))
+    worker = Worker(MADE, p.Trigger.READY, p.Ordered(m.Broken(1, "a member is gone")))
     assert worker.out[-1] == p.BreakCollective(1, "a member is gone", entered=False)
     (asked,) = worker.do(p.WorldPublished(world(1)))
     assert (asked.message.left_world, asked.message.broken) == (1, True)
@@ -215,7 +215,7 @@ def test_functions_that_return_after_different_steps_are_refused(order):
 
 
 def test_told_to_leave_after_the_last_step_it_ends_with_the_others_all_the_same():
-    worker = training(*step(1), commit, p.Trigger.RETURNED, p.DrainOrdered("scaled down"))
+    worker = training(*step(1), commit, p.Trigger.RETURNED, p.Ordered(m.Drain("scaled down")))
     assert worker.do(p.Trigger.ALL_RETURNED)[-1] == p.Command.COMPLETE
     finished = m.Finished(1, 1, {}, together=True)
     assert worker.do(p.Said(finished)) == [p.Send(finished)]
@@ -249,11 +249,11 @@ def test_each_part_of_a_pause_is_what_it_took_and_the_ordinary_way_to_a_point_is
 # -- told to leave --
 
 
-@pytest.mark.parametrize("event", [p.StopOrdered("enough", checkpoint=True), p.MasterLost("no master")])
+@pytest.mark.parametrize("event", [p.Ordered(m.StopWork("no need", checkpoint=True)), p.MasterLost("no need")])
 def test_one_that_waits_leaves_at_once(event):
     worker = Worker(MADE, p.Trigger.READY, p.Welcomed(0.5))
     (told,) = worker.do(event)
-    assert told == p.LeaveJob(event.reason, checkpoint=True, drained=False)
+    assert told == p.LeaveJob("no need", checkpoint=True, drained=False)
     assert worker.core.state is S.GONE
 
 
@@ -288,7 +288,7 @@ def test_one_of_several_leaves_when_the_master_says_that_others_stay():
     worker = training(linger_seconds=10.0)
     assert worker.do(p.Terminated("SIGTERM")) == [p.Send(m.Draining("SIGTERM", lingers=True))]
     assert not worker.core.leaving
-    assert worker.do(p.DrainOrdered("SIGTERM")) == [p.Send(m.Draining("SIGTERM"))]
+    assert worker.do(p.Ordered(m.Drain("SIGTERM"))) == [p.Send(m.Draining("SIGTERM"))]
     assert worker.core.leaving
     assert not worker.core.may_be_last
 
@@ -319,7 +319,7 @@ def test_an_earlier_master_is_refused_and_not_obeyed():
     worker = Worker(MADE, p.Trigger.READY, p.SessionOpened(), p.Welcomed(0.5, 2), p.SessionOpened())
     (refused,) = worker.do(p.Welcomed(0.5, 1))
     assert isinstance(refused, p.RefuseMaster)
-    assert worker.do(p.WorldPublished(world(1)), p.StopOrdered("old", checkpoint=False)) == []
+    assert worker.do(p.WorldPublished(world(1)), p.Ordered(m.StopWork("old", checkpoint=False))) == []
     worker.do(p.SessionOpened(), p.Welcomed(0.5, 2))
     assert worker.do(p.WorldPublished(world(1))) == [p.Connect(world(1))]
 
@@ -362,18 +362,18 @@ progresses = st.builds(Progress, numbers, numbers, numbers, numbers)
 events = st.one_of(
     st.sampled_from(
         [
-            *(p.SessionOpened(), p.Trigger.STACKS_ASKED, p.Trigger.TICK, p.Trigger.READY, p.Trigger.CONNECTED),
+            *(p.SessionOpened(), p.Ordered(m.DumpStacks()), p.Trigger.TICK, p.Trigger.READY, p.Trigger.CONNECTED),
             *(made, commit, p.CollectiveFailed("lost"), p.WorldLeft("moved")),
             *(p.Trigger.RETURNED, p.Trigger.ALL_RETURNED),
-            *(p.Trigger.CLOSED, p.Terminated("SIGTERM"), p.DrainOrdered("drained"), p.MasterLost("lost")),
-            *(p.StopOrdered("enough", checkpoint=True), p.Said(m.Notice("warning", {"message": "x"}))),
+            *(p.Trigger.CLOSED, p.Terminated("SIGTERM"), p.Ordered(m.Drain("drained")), p.MasterLost("lost")),
+            *(p.Ordered(m.StopWork("enough", checkpoint=True)), p.Said(m.Notice("warning", {"message": "x"}))),
             *(p.Said(m.Finished(1, 1, {}, together=True)), p.Said(m.failed("x", "", users=True))),
         ]
     ),
     st.builds(p.Welcomed, st.just(0.5), numbers),
     st.builds(lambda version, size: p.WorldPublished(world(version, size)), st.integers(1, 9), st.integers(1, 3)),
-    st.builds(p.ChangeAnnounced, numbers),
-    st.builds(p.BreakAnnounced, numbers, st.just("gone")),
+    st.builds(p.Ordered, st.builds(m.Change, numbers, st.just(""))),
+    st.builds(p.Ordered, st.builds(m.Broken, numbers, st.just("gone"))),
     st.builds(p.Said, st.builds(m.KvPut, numbers, st.just("s"), st.just("k"), st.just(b""))),
     st.builds(bound, progresses, st.sampled_from([None, ORDER]), copies_parameters=st.booleans()),
     st.builds(synced, numbers),
@@ -402,4 +402,4 @@ def test_no_order_of_events_confuses_it(under_master, story):
             worker.now += 1.0
             worker.do(event)
     assert all(isinstance(each, p.Instruction) for each in worker.out)
-    assert worker.do(p.StopOrdered("enough", checkpoint=False)) is not None
+    assert worker.do(p.Ordered(m.StopWork("enough", checkpoint=False))) is not None

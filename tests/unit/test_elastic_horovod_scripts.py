@@ -51,7 +51,7 @@ class Master(FakeMaster):
 
     def announce(self, world):
         """A change of this world."""
-        self.session.post(p.ChangeAnnounced(world.version))
+        self.session.post(p.Ordered(m.Change(world.version, "")))
 
 
 class FakeLink:
@@ -192,7 +192,7 @@ class TestScriptWorker:
         assert master.said == ["Failed"] * len(users), "it has not finished"
 
     def test_one_that_was_told_to_leave_ends_with_status_0_and_has_not_finished(self, make_worker):
-        worker, master = make_worker(p.StopOrdered("scaled down", checkpoint=False))
+        worker, master = make_worker(p.Ordered(m.StopWork("scaled down", checkpoint=False)))
         worker.claim()
         with pytest.raises(SystemExit) as end:
             worker.init(FakeHorovod())

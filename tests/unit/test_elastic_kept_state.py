@@ -20,11 +20,12 @@ from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 from elasticdl.elastic.training.kept_state import KeptState
 from elasticdl.elastic.training.left_behind import leave_behind, take_over
 from elasticdl.elastic.training.worker_files import Handover, SampleRecord
+from elasticdl.job import messages as m
 from elasticdl.job.spec import JobSpec
 
 POLICY = BatchPolicy(20, None, 10)
 WORLD = World.of(1, (Member(3, "h", 0, False),), 0)
-STOPPED = p.StopOrdered("elasticdl stop", checkpoint=True)
+STOPPED = p.Ordered(m.StopWork("elasticdl stop", checkpoint=True))
 STOP = Stopped("elasticdl stop", checkpoint=True)
 
 
@@ -90,7 +91,7 @@ def test_the_next_job_goes_on_from_there_and_at_its_end_nothing_is_left(place, t
 
 
 def test_who_wants_nothing_kept_and_who_has_not_made_a_step_keeps_nothing(place, tmp_path):
-    Job(place).train(stop_after=1, order=p.StopOrdered("elasticdl stop", checkpoint=False))
+    Job(place).train(stop_after=1, order=p.Ordered(m.StopWork("elasticdl stop", checkpoint=False)))
     untrained = Job(place)
     untrained.state._position.has_state = True
     leave_behind(untrained.context, untrained.state, STOP)
@@ -112,7 +113,9 @@ def test_a_later_stop_takes_the_place_of_an_earlier_and_one_that_began_anew_of_a
 
 def test_of_a_world_that_broke_the_state_that_is_a_step_further_stays(place, tmp_path):
     for steps in (3, 2):
-        job = Job(tmp_path / "none").train(stop_after=steps, order=p.StopOrdered("elasticdl stop", checkpoint=False))
+        job = Job(tmp_path / "none").train(
+            stop_after=steps, order=p.Ordered(m.StopWork("elasticdl stop", checkpoint=False))
+        )
         KeptState(str(place)).write(job.state, "")
     assert names(tmp_path) == ["stopped-0000000002.state", "stopped-0000000003.state"]
     later = Job(place)

@@ -125,7 +125,7 @@ def test_a_greeting_says_again_what_is_still_true(session):
     assert kinds(session) == ["Hello", "KvPut", "Progress"]
     hello = session.greet(())[0]
     assert hello == m.Hello(world_version=7, step=5, rank=0, size=2)
-    session.post(p.DrainOrdered("SIGTERM"))
+    session.post(p.Ordered(m.Drain("SIGTERM")))
     session.say(m.Finished(5, 1, {}, together=True))
     kept = m.Notice("warning", {})
     greeting = session.greet([kept])
@@ -173,9 +173,9 @@ def test_what_is_to_be_done_for_a_broken_world_is_done_without_the_lock(session)
         other.join(PATIENCE)
 
     session.break_collective = break_collective
-    session.post(p.BreakAnnounced(6, "not ours"))
+    session.post(p.Ordered(m.Broken(6, "not ours")))
     assert free == []
-    session.post(p.BreakAnnounced(7, "a member is gone"))
+    session.post(p.Ordered(m.Broken(7, "a member is gone")))
     assert free == [True]
     with pytest.raises(Refusal):
         session.store.get(("scope", "missing"), timeout=0)

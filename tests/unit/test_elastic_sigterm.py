@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 from session_kit import FakeMaster
 
-from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.interruptions import Stopped
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.training.sigterm import Sigterm
+from elasticdl.job import messages as m
 
 
 def terminate():
@@ -82,4 +82,4 @@ def test_a_script_that_ends_early_as_it_was_told_leaves_and_the_others_go_on(cam
     assert participant.end() is not leaves
     assert done == (["left", "closed"] if leaves else ["ended"])
     assert bool(session.posted) == (leaves and stopping is None)
-    assert all(isinstance(event, p.DrainOrdered) for event in session.posted)
+    assert all(isinstance(event.order, m.Drain) for event in session.posted)

@@ -17,6 +17,7 @@ from elasticdl.common.environment import STACKS
 from elasticdl.common.stacks import GOES_ON, Line, Stack, parse
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.link.witness import DumpTimer, Operations, SlowStart, Witness
+from elasticdl.job import messages as m
 
 DEADLINE = 30.0
 LATER = "dump_traceback_later"
@@ -89,7 +90,7 @@ def test_the_master_hears_of_a_worker_that_is_not_ready_yet(monkeypatch):
 def test_the_master_that_asks_gets_a_notice(capfd):
     master = FakeMaster()
     master.session.post(p.Trigger.READY)
-    master.session.post(p.Trigger.STACKS_ASKED)
+    master.session.post(p.Ordered(m.DumpStacks()))
     deadline, printed = time.monotonic() + DEADLINE, ""
     while "the master asks for the stacks of all threads" not in printed:  # the last that is done
         assert time.monotonic() < deadline

@@ -10,6 +10,7 @@ from worker_kit import Script, function, make_job, spec_maker
 from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.interruptions import Stopped
+from elasticdl.job import messages as m
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.worker.checkpoint import CHECKPOINT_THREAD
 
@@ -167,7 +168,7 @@ def test_resuming_what_is_complete_only_exports(make_spec, tmp_path):
 
 def test_told_to_leave_before_training_leaves_no_checkpoint(make_spec, tmp_path):
     job = make_job(make_spec(checkpoint_dir=str(tmp_path / "kept")))
-    job.script.answer = lambda request: p.StopOrdered("no need", checkpoint=True)
+    job.script.answer = lambda request: p.Ordered(m.StopWork("no need", checkpoint=True))
     stopped(job)
     assert not (tmp_path / "kept").exists()
 
@@ -181,7 +182,7 @@ def stopped_inside(script, step):
     """The vote of a worker that is told to stop within this step."""
     told = script.session.core.position.progress.step + 1 == step
     if told:
-        script.session.post(p.StopOrdered("told to leave", checkpoint=True))
+        script.session.post(p.Ordered(m.StopWork("told to leave", checkpoint=True)))
     return told
 
 

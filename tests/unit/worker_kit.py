@@ -20,6 +20,7 @@ from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch_kit.reduction.buckets import STEP
 from elasticdl.elastic.torch_kit.torch_adapter import TorchTensors
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.job import messages as m
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker.batch_sizes import batch_policy
 from elasticdl.worker.frameworks import build_model
@@ -118,7 +119,7 @@ class Script(FakeMaster):
 
     def answer(self, request):
         if self._stopping(request.step) or self.worlds == self.most_worlds:
-            return p.StopOrdered("told to leave", self.checkpoint)
+            return p.Ordered(m.StopWork("told to leave", self.checkpoint))
         self.worlds += 1
         has_state = request.has_state or self.size > 1  # others are there already
         members = tuple(Member(i, "here", request.step, has_state) for i in range(self.size))

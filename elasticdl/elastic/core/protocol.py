@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 from elasticdl.elastic.core.world import World
-from elasticdl.job.messages import Failed, Finished, KvPut, Message, Notice, Pause
+from elasticdl.job.messages import Failed, Finished, KvPut, Message, Notice, Order, Pause
 
 
 class Event:
@@ -38,7 +38,6 @@ class Trigger(Event, StrEnum):
     CLOSED = "the collective is closed"
     # The same, and they cause no transition.
     TICK = "time has passed"
-    STACKS_ASKED = "the master wants to see where this worker is stuck"
     # What `WorkerCore` derives from those and from the events below.
     WORLD = "a world is published"
     TORN_WORLD = "a world is published that is broken already"
@@ -90,29 +89,10 @@ class WorldPublished(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeAnnounced(Event):
-    """This world is to be left after a step."""
+class Ordered(Event):
+    """The master has said this."""
 
-    world_version: int
-
-
-@dataclass(frozen=True, slots=True)
-class BreakAnnounced(Event):
-    """A member of this world is gone."""
-
-    world_version: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class DrainOrdered(Event):
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class StopOrdered(Event):
-    reason: str
-    checkpoint: bool
+    order: Order
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,9 +251,9 @@ class WorkerCore:
                 self.lost = reason
             case _ if self._refused:
                 pass
-            case p.ChangeAnnounced(version):
+            case p.Ordered(m.Change(version)):
                 self._change = version
-            case p.BreakAnnounced(version, reason):
+            case p.Ordered(m.Broken(version, reason)):
                 self._broken = max(self._broken, version)
                 return [p.BreakCollective(version, reason, entered=version == self.inside != 0)]
             case p.WorldPublished(world) if self.inside and world.version > self.inside:
@@ -261,12 +261,12 @@ class WorkerCore:
                 self._next, self._broken = event, max(self._broken, self.inside)
                 if self.state in IN_WORLD:
                     return [p.BreakCollective(self.inside, f"world {world.version} follows it", entered=True)]
-            case p.DrainOrdered(reason):
+            case p.Ordered(m.Drain(reason)):
                 return self._drain(reason)
-            case p.StopOrdered(reason, checkpoint):
+            case p.Ordered(m.StopWork(reason, checkpoint)):
                 if not (self.stopping and self.stopping.checkpoint):
                     self.stopping = p.LeaveJob(reason, checkpoint, drained=False)
-            case Trigger.STACKS_ASKED:
+            case p.Ordered(m.DumpStacks()):
                 return [Command.DUMP_STACKS]
         return []
 

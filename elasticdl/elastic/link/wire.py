@@ -44,21 +44,16 @@ def to_proto(message: m.Message, environment: WorkerEnvironment) -> pb.WorkerMes
 
 def to_event(message: pb.MasterMessage) -> p.Event | None:
     """None for what the core does not know of: an entry of the store, or that a last word was taken."""
-    match message.WhichOneof("body"):
+    body = message.WhichOneof("body")
+    match body:
         case "welcome":
             return p.Welcomed(message.welcome.heartbeat_interval, message.welcome.generation)
-        case "change":
-            return p.ChangeAnnounced(message.change.world_version)
-        case "broken":
-            return p.BreakAnnounced(message.broken.world_version, message.broken.reason)
         case "world":
             return p.WorldPublished(_world(message.world))
-        case "drain":
-            return p.DrainOrdered(message.drain.reason)
-        case "stop_work":
-            return p.StopOrdered(message.stop_work.reason, message.stop_work.checkpoint)
-        case "dump_stacks":
-            return p.Trigger.STACKS_ASKED
+        case "change" | "broken" | "drain" | "stop_work" | "dump_stacks":
+            told = getattr(message, body)
+            kind = getattr(m, type(told).__name__)
+            return p.Ordered(kind(*(getattr(told, name) for name in kind.__match_args__)))
     return None
 
 

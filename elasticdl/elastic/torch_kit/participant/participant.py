@@ -34,6 +34,7 @@ from elasticdl.elastic.torch_kit.reduction.buffers import least_samples
 from elasticdl.elastic.torch_kit.reduction.hooks import EVERYBODY
 from elasticdl.elastic.torch_kit.reduction.reducer import Sums
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.job import messages as m
 
 log = logging.getLogger(__name__)
 
@@ -383,7 +384,9 @@ class Participant:
         if not self.job.is_told_to_leave:
             if not (self.job.under_master and self.job.sigterm.came and is_early):
                 return False
-            session.post(p.DrainOrdered("told to leave (SIGTERM)"))  # it does not wait for another to take its state
+            session.post(
+                p.Ordered(m.Drain("told to leave (SIGTERM)"))
+            )  # it does not wait for another to take its state
         try:
             self.job.change_world(self.state, WorldBroken("the script has ended, as this worker was told to leave"))
         except Stopped as stopped:
