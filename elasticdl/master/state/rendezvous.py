@@ -71,7 +71,7 @@ class Rendezvous:
         self.change: WorldChange | None = None  # none is under way
         self.last_change: WorldChange | None = None  # by which this master has formed the present world
         self.shortage = ""  # why no world can be formed, if so
-        self._window_end = 0.0  # those who wait now wait till then for others; whoever comes may make it later
+        self._window_end = 0.0  # standbys wait until then for others; each arrival may move it
 
     # ---- what is so ----
 
