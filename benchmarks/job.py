@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.processes import Failed, Growing, Processes, wait_until
-from elasticdl.cli.master_client import connect
+from elasticdl.cli.job_handle import connect
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.journal import Entry, parse_entry
 from elasticdl.job.spec import WorkerRange

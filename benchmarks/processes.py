@@ -17,7 +17,7 @@ from typing import Self, TypeVar
 
 import psutil
 
-from elasticdl.common.tether import tethered
+from elasticdl.common.process_group import tethered
 
 ROOT = Path(__file__).parent.parent
 POLL = 0.01

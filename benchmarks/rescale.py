@@ -29,8 +29,7 @@ from benchmarks.loops.records import traces_path
 from benchmarks.models import LAYERS
 from benchmarks.processes import Failed, Processes, scratch, wait_until
 from benchmarks.steps import Gap, StepLogs, gap_between, split_at
-from elasticdl.job.event_catalogue import PAUSE_PARTS
-from elasticdl.job.journal import Entry
+from elasticdl.job.journal import PAUSE_PARTS, Entry
 
 COLLECTIVES = ("horovod", "torch")
 SIGNALS = {"sigterm": signal.SIGTERM, "sigkill": signal.SIGKILL, "sigstop": signal.SIGSTOP}

@@ -26,8 +26,8 @@ import grpc
 from elasticdl.common.channel import TOKEN_KEY
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.spec import JobSpec
-from elasticdl.master.shell.local_master import local_master
-from elasticdl.master.state.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.master.core.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.master.shell.serve import local_master
 from elasticdl.places.base import Report
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc

@@ -1,7 +1,7 @@
 """Draw the tables of the two cores as Mermaid diagrams: `python scripts/draw_states.py`.
 
 They are in `elasticdl.master.core.transitions` and `elasticdl.elastic.core.lifecycle`; that of a job's phases in
-`elasticdl.master.state.states`.
+`elasticdl.master.core.values`.
 
 `docs/architecture.md` and `docs/worker_side.md` have the output; a test compares them.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from elasticdl.elastic.core import lifecycle as worker_side
 from elasticdl.master.core.transitions import WORKERS, Trigger
-from elasticdl.master.state.states import JOB, LIVE, WorkerState
+from elasticdl.master.core.values import JOB, LIVE, WorkerState
 
 
 def draw_workers() -> str:

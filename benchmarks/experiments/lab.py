@@ -38,7 +38,7 @@ from elasticdl.job.journal import Entry
 from elasticdl.job.quantities import GPU
 from elasticdl.kube.client import connect
 from elasticdl.kube.kubeconfig import ClusterTarget
-from elasticdl.kube.manifests.names import master_name
+from elasticdl.kube.names import master_name
 from tests.cluster.kit import new_namespace
 
 NODE_GPUS = 3  # of each node of tier 1, if the experiment's are a multiple of it

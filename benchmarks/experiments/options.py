@@ -15,7 +15,7 @@ from benchmarks.harness import Parser
 from benchmarks.processes import ROOT, Failed
 from elasticdl.cli.signals import Interrupted, caught, interrupt
 from elasticdl.common.errors import ElasticDLError, UserError
-from elasticdl.job.folders import require_writable
+from elasticdl.job.jobdir import require_writable
 from elasticdl.job.quantities import parse_queue, parse_volumes
 
 OWN_QUEUE = "own"

@@ -21,7 +21,7 @@ from benchmarks.processes import Failed
 from elasticdl.common.backoff import Backoff
 from elasticdl.job.quantities import GPU
 from elasticdl.kube.client import ANSWER_SECONDS, Client
-from elasticdl.kube.manifests.names import JOB_LABEL, ROLE_LABEL
+from elasticdl.kube.names import JOB_LABEL, ROLE_LABEL
 from elasticdl.kube.object_watch import Source, Watch
 
 LISTED_SECONDS = 30.0

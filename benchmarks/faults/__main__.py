@@ -23,8 +23,7 @@ from enum import StrEnum
 from benchmarks.harness import Parser, Results, add_out, names, show_table
 from benchmarks.job import COMMAND, ElasticJob, flags_of
 from benchmarks.processes import Failed, Processes, scratch, wait_until
-from elasticdl.job.event_catalogue import standing
-from elasticdl.job.journal import Entry
+from elasticdl.job.journal import Entry, standing
 
 LIMITS = {"progress_timeout": 8.0, "heartbeat_timeout": 5.0}
 VICTIM = 1

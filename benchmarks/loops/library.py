@@ -15,7 +15,7 @@ import elasticdl.elastic.torch as elastic
 from benchmarks.loops.records import Work, run, team_of_job
 from benchmarks.models import worker_batch
 from benchmarks.torch_models import make_dataset, make_model, make_optimizer, warm_up
-from elasticdl.common.environment import SHARED_GPU, WORKER_ID
+from elasticdl.common.credentials import SHARED_GPU, WORKER_ID
 from elasticdl.elastic.torch_kit.gpu import wait_for
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 

@@ -23,7 +23,7 @@ import psutil
 from benchmarks.harness import RESULTS, Parser, add_out
 from benchmarks.processes import ROOT
 from elasticdl.common.errors import UserError
-from elasticdl.job.folders import require_writable
+from elasticdl.job.jobdir import require_writable
 from tests.cluster.processes import Leashed
 
 # Without root, namespaces are those of a user who is root in them.

@@ -26,21 +26,20 @@ from typing import NamedTuple
 
 import psutil
 
-from elasticdl.common import environment as variables
+from elasticdl.common import credentials as variables
 from elasticdl.common.credentials import Role, TlsFolder
-from elasticdl.common.startup import RUN_MODULE
+from elasticdl.common.front_ends import RUN_MODULE
 from elasticdl.job.jobdir import JobDir, MasterAddress, write_aside
 from elasticdl.job.spec import JobSpec
-from elasticdl.master.shell.access import TlsAccess
+from elasticdl.master.core.events import EndJob
+from elasticdl.master.core.worker_record import Snapshot
 from elasticdl.master.shell.agents import Agents
-from elasticdl.master.shell.saver import SnapshotStore
+from elasticdl.master.shell.loop import SnapshotStore
 from elasticdl.master.shell.serve import EXIT_CODES, Master
-from elasticdl.master.shell.servicer import Server
-from elasticdl.master.state.instructions import EndJob
-from elasticdl.master.state.snapshot import Snapshot
+from elasticdl.master.shell.servicer import Server, TlsAccess
 from elasticdl.places.base import Launcher, Limits, Place, PlaceState, Report
 from elasticdl.places.launcher import PlaceLauncher
-from elasticdl.places.polled import End, PolledPlaces
+from elasticdl.places.slurm import End, PolledPlaces
 
 HOSTS = "hosts.json"  # in the job's folder
 MASTER_TIMEOUT = 120.0
@@ -57,7 +56,7 @@ class Host(NamedTuple):
 
 
 class HostProvider:
-    """See `elasticdl.places.polled.Provider`: each place is an agent on the host that has the fewest. A file has its process id."""
+    """See `elasticdl.places.slurm.Provider`: each place is an agent on the host that has the fewest. A file has its process id."""
 
     def __init__(self, job_dir: JobDir, master: str) -> None:
         self._folder = agents_of(job_dir)
@@ -129,7 +128,7 @@ def agents_of(job_dir: JobDir) -> Path:
 
 
 class FileStore(SnapshotStore):
-    """See `elasticdl.master.shell.saver.SnapshotStore`."""
+    """See `elasticdl.master.shell.loop.SnapshotStore`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

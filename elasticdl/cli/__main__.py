@@ -46,7 +46,7 @@ COMMANDS = Commands("elasticdl", TABLE)
 
 def _show_version(ctx: click.Context, option: click.Parameter, asked: bool) -> None:
     if asked and not ctx.resilient_parsing:
-        from elasticdl.cli.installed import version_text
+        from elasticdl.cli.parsing import version_text
 
         click.echo(version_text())
         ctx.exit()

@@ -7,16 +7,24 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
-from elasticdl.cli.follow import Following, Heard
-from elasticdl.cli.job_handle import JobHandle
+from elasticdl.cli.job_handle import Following, Heard, JobHandle
 from elasticdl.cli.printed import Prints
-from elasticdl.cli.screens import Screen, open_screen, own_outlets, tell
+from elasticdl.cli.screens import (
+    Kept,
+    Once,
+    Screen,
+    is_over,
+    open_screen,
+    own_outlets,
+    reasons_of,
+    stopped_text,
+    summary_lines,
+    tell,
+)
 from elasticdl.cli.signals import SignalLog, caught
-from elasticdl.cli.wording import Kept, Once, is_over, reasons_of, stopped_text, summary_lines
 from elasticdl.common.errors import JobFailedError, UnreachableError
-from elasticdl.job.event_catalogue import KINDS, news
 from elasticdl.job.facts import Facts
-from elasticdl.job.journal import Entry, parse_entry
+from elasticdl.job.journal import KINDS, Entry, news, parse_entry
 from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 

@@ -3,30 +3,337 @@
 from __future__ import annotations
 
 import json
+import math
 import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from typing import ClassVar, Protocol, TypeAlias, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from google.protobuf import json_format
 from pydantic import ValidationError
 
-from elasticdl.cli.follow import Following, NewLines, StreamReader
-from elasticdl.cli.master_client import MasterClient, connect
 from elasticdl.cli.parsing import did_you_mean
-from elasticdl.cli.wording import is_over
+from elasticdl.cli.screens import is_over
+from elasticdl.common.channel import grpc, metadata, open_channel
 from elasticdl.common.credentials import Endpoint
 from elasticdl.common.errors import ElasticDLError, RefusedError, UnreachableError, UserError, first_finding
 from elasticdl.common.reason import flat
-from elasticdl.job.spec import JobSpec
+from elasticdl.common.retry import NO_HANDSHAKE, in_words
+from elasticdl.job.journal import number_of
+from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.proto import elasticdl_pb2 as pb
+from elasticdl.proto import elasticdl_pb2_grpc as rpc
+
+# A client of one master: every call has a deadline, and a failed one is an error of this project.
+
+
+CALL_TIMEOUT = 20.0  # seconds; the master answers from memory, but on a busy cluster the way to it takes its time
+
+# What the master refuses with a reason that is meant for the person.
+REFUSALS = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION}
+# What it refuses because of who asks.
+STRANGERS = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
+
+Reply = TypeVar("Reply")
+
+
+class MasterClient:
+    """The calls of the command line. Use `connect`, which closes the channel."""
+
+    def __init__(self, channel: grpc.Channel, master: Endpoint) -> None:
+        self._channel = channel
+        self._stub = rpc.MasterStub(channel)
+        self._master = master
+        self._metadata = metadata(master.credentials)
+        self._under_way: list[grpc.Future[pb.StopReply]] = []  # a call that nobody holds is cancelled
+
+    def status(self) -> pb.JobStatus:
+        status: pb.JobStatus = self._call(self._stub.Status, pb.StatusRequest())
+        return status
+
+    def scale(self, workers: WorkerRange) -> str:
+        """Returns what the master says about it."""
+        request = pb.ScaleRequest(min_workers=workers.minimum, max_workers=workers.maximum)
+        reply: pb.ScaleReply = self._call(self._stub.Scale, request)
+        return reply.message
+
+    def stop(self, reason: str, checkpoint: bool = True, now: bool = False) -> None:
+        self._call(self._stub.Stop, pb.StopRequest(reason=reason, checkpoint=checkpoint, now=now))
+
+    def stop_soon(self, reason: str, now: bool = False) -> None:
+        """As `stop`, without waiting for the answer; with a checkpoint unless it is to be ``now``."""
+        request = pb.StopRequest(reason=reason, checkpoint=not now, now=now)
+        self._under_way.append(self._stub.Stop.future(request, metadata=self._metadata, timeout=CALL_TIMEOUT))
+
+    def watch(self) -> Iterator[pb.JobStatus]:
+        """The status now and after each change, until the job has ended."""
+        with self._translated():
+            yield from self._stub.Watch(pb.StatusRequest(), metadata=self._metadata)
+
+    def events(self, after: int = 0, *, follow: bool) -> Iterator[str]:
+        """The lines of the journal so far and, when following, those to come until the job has ended; ``after``: of greater numbers."""
+        timeout = None if follow else CALL_TIMEOUT
+        request = pb.EventsRequest(follow=follow, after=after)
+        with self._translated():
+            for entry in self._stub.Events(request, metadata=self._metadata, timeout=timeout):
+                yield entry.json
+
+    def close(self) -> None:
+        """Streams that still run end with UnreachableError."""
+        self._channel.close()
+
+    def _call(self, method: Callable[..., Reply], request: object) -> Reply:
+        with self._translated():
+            return method(request, metadata=self._metadata, timeout=CALL_TIMEOUT)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            code, details = error.code(), error.details()
+            if code in REFUSALS:
+                raise UserError(details) from error
+            if code in STRANGERS:
+                raise RefusedError(f"{self._master.title} refused: {details}") from error
+            if code is grpc.StatusCode.UNAVAILABLE:
+                words = in_words(details or "")
+                kind = RefusedError if words == NO_HANDSHAKE else UnreachableError
+                raise kind(f"{self._master.title} is not reached: {words}") from error
+            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise UnreachableError(
+                    f"{self._master.title} did not answer in {CALL_TIMEOUT:g} s; it may have done what it was asked for"
+                ) from error
+            raise UnreachableError(f"{self._master.title} did not answer: {code.name.lower()}: {details}") from error
+
+
+@contextmanager
+def connect(master: Endpoint) -> Iterator[MasterClient]:
+    """A client that is closed at the end."""
+    with open_channel(master.address, master.credentials) as channel:
+        yield MasterClient(channel, master)
+
+
+# Following a job, wherever it is: each entry of its journal once, and its statuses beside, until it is over.
+#
+# What a master tells may be lost with it, or break off on its way. So at the end comes what was kept: the rest of the journal, and the
+# last status.
+
+
+FOLLOW_POLL = 0.05
+AGAIN_SECONDS = 1.0  # before a master is asked once more
+JOIN_SECONDS = 5.0  # for a stream to end by itself, and for one that was closed
+KEPT_TRIES = 60  # for what is kept, as a cluster may just then not answer
+MOST_LINES = 20_000  # that are taken at once
+Heard: TypeAlias = str | pb.JobStatus  # a line of the journal, or a status
+Open: TypeAlias = Callable[[], AbstractContextManager[MasterClient]]
+T = TypeVar("T")
+
+
+class StreamReader(Generic[T]):
+    """A thread that reads what masters tell, through any change of masters, and at the end what is kept.
+
+    ``read``: a stream of a master's. ``has_ended``: whether the job is over, asked whenever a stream has ended or failed.
+    """
+
+    def __init__(
+        self,
+        master: Open,
+        read: Callable[[MasterClient], Iterable[T]],
+        has_ended: Callable[[], object],
+        kept: Callable[[], Iterable[T]],
+    ) -> None:
+        self._open = master
+        self._read = read
+        self._has_ended = has_ended
+        self._kept = kept
+        self._inbox: queue.SimpleQueue[T] = queue.SimpleQueue()
+        self._last = threading.Event()  # no other stream is begun
+        self._end_by = math.inf  # from then on a stream that has not ended is closed
+        self._leave_by = math.inf  # until then its end is waited for
+        self._master: MasterClient | None = None
+        self.failure = ""  # why nothing is heard at the moment
+        self._thread = threading.Thread(target=self._run, name="stream", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._thread.is_alive()
+
+    def take(self) -> list[T]:
+        """What has come, a part of it if it is much."""
+        taken: list[T] = []
+        with suppress(queue.Empty):
+            while len(taken) < MOST_LINES:
+                taken.append(self._inbox.get_nowait())
+        return taken
+
+    def finish(self) -> None:
+        """The job is over: the stream that is open may come to its end, but for a connection that hangs. To be called again until it is
+        complete."""
+        if not self._last.is_set():
+            self._last.set()
+            self._end_by = time.monotonic() + JOIN_SECONDS
+        elif time.monotonic() > self._end_by:
+            self._hang_up()
+
+    def leave(self) -> None:
+        """Nobody reads any more; as `close` without waiting."""
+        self._kept = tuple
+        self._last.set()
+        self._leave_by = min(self._leave_by, time.monotonic() + JOIN_SECONDS)
+        self._hang_up()
+
+    def close(self) -> None:
+        """What is open is closed by the time this returns, unless the network hangs."""
+        self.leave()
+        self._thread.join(max(0.0, self._leave_by - time.monotonic()))
+
+    def _hang_up(self) -> None:
+        if master := self._master:
+            master.close()
+
+    def _run(self) -> None:
+        is_last = False
+        while not is_last:
+            try:
+                self._read_stream()
+            except (ElasticDLError, OSError) as error:
+                self.failure = str(error)
+            except ValueError:  # gRPC's, of a client that has just been closed
+                pass
+            is_last = self._last.is_set()
+            with suppress(ElasticDLError, OSError):
+                is_last = is_last or bool(self._has_ended())
+            if not is_last:
+                self._last.wait(AGAIN_SECONDS)
+        for _ in range(KEPT_TRIES):
+            try:
+                return self._tell(self._kept())
+            except (UnreachableError, OSError) as error:
+                self.failure = str(error)
+                time.sleep(AGAIN_SECONDS)
+            except ElasticDLError as error:  # damaged: it will not be better
+                self.failure = str(error)
+                return None
+        return None
+
+    def _read_stream(self) -> None:
+        if self._last.is_set():
+            return
+        with self._open() as master:
+            self._master = master
+            try:
+                if not self._last.is_set():  # else it may not have been closed
+                    self._tell(self._read(master))
+            finally:
+                self._master = None
+
+    def _tell(self, stream: Iterable[T]) -> None:
+        for told in stream:
+            self.failure = ""
+            self._inbox.put(told)
+
+
+class NewLines:
+    """Which lines of a journal are new to somebody who is told it more than once: by each master, and from what is kept.
+
+    An older master gives its entries no numbers, and tells all of them: such lines are known by their places in the journal.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0  # of the newest entry
+        self._place = self._most = 0
+
+    def of(self, journal: Iterable[str]) -> Iterator[str]:
+        """``journal``: told from its beginning, or from after that newest entry."""
+        self._place = 0
+        return filter(self.is_new, journal)
+
+    def is_new(self, line: str) -> bool:
+        """Of the next line."""
+        self._place += 1
+        if number := number_of(line):
+            is_new, self.number = number > self.number, max(number, self.number)
+        else:
+            is_new, self._most = self._place > self._most, max(self._place, self._most)
+        return is_new
+
+
+class Following:
+    """Iterates over what comes of a job, until it is over; None whenever nothing has come for a moment.
+
+    ``has_ended``: asked in the thread that iterates, each ``look_seconds`` in which nothing comes.
+    """
+
+    def __init__(
+        self,
+        entries: StreamReader[str],
+        statuses: StreamReader[pb.JobStatus] | None,
+        has_ended: Callable[[], object],
+        look_seconds: float,
+    ) -> None:
+        self._statuses = statuses
+        self._sources: Sequence[StreamReader[str] | StreamReader[pb.JobStatus]] = (
+            (entries, statuses) if statuses else (entries,)
+        )
+        self._has_ended = has_ended
+        self._look_seconds = look_seconds
+        self._look_at = 0.0
+
+    @property
+    def failure(self) -> str:
+        """Why its master is not heard of at the moment; empty while it is."""
+        return self._statuses.failure if self._statuses else ""
+
+    def __iter__(self) -> Iterator[Heard | None]:
+        over = is_last = False
+        while not is_last:
+            over = over or self._is_over()
+            if over:
+                for source in self._sources:
+                    source.finish()
+            is_last = all(
+                source.is_complete for source in self._sources
+            )  # asked first: what came before that is taken once more
+            nothing = True
+            for heard in self._taken(to_end=is_last):
+                nothing = False
+                self._look_at = time.monotonic() + self._look_seconds
+                yield heard
+            if nothing and not is_last:
+                yield None
+                time.sleep(FOLLOW_POLL)
+
+    def close(self) -> None:
+        for source in self._sources:
+            source.leave()  # all connections end at the same time
+        for source in self._sources:
+            source.close()
+
+    def _is_over(self) -> bool:
+        """A job may be over without a word on any stream."""
+        if time.monotonic() < self._look_at:
+            return False
+        self._look_at = time.monotonic() + self._look_seconds
+        with suppress(UnreachableError):  # a cluster that does not answer may do so later
+            return bool(self._has_ended())
+        return False
+
+    def _taken(self, *, to_end: bool) -> Iterator[Heard]:
+        for source in self._sources:
+            more = True
+            while more:
+                heard = source.take()
+                more = to_end and bool(heard)
+                yield from heard
+
 
 POLL = 0.5
 AT_ONCE = 16  # masters that are asked at a time
-T = TypeVar("T")
 Lines: TypeAlias = Generator[str, None, None]  # as they come; to be closed
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Generic, TypeVar
 
-from elasticdl.cli import wording
+from elasticdl.cli import screens
 from elasticdl.cli.job_handle import JobHandle, of_each
 from elasticdl.common.errors import ElasticDLError
 from elasticdl.common.reason import flat
@@ -19,7 +19,7 @@ from elasticdl.job.facts import Facts
 from elasticdl.job.history import History
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.report.live_server import News, job_path
-from elasticdl.report.page_data import as_json, page_data
+from elasticdl.report.page import as_json, page_data
 
 # What was made is kept for so long, or for so many times as long as making it took: a list of many jobs, or a long journal.
 KEPT_SECONDS = 3.0
@@ -137,7 +137,7 @@ def with_status(history: Facts, status: pb.JobStatus | None, now: float) -> Hist
         found = _trained(found, status)
         if found.phase not in ("pending", status.phase):  # the journal is the newer one
             return found
-    return replace(found, phase=status.phase, reason=status.reason, over=wording.is_over(status))
+    return replace(found, phase=status.phase, reason=status.reason, over=screens.is_over(status))
 
 
 def _trained(found: History, status: pb.JobStatus) -> History:
@@ -155,4 +155,4 @@ def _trained(found: History, status: pb.JobStatus) -> History:
 
 def _row(key: Key, status: pb.JobStatus) -> dict[str, str]:
     namespace, name = key
-    return {"name": name, "namespace": namespace, "page": job_path(namespace, name), **wording.facts(status)}
+    return {"name": name, "namespace": namespace, "page": job_path(namespace, name), **screens.facts(status)}

@@ -7,11 +7,72 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import importlib.metadata
+import platform
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import click
+
+import elasticdl
+from elasticdl.common.front_ends import FRONT_ENDS
+
+# What ``elasticdl --version`` says: the version, the interpreter, and which collectives and frameworks are installed.
+#
+# Only the metadata of the packages are read: importing the frameworks would take seconds.
+
+
+# Each by the names under which it is published.
+_COLLECTIVES = {"Horovod": ("horovod",), "torch.distributed": ("torch",)}
+
+
+def version_text() -> str:
+    """Two lines, as for a report of a fault."""
+    collectives = [f"{name} {found[1]}" for name, names in _COLLECTIVES.items() for found in _installed(names)]
+    libraries = [names for each in FRONT_ENDS for names in each.packages]
+    frameworks = [f"{name} {version}" for names in libraries for name, version in _installed(names)]
+    return (
+        f"elasticdl {elasticdl.__version__}, Python {platform.python_version()}\n"
+        f"collectives: {', '.join(collectives) or 'none'}; frameworks: {', '.join(frameworks) or 'none'}"
+    )
+
+
+def _installed(names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Name and version of the first of the packages that is there."""
+    for name in names:
+        try:
+            yield name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return
+
+
+# Names for jobs that nobody has named: easy to say, to type and to tell from another.
+
+
+_ATTEMPTS = 20
+ADJECTIVES = (
+    "amber", "bold", "brave", "bright", "brisk", "calm", "clever", "cosy", "eager", "fair", "gentle", "golden",
+    "happy", "keen", "kind", "lively", "lucky", "mellow", "merry", "mighty", "nimble", "noble", "patient", "proud",
+    "quick", "quiet", "silver", "steady", "sunny", "swift", "tidy", "warm", "wise", "witty", "young", "zesty",
+)  # fmt: skip
+ANIMALS = (
+    "badger", "bear", "beaver", "bison", "crane", "deer", "dolphin", "eagle", "falcon", "ferret", "finch", "fox",
+    "gecko", "hare", "hawk", "heron", "ibex", "koala", "lark", "lemur", "lion", "lynx", "marten", "moose",
+    "newt", "otter", "owl", "panda", "puffin", "raven", "robin", "seal", "stoat", "swan", "tiger", "wren",
+)  # fmt: skip
+
+
+def made_up_name(is_taken: Callable[[str], bool]) -> str:
+    """As ``brave-otter-42``: easy to say, to type and to tell from another."""
+    rng = random.SystemRandom()
+    for _ in range(_ATTEMPTS):
+        name = f"{rng.choice(ADJECTIVES)}-{rng.choice(ANIMALS)}-{rng.randrange(10, 100)}"
+        if not is_taken(name):
+            return name
+    return f"job-{rng.randrange(10**9)}"
 
 
 def did_you_mean(wrong: str, right: Iterable[str]) -> str:

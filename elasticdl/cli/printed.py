@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 import re
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
-from elasticdl.cli.screens import Screen, Stream
-from elasticdl.job.journal import Entry
-from elasticdl.job.log_marks import WorldMark, split_at_mark
+from elasticdl.cli.screens import Dating, Outlet, Screen, Stream, by_writer, merged, moment, prefix
+from elasticdl.job.jobdir import JobDir
+from elasticdl.job.journal import Entry, WorldMark, parse_entry, split_at_mark, unmarked
+from elasticdl.job.spec import JobSpec
 
 # A line may be longer than this, or never end; then it is shown in parts.
 LONGEST_LINE = 1 << 16
-POLL = 0.1
+PRINTS_POLL = 0.1
 # Of what was shown, for who asks whether it was.
 REMEMBERED = 1 << 16
 _UP = b"\x1b[A"
@@ -215,7 +219,7 @@ class Prints:
         finally:
             self._over.set()
             while self._thread.is_alive() and wait():
-                self._thread.join(POLL)
+                self._thread.join(PRINTS_POLL)
             if self._printers:
                 self._printers.close()
 
@@ -262,7 +266,7 @@ class Prints:
     def _run(self) -> None:
         is_last = False
         while not is_last:
-            is_last = self._over.wait(POLL)
+            is_last = self._over.wait(PRINTS_POLL)
             self.look(to_end=is_last)
         for output in self._every():
             output.end(with_newline=self._with_newlines)
@@ -319,3 +323,170 @@ def _is_among(rank: int, ranks: tuple[int, ...] | None) -> bool:
 def prefix_among(ranks: Collection[int] | None, worker: int) -> str:
     """Of this worker's lines, where those of these ranks are shown, or of all."""
     return "" if ranks is not None and len(ranks) == 1 else f"[worker {worker}] "
+
+
+# The logs of a job of this machine as one: its master's and its workers' lines, in the order of time.
+#
+# Few of the lines that workers print begin with a time. Of the others it is known after which mark they were written
+# (`elasticdl.job.journal`), or that their worker had been started.
+
+
+SUFFIXES = (".out", ".log")  # of two lines of the same time the one on stdout first
+STARTED = "worker_started"
+
+
+class LocalLogs:
+    """``worker``: only this one's lines, as it wrote them."""
+
+    def __init__(self, job: JobDir, worker: int | None) -> None:
+        self._job = job
+        self._only = None if worker is None else job.worker_log(worker).stem
+        self._journal = Tail(job.journal)
+        self._started: dict[str, str] = {}  # when, by the name of the worker's log
+        self._files: dict[str, _LogFile] = {}
+
+    def exist(self) -> bool:
+        return bool(self._names())
+
+    def look(self) -> Iterator[str]:
+        """Whole lines that have come since the last look."""
+        for entry in (parse_entry(line) for line in self._journal.lines() if STARTED in line):
+            if entry and entry["event"] == STARTED:
+                self._started[f"worker-{entry['worker']}"] = moment(entry["time"])
+        yield from merged([*self._dated(name)] for name in self._names())
+
+    def rest(self) -> Iterator[str]:
+        """Last lines that are not finished."""
+        return (self._prefix(name) + rest for name, file in self._files.items() if (rest := file.tail.rest()))
+
+    def _names(self) -> list[str]:
+        """Of the files that there are."""
+        try:
+            there = set(os.listdir(self._job.logs))
+        except FileNotFoundError:  # somebody has removed the folder, perhaps with the job
+            return []
+        logs = {name.removesuffix(".log") for name in there if name.endswith(".log")}
+        writers = [self._only] if self._only else by_writer(logs)
+        return [f"{writer}{suffix}" for writer in writers for suffix in SUFFIXES if f"{writer}{suffix}" in there]
+
+    def _dated(self, name: str) -> Iterator[tuple[str, str]]:
+        file = self._files.setdefault(name, _LogFile(self._job.logs / name))
+        for when, line in file.dated_lines(self._started.get(name[:-4], "")):
+            yield when, self._prefix(name) + line
+
+    def _prefix(self, name: str) -> str:
+        return "" if self._only else prefix(name[:-4])
+
+
+class _LogFile:
+    def __init__(self, path: Path) -> None:
+        self.tail = Tail(path)
+        self._dating = Dating()
+        self._entered = ""  # when its worker entered the newest world
+
+    def dated_lines(self, started: str) -> Iterator[tuple[str, str]]:
+        now = moment(time.time())
+        for text, mark in map(unmarked, self.tail.lines()):
+            if text is not None:
+                yield self._dating.of(text, self._entered or started, now), text
+            self._entered = mark.when if mark else self._entered
+
+
+class Tail:
+    """What comes to a file, which need not be there yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode = 0  # which another file may be given once this one is gone
+        self._position = 0  # up to which it has been read
+        self._rest = b""
+
+    def lines(self, most: int = -1) -> list[str]:
+        """Whole lines that have come since the last look, without their ends; of ``most`` bytes and what ends their last."""
+        try:
+            with self._path.open("rb") as file:
+                about = os.fstat(file.fileno())
+                if about.st_ino != self._inode or about.st_size < self._position:  # it was emptied or replaced
+                    self._inode, self._position, self._rest = about.st_ino, 0, b""
+                file.seek(self._position)
+                fresh = file.read(most) + file.readline()
+        except FileNotFoundError:
+            return []
+        self._position += len(fresh)
+        *whole, self._rest = (self._rest + fresh).split(b"\n")
+        return [line.decode(errors="replace") for line in whole]
+
+    def rest(self) -> str:
+        """The unfinished last line."""
+        return self._rest.decode(errors="replace")
+
+
+# What the workers of a job in a folder print: their files, and which of them go to which stream.
+
+
+CHUNK = 1 << 18
+# The files of a worker, by the streams that they are shown on.
+Files = Mapping[Stream, Callable[[int], Path]]
+
+
+class FileSource:
+    """What is written to a file, which need not be there yet. A `elasticdl.cli.printed.Source`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+
+    def chunks(self) -> Iterator[bytes]:
+        """Not kept in memory: there may be much of it."""
+        with suppress(FileNotFoundError):
+            end = self._path.stat().st_size
+            if self._position >= end:
+                return
+            with self._path.open("rb") as file:
+                file.seek(self._position)
+                while self._position < end and (data := file.read(min(CHUNK, end - self._position))):
+                    self._position += len(data)
+                    yield data
+
+
+class FilePrinters(Printers):
+    def __init__(self, job: JobDir, files: Files) -> None:
+        self._job = job
+        self._files = files
+        self._known: Sequence[int] = ()
+
+    def hear(self, entry: Entry) -> None:
+        """Files are found by their names."""
+
+    def known(self) -> Iterable[int]:
+        return self._known
+
+    def sources(self, worker: int) -> Mapping[Stream, FileSource]:
+        return {stream: FileSource(path_of(worker)) for stream, path_of in self._files.items()}
+
+    def collect(self, workers: Collection[int] | None, *, to_end: bool) -> str:
+        if workers is None:
+            names = (re.fullmatch(r"worker-(\d+)\.log", path.name) for path in self._job.logs.glob("worker-*.log"))
+            self._known = sorted(int(name[1]) for name in names if name)
+        return ""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def apart(spec: JobSpec, out: Outlet, err: Outlet) -> bool:
+    """Whether what workers print on stdout has a file of its own.
+
+    Where both outlets are one, both streams are one file, too: so all lines keep their order. Of a module's worker the log is its own.
+    """
+    return not spec.command or not out.ends_at(err)
+
+
+def local_prints(job: JobDir, spec: JobSpec, screen: Screen, out: Outlet, err: Outlet) -> Prints:
+    """What ``--log_ranks`` asks for; where it goes depends on where these outlets lead."""
+    is_apart = apart(spec, out, err)
+    files = {Stream.OUT: job.worker_out if is_apart else job.worker_log}
+    if is_apart and spec.command:
+        files[Stream.ERR] = job.worker_log
+    shares_place = out.is_terminal or out.ends_at(err)
+    return Prints(spec.shown_ranks(), screen, FilePrinters(job, files), with_newlines=shares_place)

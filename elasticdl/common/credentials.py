@@ -3,17 +3,22 @@
 A job on this machine has a token of the user's, sent over loopback only. A job on a cluster has a certification authority
 of its own (`elasticdl.common.certificates`) and one certificate for each role; a process holds those of its own role as
 the three files of a folder, as Kubernetes mounts a Secret of type ``kubernetes.io/tls``. What a role may do is decided
-by the master (`elasticdl.master.shell.access`).
+by the master (`elasticdl.master.shell.servicer`).
 """
 
 from __future__ import annotations
 
+import ipaddress
+import math
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self, TypeAlias
+
+import psutil
 
 from elasticdl.common.errors import UserError
 
@@ -118,3 +123,153 @@ class Endpoint:
     address: str  # host:port
     credentials: Credentials
     title: str  # for messages: "the master at 127.0.0.1:50001 (process 7)"
+
+
+# The environment variables by which a launcher connects a worker process with its master.
+#
+# A launcher writes them (`WorkerEnvironment.to_env`), the library reads them (`WorkerEnvironment.from_env`);
+# without them the script runs alone. Also what a worker needs of its machine's network and of other variables.
+
+
+LOOPBACK = "127.0.0.1"
+MASTER = "ELASTICDL_MASTER"
+TOKEN = "ELASTICDL_TOKEN"
+TLS = "ELASTICDL_TLS"  # folder of the worker's certificate, instead of a token
+WORKER_ID = "ELASTICDL_WORKER_ID"
+JOB_SPEC = "ELASTICDL_JOB_SPEC"
+HOST = "ELASTICDL_HOST"
+INTERFACE = "ELASTICDL_INTERFACE"
+# Of the pod that a master is in.
+NAMESPACE = "ELASTICDL_NAMESPACE"
+POD_UID = "ELASTICDL_POD_UID"
+# Set for every worker of a job that puts several on one GPU: NCCL refuses that, so all of them reduce through the host.
+SHARED_GPU = "ELASTICDL_SHARED_GPU"
+# Seconds that a worker does without a master, one that is starting included, before it gives up.
+MASTER_TIMEOUT = "ELASTICDL_MASTER_TIMEOUT"
+# File that takes the stacks of a worker in which no Python code can run; without it they go to its stderr.
+STACKS = "ELASTICDL_STACKS"
+# Set by the process that holds the worker's session, to the master's address: its children are no workers.
+CONNECTED = "ELASTICDL_CONNECTED"
+# For the agent of a place (`elasticdl.places.agent`), beside those of a worker: the place's id, the node that it is on, and
+# the folder that takes the logs of its workers; without one they go to the agent's own stdout and stderr.
+PLACE = "ELASTICDL_PLACE"
+NODE = "ELASTICDL_NODE"
+LOGS = "ELASTICDL_LOGS"
+# Reserved for workers of several processes, of which there are none yet: ELASTICDL_PROCESS, which of them this is (0 leads), and
+# ELASTICDL_PROCESSES, how many there are.
+
+# On its second init Horovod 0.28.1 writes the default of one tuned parameter into the slot of the other
+# (parameter_manager.cc, BayesianParameter::SetValue): ranks then fuse differently and abort.
+REFUSED_VARIABLES = ("HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD", "HOROVOD_AUTOTUNE")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnvironment:
+    """Where the master is and who this worker is."""
+
+    master: str  # host:port
+    credentials: Credentials
+    worker_id: int
+    job_spec: str  # path of the job's specification, JSON
+    host: str = LOOPBACK  # by which other workers reach this one
+    interface: str = "lo"  # network interface for the collective; found by the host where it is not known beforehand
+    master_timeout: float = 30.0  # training goes on without a master for this long
+
+    def to_env(self) -> dict[str, str]:
+        return {
+            MASTER: self.master,
+            # The one that is not used is empty, so that none is inherited.
+            TOKEN: self.credentials.value if isinstance(self.credentials, Token) else "",
+            TLS: str(self.credentials.path) if isinstance(self.credentials, TlsFolder) else "",
+            WORKER_ID: str(self.worker_id),
+            JOB_SPEC: self.job_spec,
+            HOST: self.host,
+            INTERFACE: self.interface,
+            MASTER_TIMEOUT: f"{self.master_timeout:g}",
+        }
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> WorkerEnvironment | None:
+        """None when the process was not started by a launcher.
+
+        Raises:
+            UserError: some variables are there and others are not, or the host is no address of this machine.
+        """
+        if MASTER not in environ:
+            return None
+        host = environ.get(HOST, LOOPBACK)
+        try:
+            return cls(
+                master=environ[MASTER],
+                credentials=_credentials(environ),
+                worker_id=int(environ[WORKER_ID]),
+                job_spec=environ[JOB_SPEC],
+                host=host,
+                interface=environ.get(INTERFACE) or interface_of(host),
+                master_timeout=_seconds(environ, MASTER_TIMEOUT, 30.0),
+            )
+        except KeyError as missing:
+            raise UserError(
+                f"{MASTER} is set but {missing.args[0]} is not: start workers with `elasticdl run`, or unset both"
+            ) from None
+        except ValueError:
+            raise UserError(f"{WORKER_ID} must be a whole number, not {environ[WORKER_ID]!r}") from None
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    try:
+        seconds = float(environ.get(name, default))
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:  # no thread can wait without end for another
+        raise UserError(f"{name} must be a number of seconds, not {environ[name]!r}")
+    return seconds
+
+
+def _credentials(environ: Mapping[str, str]) -> Credentials:
+    token, folder = environ.get(TOKEN), environ.get(TLS)
+    if token and folder:
+        raise UserError(f"{TOKEN} and {TLS} are both set: unset the one that is not of this worker's master")
+    if folder:
+        return TlsFolder(Path(folder))
+    if not token:
+        raise KeyError(f"{TOKEN} (or {TLS})")
+    return Token(token)
+
+
+def interface_of(address: str) -> str:
+    """The network interface that has this address or, failing that, one in the network of the address.
+
+    Raises:
+        UserError: there is none, or it is no address.
+    """
+    try:
+        wanted = ipaddress.ip_address(address)
+    except ValueError:
+        raise UserError(f"{address!r} is no IP address of this machine") from None
+    nearby = ""
+    for name, addresses in psutil.net_if_addrs().items():
+        for each in addresses:
+            if each.family in (socket.AF_INET, socket.AF_INET6) and each.netmask:
+                bits = int(ipaddress.ip_address(each.netmask)).bit_count()
+                interface = ipaddress.ip_interface(f"{each.address.partition('%')[0]}/{bits}")
+                if interface.ip == wanted:
+                    return name
+                if wanted in interface.network:
+                    nearby = nearby or name
+    if nearby:
+        return nearby
+    raise UserError(f"no network interface of this machine has the address {address}")
+
+
+def refuse_variables(environ: Mapping[str, str]) -> None:
+    """
+    Raises:
+        UserError: a variable of Horovod is set that a job whose world changes can't bear.
+    """
+    for name in REFUSED_VARIABLES:
+        if name in environ:
+            raise UserError(
+                f"{name} is set in the environment: Horovod 0.28.1 corrupts its parameters when it is started again "
+                f"with it, as at every change of workers; unset {name}"
+            )

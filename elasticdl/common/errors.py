@@ -55,3 +55,11 @@ def first_finding(error: ValidationError) -> str:
     """Of what pydantic has found: where, unless it is about the whole, and what."""
     first = error.errors()[0]
     return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+
+
+# Extras of this package: packages that are installed only for those who ask for them.
+
+
+def how_to_install(extra: str) -> str:
+    """For messages. An index of packages is not named: what PyPI has under the name elasticdl is another project's."""
+    return f"pip install '.[{extra}]' in a checkout of elasticdl, or its wheel with [{extra}] (docs/install.md)"

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
+import select
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 REAP_SECONDS = 0.01
@@ -121,3 +124,83 @@ class ProcessGroup:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     signal.pidfd_send_signal(process, signal.SIGKILL)
         return bool(trackers)
+
+
+# Tie a process to its parent: when the parent dies, however it dies, the kernel ends this one.
+#
+# As a program, `python tether.py PARENT COMMAND...` ties itself to PARENT and becomes COMMAND. A launcher starts workers
+# through it because running code between fork and exec is not safe in a process that has threads. Imports only the
+# standard library, so that it starts quickly without `site`.
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent's thread ends. No effect off Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def tethered(command: list[str]) -> list[str]:
+    """The command line that runs ``command`` as a child which can't outlive this process."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
+
+
+def main(argv: list[str]) -> int:
+    parent, command = int(argv[0]), argv[1:]
+    die_with_parent()
+    if os.getppid() != parent:  # it died before we were tied to it
+        return 1
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"can't run {command[0]}: {error.strerror}", file=sys.stderr)
+        return 127
+
+
+# What a worker has started in sessions of its own, which do not end with the worker's process group.
+
+
+END_SECONDS = 5.0
+
+
+def end_left_behind(entry: str) -> None:
+    """Kill all processes that were started with this entry, NAME=VALUE, in their environment; the children among them are reaped."""
+    deadline = time.monotonic() + END_SECONDS
+    while time.monotonic() < deadline:  # they may start others meanwhile
+        found = list(_started_with(entry.encode()))
+        if not found:
+            return
+        for _, descriptor in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        for pid, descriptor in found:
+            select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+            os.close(descriptor)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def _started_with(entry: bytes) -> Iterator[tuple[int, int]]:
+    """Their numbers, with descriptors by which no other process of that number is meant; to be closed."""
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            descriptor = os.pidfd_open(int(name))
+            if entry in _environment(name):
+                yield int(name), descriptor
+            else:
+                os.close(descriptor)
+
+
+def _environment(pid: str) -> list[bytes]:
+    """As it was started; of one that has ended, empty."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from elasticdl.common.tether import die_with_parent
+from elasticdl.common.process_group import die_with_parent
 
 # For the template alone: the arguments of `serve`, as JSON.
 TEMPLATE = "ELASTICDL_TEMPLATE"

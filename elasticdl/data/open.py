@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from elasticdl.common.errors import UserError
-from elasticdl.common.extras import how_to_install
+from elasticdl.common.errors import UserError, how_to_install
 from elasticdl.data.numpy_file import NumpyFile
 from elasticdl.data.records import RecordFile, Records
 from elasticdl.data.storage import Storage, find_files

@@ -11,8 +11,7 @@ import importlib
 import importlib.util
 from typing import Any
 
-from elasticdl.common.errors import UserError
-from elasticdl.common.extras import how_to_install
+from elasticdl.common.errors import UserError, how_to_install
 from elasticdl.common.reason import tell_uncaught_in_one_line
 
 for _name in ("numpy", "fsspec"):  # PyTorch alone brings no numpy, and TensorFlow no fsspec

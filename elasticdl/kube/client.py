@@ -6,9 +6,13 @@ seconds to import; only its connections and its credentials are used here.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from urllib.parse import quote
@@ -16,11 +20,130 @@ from urllib.parse import quote
 import urllib3
 from kubernetes.client import ApiClient, ApiException, Configuration
 
+from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
+from elasticdl.common.reason import flat
 from elasticdl.kube import kubeconfig
-from elasticdl.kube.api_error import ABSENT, NotDoneError, translated
-from elasticdl.kube.budget import WriteBudget
+from elasticdl.kube import pod as kueue_group
 from elasticdl.kube.kubeconfig import ClusterTarget, is_configured
-from elasticdl.kube.manifests.names import CONTAINER
+from elasticdl.kube.names import CONTAINER
+
+# What may come of a request to an API server: one error for each, in one line.
+
+
+STRANGER, FORBIDDEN, ABSENT, CONFLICT, GONE, INVALID, BUSY = 401, 403, 404, 409, 410, 422, 429
+
+
+class ApiError(ElasticDLError):
+    """A request did not succeed. ``status`` is that of HTTP, 0 if there was no answer."""
+
+    def __init__(self, status: int, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(flat(message))
+        self.status = status
+        self.retry_after = retry_after
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether it may have been done all the same."""
+        return self.status == 0 or self.status >= 500
+
+
+class NoAnswerError(ApiError, UnreachableError):
+    """The server is not there, or has too much to do."""
+
+
+class NotDoneError(ApiError, UserError):
+    """The server refuses the request."""
+
+    @property
+    def by_quota(self) -> bool:
+        return self.status == FORBIDDEN and "exceeded quota" in str(self)
+
+    @property
+    def by_rights(self) -> bool:
+        """The user may not do this at all, whatever the object."""
+        return self.status == FORBIDDEN and _lacks_rights(str(self))
+
+
+@contextlib.contextmanager
+def translated(what: str, server: str, namespace: str) -> Iterator[None]:
+    """Everything that a request may raise, as `NoAnswerError` or `NotDoneError`; ``what``: as in "create pods"."""
+    try:
+        yield
+    except ApiException as error:
+        status = error.status or 0  # 0: the client itself gave the connection up
+        if status == 0:
+            raise NoAnswerError(0, f"the cluster at {server} is not to be had: {error.reason}") from error
+        said, wait = _message(error), _retry_after(error)
+        if status >= 500 or status == BUSY:
+            raise NoAnswerError(status, f"the cluster at {server} failed: {said}", wait) from error
+        if status == STRANGER:
+            said = f"the cluster at {server} does not know you: log in anew, or choose another --kube_context"
+        elif status == FORBIDDEN and _lacks_rights(said):
+            said = f"you may not {what} in namespace {namespace}: {said}"
+        elif status == ABSENT and f'namespaces "{namespace}" not found' in said:
+            said = f"there is no namespace {namespace} in the cluster at {server}: choose another --namespace"
+        raise NotDoneError(status, said, wait) from error
+    except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+        raise NoAnswerError(0, f"the cluster at {server} does not answer: {error}") from error
+
+
+def _lacks_rights(message: str) -> bool:
+    return "cannot " in message and "resource" in message
+
+
+def _message(error: ApiException) -> str:
+    try:
+        return str(json.loads(error.body or "")["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"{error.status} {error.reason}"
+
+
+def _retry_after(error: ApiException) -> float:
+    try:
+        return float((error.headers or {}).get("Retry-After", 0))
+    except ValueError:
+        return 0.0
+
+
+# A bound on the requests of a job that change its pods: creations, deletions, patches, together.
+#
+# Reading and watching are not bounded: they cost the server little, and are tried again after delays of their own. Nor are
+# saves of the job's state: they are few, and nothing goes on without them.
+
+
+# A second in the long run. At once: so many, and a few for each worker, as all of them may come and go together.
+RATE = 10.0
+BURST, BURST_PER_WORKER = 20, 2
+
+
+class WriteBudget:
+    """Whoever is to send such a request waits here, in any thread, until it may."""
+
+    def __init__(
+        self,
+        workers: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """``workers``: how many there may be at present."""
+        self._workers = workers
+        self._most = 0  # workers so far
+        self._reserved = -math.inf  # up to when turns are taken; a turn is as long as one request at that rate
+        self._clock = clock
+        self._sleep = sleep
+        self._reserving = threading.Lock()
+
+    def wait(self) -> None:
+        """Take the next turn and sleep until it comes. Turns of the past may be taken later, up to a burst of them."""
+        with self._reserving:
+            if (workers := self._workers()) > self._most:  # at the start, or the job was scaled: a whole burst is free
+                self._most, self._reserved = workers, -math.inf
+            turn = self._clock() * RATE
+            self._reserved = max(self._reserved, turn - BURST - BURST_PER_WORKER * self._most) + 1
+            seconds = (self._reserved - turn) / RATE
+        if seconds > 0:
+            self._sleep(seconds)
+
 
 Object = dict[str, Any]
 ANSWER_SECONDS = (5.0, 30.0)  # to connect, to be answered
@@ -84,7 +207,7 @@ class Client:
         return str(self.api.configuration.host)
 
     def translated(self, what: str) -> AbstractContextManager[None]:
-        """See `elasticdl.kube.api_error.translated`."""
+        """See `elasticdl.kube.client.translated`."""
         return translated(what, self.server, self.namespace)
 
     def create(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> Object:
@@ -249,3 +372,20 @@ def namespace_of(place: ClusterTarget) -> str:
     if place.namespace:
         return place.namespace
     return connect(place).namespace if is_configured(place) else kubeconfig.DEFAULT_NAMESPACE
+
+
+# The end of a gang that Kueue has admitted: without it Kueue keeps pods that have failed, and their quota, for others to come.
+
+
+def end_group(client: Client, pods: Iterable[Object]) -> None:
+    """No others will come. Pods of no such group are let be, and those of which this is said already.
+
+    Raises:
+        ApiError: the cluster does not take it.
+    """
+    for pod in filter(kueue_group.is_kept, pods):
+        try:
+            client.patch("Pod", pod["metadata"]["name"], kueue_group.OVER)
+        except NotDoneError as error:
+            if error.status != ABSENT:
+                raise

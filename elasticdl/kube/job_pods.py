@@ -19,11 +19,10 @@ from typing import Any
 from kubernetes.stream.ws_client import create_websocket, get_websocket_url
 from websocket import ABNF, WebSocket, WebSocketException
 
-from elasticdl.common.credentials import Role
-from elasticdl.common.environment import LOOPBACK
+from elasticdl.common.credentials import LOOPBACK, Role
 from elasticdl.common.errors import ElasticDLError
+from elasticdl.kube import names
 from elasticdl.kube.client import Client, Object, path_of
-from elasticdl.kube.manifests import names
 
 # The server's protocol: the first byte of a frame is its channel, of data or of errors; the first frame of a channel
 # holds only the port's number.

@@ -25,8 +25,7 @@ from typing import Any
 import urllib3
 
 from elasticdl.common.backoff import Backoff
-from elasticdl.kube.api_error import GONE, ApiError
-from elasticdl.kube.client import ANSWER_SECONDS, Client, Object, path_of
+from elasticdl.kube.client import ANSWER_SECONDS, GONE, ApiError, Client, Object, path_of
 
 # A watch is begun anew after so long; the server says something each minute, or its silence is a broken connection.
 WATCH_SECONDS = 240

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.state.events import (
+from elasticdl.master.core.events import (
     ExitCause,
     FoundWorker,
     LauncherFailed,

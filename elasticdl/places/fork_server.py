@@ -7,16 +7,79 @@ import contextlib
 import ctypes
 import json
 import os
+import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from elasticdl.common.environment import SHARED_GPU, STACKS, WORKER_ID
-from elasticdl.common.process_group import ProcessGroup
-from elasticdl.common.startup import python_path
+from elasticdl.common.credentials import SHARED_GPU, STACKS, WORKER_ID
+from elasticdl.common.front_ends import python_path
+from elasticdl.common.process_group import ProcessGroup, tethered
 from elasticdl.common.template import GO, MESSAGE_BYTES, TEMPLATE, Reply, Request
-from elasticdl.common.tether import tethered
+
+# A command line that runs Python, taken apart.
+
+
+_FLAGS = frozenset("bBdOPqRsuv")  # of the interpreter, without an argument, that mean nothing for what is run
+_WITH_ARGUMENT = frozenset("WX")
+
+
+class UnclearCommand(Exception):
+    """The command runs another Python, or has options that do more than name the program."""
+
+
+class NoSuchProgram(UnclearCommand):
+    """The script does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """``kind``: how Python is given the program: "file", "module" (-m) or "code" (-c)."""
+
+    kind: str
+    target: str
+
+
+def program_of(argv: Sequence[str]) -> Program:
+    """The program that a command runs.
+
+    Raises:
+        UnclearCommand: that can't be told.
+    """
+    if not _is_this_python(argv[0]):
+        raise UnclearCommand(f"{argv[0]} is not {sys.executable}")
+    words = iter(argv[1:])
+    for word in words:
+        if word in ("-", "--") or not word.startswith("-"):
+            break
+        if word.startswith("--"):
+            raise UnclearCommand(f"option {word} of Python")
+        for place, letter in enumerate(word[1:], 2):
+            if letter in "mc":
+                return Program("module" if letter == "m" else "code", word[place:] or next(words, ""))
+            if letter in _WITH_ARGUMENT:
+                if not word[place:]:
+                    next(words, "")
+                break
+            if letter not in _FLAGS:
+                raise UnclearCommand(f"option -{letter} of Python")
+    else:
+        raise UnclearCommand("Python is given no program")
+    if word != "-" and not Path(word).exists():
+        raise NoSuchProgram(f"there is no {Path(word).absolute()}")
+    if not Path(word).is_file():
+        raise UnclearCommand(f"{word} is no file")
+    return Program("file", word)
+
+
+def _is_this_python(name: str) -> bool:
+    """Whether it is this file in this folder: the Python of an environment is a link to another Python."""
+    path, other = os.path.abspath(shutil.which(name) or name), os.path.abspath(sys.executable)
+    return os.path.dirname(path) == os.path.dirname(other) and os.path.realpath(path) == os.path.realpath(other)
+
 
 # In these a worker's environment may differ from the template's: nothing reads them while it is imported.
 OF_A_WORKER = frozenset({WORKER_ID, SHARED_GPU, "CUDA_VISIBLE_DEVICES", "TMPDIR", STACKS})

@@ -6,17 +6,385 @@ takes away is one place lost. Slurm's own way to run a job again (``--requeue``)
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import math
+import random
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+import subprocess
+from collections.abc import Coroutine, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Protocol
 
-from elasticdl.common.environment import NODE, PLACE
+from elasticdl.common.backoff import Backoff
+from elasticdl.common.credentials import NODE, PLACE
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.master.state.events import ExitCause
-from elasticdl.places.base import Place, PlaceReport, PlaceState
-from elasticdl.places.polled import End, PolledPlaces
-from elasticdl.places.slurm_commands import Stage, ask, number_of, sbatch, stage_of
+from elasticdl.common.retry import retry
+from elasticdl.master.core.events import ExitCause, LauncherFailed
+from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceReport, PlacesRefused, PlaceState
+
+# Places of whoever can only be asked: a batch system, machines that are reached by ssh.
+#
+# `PolledPlaces` does all of `Places` on three requests of a `Provider`, so a new kind of place is a class with these three.
+
+
+CLOSE_SECONDS = 60.0
+LONGEST_DELAY = 60.0
+FIND_SECONDS = 60.0
+ENDED_AT_ONCE = 8
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a place has ended, as `PlaceLost` says it."""
+
+    cause: ExitCause
+    code: int
+    detail: str
+
+
+FORGOTTEN = End(ExitCause.NODE_LOST, -9, "whoever gave its place does not know it any more")
+AS_TOLD = End(ExitCause.KILLED, -9, "as told")
+
+
+class Provider(Protocol):
+    """Each request raises UnreachableError if there is no answer: then it is tried again, after a delay that grows."""
+
+    async def list(self) -> Mapping[str, Place | End]:
+        """All places of this job by their ids, and for a while also those that have ended."""
+
+    async def ask(self, avoid: AbstractSet[str]) -> str:
+        """Ask for one more place, on none of these nodes if there is any other; returns its id.
+
+        Raises:
+            UserError: there will never be any, until somebody mends what this says.
+        """
+
+    async def end(self, place_id: str, *, at_once: bool) -> None:
+        """End a place, or take it off the queue: SIGTERM, and SIGKILL after the time that is usual there, or SIGKILL at once."""
+
+
+class PolledPlaces:
+    """See `elasticdl.places.base.Places`."""
+
+    def __init__(self, provider: Provider, report: PlaceReport, seconds: float) -> None:
+        """``seconds``: between two requests for the list."""
+        self._provider, self._report, self._seconds = provider, report, seconds
+        self._places: dict[str, Place] = {}
+        self._given_back: dict[str, bool] = {}  # by id: at once, or with some grace
+        self._most = math.inf  # until that is said
+        self._missing, self._avoid = 0, frozenset[str]()
+        self._asking = 0  # 1 while a place is asked for
+        self._refused = ""  # why nothing is had at present
+        self._unsure = False  # a place was asked for without an answer, and the list since does not say whether it came
+        self._turns = asyncio.Semaphore(ENDED_AT_ONCE)
+        self._changed, self._seen = asyncio.Event(), asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def found(self) -> Sequence[Place]:
+        backoff = Backoff(random.Random(), first=self._seconds, longest=LONGEST_DELAY)
+        listing = await retry(self._provider.list, "list the places of the job", backoff, FIND_SECONDS)
+        # What has ended is said to be lost by the next list, as its end may be news.
+        self._places = {
+            place_id: place if isinstance(place, Place) else Place(place_id, state=PlaceState.LOST)
+            for place_id, place in listing.items()
+        }
+        self._start(self._keep())
+        return tuple(self._places.values())
+
+    def want(self, most: int, avoid: AbstractSet[str]) -> None:
+        self._avoid, self._most = frozenset(avoid), most
+        self._missing = max(0, most - len(self._wanted()) - self._asking)
+        self._drop_surplus()
+        self._changed.set()
+
+    def give_back(self, place_id: str, *, at_once: bool) -> None:
+        told_at_once, place = self._given_back.get(place_id), self._places.get(place_id)
+        if place is None or place.state is PlaceState.LOST:
+            return
+        if told_at_once is None or (at_once and not told_at_once):
+            self._given_back[place_id] = at_once
+            self._start(self._end(place_id, at_once))
+
+    async def close(self) -> None:
+        self.want(0, frozenset())
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                while self._places or self._asking or self._unsure:
+                    for place_id in self._places:  # one that was being asked for comes later
+                        self.give_back(place_id, at_once=False)
+                    self._seen.clear()
+                    await self._seen.wait()
+        except TimeoutError:
+            left = ", ".join(self._places) or "that were asked for"
+            _log.error("places %s have not ended in %g s: leaving them behind", left, CLOSE_SECONDS)
+        finally:
+            await self.detach()
+
+    async def detach(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._places.clear()
+
+    async def _keep(self) -> None:
+        """Look what became of the places, and ask for those that are missing, one after the other."""
+        backoff = Backoff(random.Random(), first=self._seconds, longest=LONGEST_DELAY)
+        while True:
+            self._changed.clear()
+            delay = self._seconds
+            try:
+                self._see(await self._provider.list())
+                while self._missing:
+                    await self._ask()
+                backoff.reset()
+                self._refuse("")
+            except UserError as error:
+                self._report(LauncherFailed(str(error)))
+                delay = backoff.delay()
+            except UnreachableError as error:
+                delay = backoff.delay()
+                self._changed.clear()
+                self._refuse(str(error))
+            timer = asyncio.get_running_loop().call_later(delay, self._changed.set)
+            await self._changed.wait()
+            timer.cancel()
+
+    def _refuse(self, why: str) -> None:
+        if why != self._refused:
+            if why:
+                _log.warning("%s", why)
+            self._refused = why
+            self._report(PlacesRefused(why))
+
+    async def _ask(self) -> None:
+        """For one more; what is not answered is still missing."""
+        self._missing, self._asking = self._missing - 1, 1
+        try:
+            place_id = await self._provider.ask(self._avoid)
+        except UnreachableError:
+            self._missing, self._unsure = self._missing + 1, True
+            raise
+        finally:
+            self._asking = 0
+            self._seen.set()
+        self._change(Place(place_id, reason="it was asked for"))
+        self._drop_surplus()
+
+    def _see(self, listing: Mapping[str, Place | End]) -> None:
+        for place_id in [*self._places]:
+            match listing.get(place_id, FORGOTTEN):
+                case End() as end:
+                    del self._places[place_id]
+                    end = AS_TOLD if self._given_back.pop(place_id, None) is not None else end
+                    self._report(PlaceLost(place_id, end.cause, end.code, end.detail))
+                case place if place != self._places[place_id]:
+                    self._change(place)
+        for place_id, place in listing.items():
+            if isinstance(place, Place) and place_id not in self._places:  # asked for, and the answer was lost
+                self._missing = max(0, self._missing - 1)
+                self._change(place)
+        self._drop_surplus()
+        self._unsure = False
+        self._seen.set()
+
+    def _change(self, place: Place) -> None:
+        self._places[place.id] = place
+        self._report(PlaceChanged(place))
+
+    def _wanted(self) -> list[Place]:
+        live = (PlaceState.WAITING, PlaceState.READY)
+        return [each for each in self._places.values() if each.state in live and each.id not in self._given_back]
+
+    def _drop_surplus(self) -> None:
+        wanted = self._wanted()
+        surplus = len(wanted) + self._asking - self._most
+        for place in [each for each in wanted[::-1] if each.state is PlaceState.WAITING]:
+            if surplus <= 0:
+                break
+            self.give_back(place.id, at_once=True)
+            surplus -= 1
+
+    async def _end(self, place_id: str, at_once: bool) -> None:
+        async def end() -> None:
+            async with self._turns:
+                if place_id in self._places:  # else it has ended by itself
+                    await self._provider.end(place_id, at_once=at_once)
+
+        await retry(end, f"end place {place_id}", Backoff(random.Random(), longest=LONGEST_DELAY))
+        self._changed.set()
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):  # nobody else would hear of it
+            _log.error("places are watched no longer", exc_info=error)
+            self._report(LauncherFailed(f"places are watched no longer: {type(error).__name__}: {error}"))
+
+
+# Slurm's programs: how they are called, and what their answers mean. Masters wait with `ask`, commands with `run`.
+
+
+ANSWER_SECONDS = 60.0
+# So long before its time limit a batch job is told to end, as one is that is preempted.
+NOTICE_SECONDS = 120
+# For an answer to a batch job that was told to end, and will be killed.
+TOLD_SECONDS = 10.0
+# Of sbatch: minutes, minutes:seconds or hours:minutes:seconds; with days it is long.
+_TIME = re.compile(r"(?:^|\s)(?:--time[= ]|-t ?)(\d+(?::\d+){0,2})(?=\s|$)")
+_UNITS = 3
+# Slurm's controller is away or busy, or takes no more jobs of this user at present. Whatever else it says is said of the request.
+_AWAY = re.compile(r"timed out|unable to contact|connect|zero bytes|try again|temporarily|busy|policy", re.IGNORECASE)
+
+
+class UnknownJobError(UserError):
+    """Slurm does not know this batch job, or not any more."""
+
+
+class Stage(Enum):
+    """Where a batch job is in its life."""
+
+    WAITING = "waiting"  # it may run, perhaps once more
+    RUNNING = "running"
+    HALTED = "halted"  # it has its node, and may not run at present
+    ENDING = "ending"
+    OVER = "over"
+
+
+_STAGES = {
+    **dict.fromkeys(
+        ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"), Stage.WAITING
+    ),
+    "RUNNING": Stage.RUNNING,
+    **dict.fromkeys(("SUSPENDED", "STOPPED"), Stage.HALTED),
+    **dict.fromkeys(("COMPLETING", "SIGNALING", "STAGE_OUT"), Stage.ENDING),
+}
+
+
+def stage_of(state: str) -> Stage:
+    """Of a batch job in this state of Slurm's; an empty state is that of a job that Slurm has forgotten."""
+    return _STAGES.get(state, Stage.OVER)
+
+
+def run(*words: str, within: float = ANSWER_SECONDS) -> str:
+    """What one of Slurm's programs prints.
+
+    Raises:
+        UserError: Slurm refuses the request, or is not on this machine.
+        UnreachableError: Slurm does not answer, or can't do it now.
+    """
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=within, check=False)
+    except OSError as error:
+        raise _absent(words[0], error) from None
+    except subprocess.TimeoutExpired:
+        raise _silent(words[0], within) from None
+    return _answer(words[0], done.returncode, done.stdout, done.stderr)
+
+
+async def ask(*words: str, within: float = ANSWER_SECONDS) -> str:
+    """As `run`, on an event loop; a program that nobody waits for any more is killed."""
+    pipe = asyncio.subprocess.PIPE
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *words, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
+        )
+    except OSError as error:
+        raise _absent(words[0], error) from None
+    try:
+        out, said = await asyncio.wait_for(process.communicate(), within)
+    except TimeoutError:
+        raise _silent(words[0], within) from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return _answer(words[0], process.returncode or 0, out, said)
+
+
+def sbatch(name: str, output: str, arguments: Sequence[str], script: str) -> list[str]:
+    """The call that submits a batch job, which is warned before its time limit; `number_of` reads the answer.
+
+    Args:
+        name: Of the batch job.
+        output: A file for what it prints, in which Slurm replaces ``%j`` by the batch job's number.
+        arguments: More of them; they come last, so they win.
+        script: What a shell runs in the batch job.
+    """
+    about = [f"--job-name={name}", f"--output={output}", "--ntasks=1", f"--signal=B:TERM@{NOTICE_SECONDS}"]
+    return ["sbatch", "--parsable", *about, *arguments, f"--wrap={script}"]
+
+
+def require_time(arguments: str) -> None:
+    """
+    Raises:
+        UserError: with this time limit a batch job is told to end as soon as it begins.
+    """
+    for limit in _TIME.findall(arguments):
+        parts = limit.split(":")
+        hours, minutes, seconds = map(int, parts if len(parts) == _UNITS else ["0", *parts, "0"][:_UNITS])
+        if 0 < (hours * 60 + minutes) * 60 + seconds <= NOTICE_SECONDS:  # 0 is no time limit
+            raise UserError(
+                f"the time limit {limit} is too short, as a batch job is told to end {NOTICE_SECONDS} s before it"
+            )
+
+
+def number_of(answer: str) -> str:
+    """Of the batch job that was submitted."""
+    return answer.strip().partition(";")[0]
+
+
+def workers_name(job: str, master: str) -> str:
+    """Of all batch jobs with workers of one job; ``master``: the number of its master's, as another job may have the same name elsewhere."""
+    return f"elasticdl-{job}-{master}-worker"
+
+
+async def runs_again(number: str, restarts: int) -> bool:
+    """Of a batch job that was told to end: whether Slurm starts it once more. If its time limit is near, that is asked for.
+
+    Args:
+        restarts: How often it had been started again when it began.
+    """
+    try:
+        told = await ask("scontrol", "--oneliner", "show", "job", number, within=TOLD_SECONDS)
+        if not re.search(r"JobState=(COMPLETING|CANCELLED)", told):
+            await ask("scontrol", "requeue", number, within=TOLD_SECONDS)
+            return True
+    except UserError:
+        return False
+    except UnreachableError:  # the next master would be none too many
+        return True
+    counted = re.search(r"Restarts=(\d+)", told)
+    return counted is None or int(counted[1]) > restarts
+
+
+def _absent(program: str, error: OSError) -> UserError:
+    return UserError(f"can't run {program}: {error.strerror}; is this a machine of a Slurm cluster?")
+
+
+def _silent(program: str, seconds: float) -> UnreachableError:
+    return UnreachableError(f"Slurm does not answer: {program} took more than {seconds:g} s")
+
+
+def _answer(program: str, code: int, out: bytes, said: bytes) -> str:
+    if code == 0:
+        return out.decode(errors="replace")
+    lines = said.decode(errors="replace").splitlines()
+    why = "; ".join(re.sub(r"^\w+: (error: )?", "", line) for line in lines if line.strip())
+    if "nvalid job id" in why:
+        raise UnknownJobError(f"Slurm refuses {program}: {why}")
+    if _AWAY.search(why):
+        raise UnreachableError(f"Slurm does not answer: {program}: {why}")
+    raise UserError(f"Slurm refuses {program}: {why}")
+
 
 POLL_SECONDS = 2.0
 _FIELDS = 4  # of a line of `squeue`

@@ -1,25 +1,272 @@
 """A worker's process from its start, forked where that is possible, to its end: for who starts workers on this machine, and for
-the agent of a place."""
+the agent of a place.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from elasticdl.common.environment import STACKS, WORKER_ID
-from elasticdl.common.process_group import ProcessGroup
-from elasticdl.common.tether import tethered
+import psutil
+
+from elasticdl.common.credentials import STACKS, WORKER_ID
+from elasticdl.common.process_group import ProcessGroup, tethered
+from elasticdl.common.reason import last_exception, last_line, last_words
+from elasticdl.common.triton_first import why_it_crashed
+from elasticdl.job.journal import without_marks
+from elasticdl.master.core.events import ExitCause, StacksFound
 from elasticdl.places.fork_server import CannotFork, ForkServer
-from elasticdl.places.worker_output import Output
+
+# What the end of a worker's process says: by its exit code, and by the last that it has printed.
+
+
+OUTPUT_CHARACTERS = 4096
+OUTPUT_LINES = 40
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SHELL_SIGNAL_BASE = 128
+USAGE = 2  # a program ends with that which refuses its arguments, or what it was to do, and has said so
+
+
+def judge_exit(code: int, output: str = "") -> tuple[ExitCause, str]:
+    """What an exit code says, with a word for people. A shell reports a child's signal as 128 + its number.
+
+    ``output``: the last that the process has printed, which may tell the reason.
+    """
+    if code == 0:
+        return ExitCause.CLEAN, "exit code 0"
+    number = -code if code < 0 else code - _SHELL_SIGNAL_BASE
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        said = last_exception(output) if code == 1 else last_line(output) if code == USAGE else ""
+        return ExitCause.CRASHED, f"exit code {code}{f': {said}' if said else ''}"
+    if number in _FROM_OUTSIDE:
+        return ExitCause.KILLED, name
+    why = why_it_crashed(output) if number in (signal.SIGSEGV, signal.SIGABRT) else ""
+    return ExitCause.CRASHED, f"{name}: {why}" if why else name
+
+
+def judge_end(code: int, text: str, *, memory_was_short: bool = False) -> tuple[ExitCause, str, str]:
+    """As `judge_exit`, with the end of what the process has printed, of which ``text`` is as much as may be about its end.
+
+    ``memory_was_short``: the kernel has killed a process for it.
+    """
+    text = without_marks(text)
+    output = end_of(text)
+    cause, detail = judge_exit(code, text if code in (1, USAGE) else output)
+    if memory_was_short and code in (-signal.SIGKILL, _SHELL_SIGNAL_BASE + signal.SIGKILL):
+        cause, detail = ExitCause.OUT_OF_MEMORY, "the kernel has killed it, as memory was short"
+    return cause, detail, output
+
+
+def end_of(text: str) -> str:
+    """The last lines, or the first that tell of the crash with which a log ends."""
+    if stacks := last_words(text):
+        return "\n".join(stacks[:OUTPUT_LINES])
+    return "\n".join(text[-OUTPUT_CHARACTERS:].splitlines()[-OUTPUT_LINES:])
+
+
+# Whether the kernel ended a worker because memory was short: its exit code does not say so.
+
+
+_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+
+
+class MemoryKills:
+    """Those in this process's control group: a container's, a batch job's or a session's. Its workers are in it."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._seen = self._count()
+
+    def happened(self) -> bool:
+        """Since that was asked last, which it is at each end: a kill is that of the next end that is seen."""
+        before, self._seen = self._seen, self._count()
+        return self._seen > before
+
+    def _count(self) -> int:
+        """0 where the kernel does not say."""
+        for file in self._files():
+            try:
+                found = _KILLS.search(file.read_text())
+            except OSError:
+                continue
+            return int(found[1]) if found else 0
+        return 0
+
+    def _files(self) -> Iterator[Path]:
+        try:
+            groups = (self._root / "proc/self/cgroup").read_text().splitlines()
+        except OSError:
+            return
+        mounted = self._root / "sys/fs/cgroup"
+        for line in groups:
+            _, controllers, group = line.split(":", 2)
+            # In a container the group's own folder is what is mounted, under whatever path the host has it. The topmost group of a
+            # machine has no such file.
+            if not controllers:  # of the second version
+                yield from (mounted / group.strip("/") / "memory.events", mounted / "memory.events")
+            elif "memory" in controllers.split(","):
+                folder = mounted / "memory"
+                yield from (folder / group.strip("/") / "memory.oom_control", folder / "memory.oom_control")
+
+
+# Where a worker's output goes: into files, or through to this process's own stdout and stderr; and what it has printed last.
+
+
+READ_BYTES = 1 << 16
+# So much of what a worker prints may be about its end: a dump of its stacks, and lines after it.
+LAST_BYTES = 80 << 10
+# For what is still in the pipes of a worker that has ended; a process that has left its group may keep them open.
+DRAIN_SECONDS = 1.0
+
+
+class InFile:
+    """Of one worker."""
+
+    def __init__(self, log: Path, out: Path | None = None) -> None:
+        """``out``: takes what it prints on stdout, if that is another."""
+        self._log, self._out = log, out or log
+
+    @contextmanager
+    def printing(self) -> Iterator[tuple[int, int]]:
+        """Entered once, while the worker is given the descriptors for its stdout and stderr."""
+        with self._log.open("ab") as log, self._out.open("ab") as out:
+            yield out.fileno(), log.fileno()
+
+    def all(self) -> str:
+        """As much of what it has printed as may be about its end; empty if it can't be read."""
+        try:
+            with self._log.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+                return file.read().decode(errors="replace")
+        except OSError:
+            return ""
+
+
+class PassedOn:
+    """As `InFile`, to this process's own stdout and stderr: by a thread for each of the two, as these may be slow."""
+
+    def __init__(self) -> None:
+        self._last = bytearray()
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+
+    @contextmanager
+    def printing(self) -> Iterator[tuple[int, int]]:
+        theirs = []
+        for target in (1, 2):
+            ours, end = os.pipe()
+            theirs.append(end)
+            thread = threading.Thread(target=self._pass_on, args=(ours, target), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        try:
+            yield theirs[0], theirs[1]
+        finally:
+            for end in theirs:
+                os.close(end)
+
+    def all(self) -> str:
+        """Of a worker that has ended: waits a short time for what is under way."""
+        for thread in self._threads:
+            thread.join(DRAIN_SECONDS)
+        with self._lock:
+            return self._last.decode(errors="replace")
+
+    def _pass_on(self, ours: int, target: int) -> None:
+        with open(ours, "rb", buffering=0) as pipe:
+            while chunk := pipe.read(READ_BYTES):
+                with self._lock:
+                    self._last += chunk
+                    del self._last[:-LAST_BYTES]
+                with contextlib.suppress(OSError):  # nobody reads it any more
+                    _write(target, chunk)
+
+
+Output: TypeAlias = InFile | PassedOn
+
+
+def _write(target: int, chunk: bytes) -> None:
+    while chunk:
+        chunk = chunk[os.write(target, chunk) :]
+
+
+# Where a process of this machine stands that can't tell it by itself: what it has left, and the state the kernel has it in.
+
+
+MOST_BYTES = 1 << 18
+# In these a process can't run, whatever Python does in it.
+_HELD = {
+    psutil.STATUS_STOPPED: "does not run: it is stopped (state T)",
+    psutil.STATUS_TRACING_STOP: "does not run: a debugger holds it (state t)",
+    psutil.STATUS_DISK_SLEEP: "does not run: the kernel waits for a disk or a network file system (state D)",
+    psutil.STATUS_ZOMBIE: "does not run: it has ended (state Z)",
+}
+RUNS = "its process runs"
+
+
+def look_at(worker_id: int, pid: int, dump: Path, log: Path | None = None) -> StacksFound:
+    """``pid`` leads the worker's processes. ``log``: takes what is found, too."""
+    text = _read(dump)
+    pids = _with_children(pid)
+    # The worker has the file open as long as it has a session: what it has started may have ended, or be stopped, without harm.
+    worker = next((each for each in pids if _has_open(each, os.path.realpath(dump))), None)
+    state = _state(pids if worker is None else [worker])
+    if not text and not state:
+        state = RUNS
+    if text and log is not None:
+        with contextlib.suppress(OSError), log.open("a") as lines:  # on a full disk it is told all the same
+            lines.write(f"elasticdl: worker {worker_id} does not answer; its stacks:\n{text}\n")
+    return StacksFound(worker_id, text, state, has_session=state == RUNS and worker is not None)
+
+
+def _read(dump: Path) -> str:
+    try:
+        with dump.open("rb") as file:
+            return file.read(MOST_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _with_children(pid: int) -> list[int]:
+    try:
+        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    except psutil.Error:
+        return [pid]
+
+
+def _has_open(pid: int, path: str) -> bool:
+    # By the names of the links: to look at the files themselves may hang, as at those of a server that is gone.
+    with contextlib.suppress(OSError):
+        return any(os.readlink(link) == path for link in Path(f"/proc/{pid}/fd").iterdir())
+    return False
+
+
+def _state(pids: Sequence[int]) -> str:
+    """Why the first of these can't run that can't; empty if all can."""
+    for pid in pids:
+        try:
+            status = psutil.Process(pid).status()
+        except psutil.Error:
+            continue
+        if words := _HELD.get(status):
+            return words
+    return ""
+
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -16,8 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from elasticdl.report.page import LIVE_POLICY, asset, live_page, plotly_script
-from elasticdl.report.page_data import as_json
+from elasticdl.report.page import LIVE_POLICY, as_json, asset, live_page, plotly_script
 
 LOOPBACK = "127.0.0.1"
 SILENCE_SECONDS = 20.0

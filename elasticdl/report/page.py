@@ -6,10 +6,212 @@ import base64
 import gzip
 import hashlib
 import html
+import json
+from collections.abc import Iterable
 from importlib.resources import files
 from typing import Any
 
-from elasticdl.report.page_data import as_json
+from elasticdl.job.history import History, Lane, PauseRecord, Point, TimeUse, WorldSpan
+from elasticdl.job.journal import plain
+
+# Where the time went, in words.
+
+
+# What a share is called, and what it means.
+NAMES = {
+    TimeUse.PRODUCTIVE: ("training", "steps that the job had not made before"),
+    TimeUse.SLOW: ("the slowest worker", "all members waited in their steps for the slowest one"),
+    TimeUse.AGAIN: ("steps made again", "steps whose result had been lost with all that held it"),
+    TimeUse.EVALUATION: ("evaluation", "the model was evaluated"),
+    TimeUse.CHECKPOINT: ("checkpoints", "the state was copied, or training stood still until it was written"),
+    TimeUse.GROW: ("workers joining", "pauses in which workers were let in"),
+    TimeUse.SHRINK: ("workers leaving", "pauses in which workers left in good order"),
+    TimeUse.FAILURE: ("failures", "pauses after workers were lost, from the last step before to the first one after"),
+    TimeUse.WAITING: ("waiting", "too few workers to train; of a worker: ready, and in no world"),
+    TimeUse.STARTING: ("starting", "up to the first step; of a worker: until it is ready"),
+    TimeUse.ENDING: (
+        "ending",
+        "from the last step, or the decision to end; of a worker: since then, or since it was told to leave",
+    ),
+}
+_LEAST_SHARE = 0.01
+_MOST_NAMED = 3
+
+
+def duration(seconds: float) -> str:
+    """As a person would say it: ``0.35 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    parts = [f"{value} {unit}" for value, unit in ((days, "d"), (hour, "h"), (minute, "min"), (second, "s")) if value]
+    return " ".join(parts[:2]) or "0 s"
+
+
+def percent(share: float) -> str:
+    shown = f"{100 * share:.0f}"
+    return f"{shown} %" if shown not in ("0", "100") or share in (0, 1) else "< 1 %" if share < 0.5 else "> 99 %"
+
+
+def sentence(history: History) -> str:
+    """What the time of the job went to, the greatest losses first."""
+    wall = history.spent.wall
+    whole = sum(wall.values())
+    if whole <= 0:
+        return "Its journal tells nothing." if history.over else "Nothing has happened yet."
+    lost = sorted((each for each in TimeUse if each is not TimeUse.PRODUCTIVE), key=wall.__getitem__, reverse=True)
+    named = [each for each in lost if wall[each] >= _LEAST_SHARE * whole][:_MOST_NAMED]
+    parts = [f"{percent(history.spent.productive)} of the {duration(whole)} was training"]
+    parts += [f"{percent(wall[each] / whole)} went to {_what(each, history)}" for each in named]
+    rest = whole - wall[TimeUse.PRODUCTIVE] - sum(wall[each] for each in named)
+    if rest >= _LEAST_SHARE * whole / 2:
+        parts.append(f"{percent(rest / whole)} to the rest")
+    return "; ".join(parts) + "."
+
+
+def _what(doing: TimeUse, history: History) -> str:
+    times = history.changes.get(str(doing), 0)
+    match doing:
+        case TimeUse.FAILURE:
+            return f"{times} {'failure' if times == 1 else 'failures'}" if times else "failures"
+        case TimeUse.GROW:
+            return "letting workers in" + (f" ({times} times)" if times > 1 else "")
+        case TimeUse.SHRINK:
+            return "letting workers go" + (f" ({times} times)" if times > 1 else "")
+        case TimeUse.SLOW:
+            return "waiting for the slowest worker"
+        case TimeUse.WAITING:
+            return "waiting for workers"
+        case _:
+            return NAMES[doing][0]
+
+
+# What the page draws, as JSON: times in seconds since the job began, tables by columns.
+
+
+MOST_IDS = 12  # of workers that are named where many came or went at once
+# JSON may stand in a script of HTML if it has none of these; U+2028 and U+2029 are escaped as all that is not ASCII.
+_ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
+
+
+def as_json(value: Any) -> str:
+    """Harmless wherever it stands in a page."""
+    return json.dumps(plain(value), separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
+
+
+def page_data(history: History) -> dict[str, Any]:
+    began = history.began
+    step, workers = history.compared
+    training = next((world.size for world in history.worlds[-1:] if world.until is None), 0)
+    return {
+        "job": history.job,
+        "phase": history.phase,
+        "reason": history.reason,
+        "over": history.over,
+        "began": began,
+        "length": _short(history.until - began),
+        "facts": {
+            "elapsed": duration(history.until - began),
+            "step": f"{history.step:,}",
+            "loss": f"{history.loss:.4g}" if history.loss is not None else "",
+            "samples/s": f"{history.rate:,.0f}" if history.rate is not None else "",
+            "workers": _sizes(history) if history.over else f"{training} of {history.wanted or '?'}",
+            "worlds": f"{history.counts.get('world_formed', 0):,}",
+            "pauses": f"{history.counts.get('pauses', 0):,}",
+            "collective": history.collective,
+            "same state": f"on all {workers} workers after step {step:,}" if workers else "",
+            "training": percent(history.spent.productive),
+            "training, by worker": percent(history.spent.utilized),
+            **{f"evaluated {name}": f"{value:.4g}" for name, value in history.metrics.items() if value is not None},
+        },
+        "sentence": sentence(history),
+        "spent": _spent(history),
+        "lanes": [_lane(lane, began) for lane in history.lanes],
+        "worlds": list(_worlds(history.worlds, began)),
+        "pauses": [_pause(pause, began) for pause in history.pauses],
+        "marks": [[_short(m.time - began), m.event, m.text, m.step, m.value] for m in history.marks],
+        "warnings": [[_short(m.time - began), m.text] for m in history.warnings],
+        "points": _columns(history.points, began),
+        "causes": history.causes,
+        "advice": {"text": ". ".join(filter(None, (history.advice, history.decision))), "curve": history.speedup},
+        "remarks": history.remarks,
+    }
+
+
+def _sizes(history: History) -> str:
+    """How many there were in its worlds."""
+    sizes = {world.size for world in history.worlds}
+    if not sizes:
+        return history.wanted
+    least, most = min(sizes), max(sizes)
+    return f"{least}" if least == most else f"{least} to {most}"
+
+
+def _spent(history: History) -> list[dict[str, Any]]:
+    wall, workers = history.spent.wall, history.spent.workers
+    whole, all_workers = sum(wall.values()) or 1.0, sum(workers.values()) or 1.0
+    return [
+        {
+            "id": str(doing), "name": NAMES[doing][0], "means": NAMES[doing][1], "share": wall[doing] / whole,
+            "percent": percent(wall[doing] / whole), "seconds": duration(wall[doing]),
+            "workers": percent(workers[doing] / all_workers), "worker_seconds": duration(workers[doing]),
+        }
+        for doing in TimeUse
+        if wall[doing] or workers[doing]
+    ]  # fmt: skip
+
+
+def _lane(lane: Lane, began: float) -> list[Any]:
+    spans = [
+        [
+            str(each.phase),
+            _short(each.since - began),
+            None if each.until is None else _short(each.until - began),
+            each.reason,
+        ]
+        for each in lane.spans
+    ]
+    return [lane.worker, lane.host, lane.cause, lane.reason, lane.code, lane.trouble, spans]
+
+
+def _worlds(worlds: Iterable[WorldSpan], began: float) -> Iterable[list[Any]]:
+    """With who came and who went, as far as that is known."""
+    before: frozenset[int] = frozenset()
+    for world in worlds:
+        now = frozenset(world.members)
+        came, went = (_some(now - before), _some(before - now)) if world.members else ("", "")
+        until = None if world.until is None else _short(world.until - began)
+        yield [world.version, world.size, _short(world.since - began), until, world.step, world.reason, came, went]
+        before = now
+
+
+def _some(workers: frozenset[int]) -> str:
+    listed = ", ".join(map(str, sorted(workers)[:MOST_IDS]))
+    return f"{listed} and {len(workers) - MOST_IDS:,} more" if len(workers) > MOST_IDS else listed
+
+
+def _pause(pause: PauseRecord, began: float) -> list[Any]:
+    parts = {name: _short(value, 4) for name, value in pause.parts.items()}
+    about = [pause.world, pause.kind, _short(pause.time - began), _short(pause.total, 4), pause.workers]
+    return [*about, pause.steps_torn, parts]
+
+
+def _columns(points: Iterable[Point], began: float) -> dict[str, list[Any]]:
+    points = list(points)
+    return {
+        "time": [_short(each.time - began) for each in points],
+        "step": [each.step for each in points],
+        "loss": [each.loss for each in points],
+        "rate": [each.learning_rate for each in points],
+        "speed": [_short(each.rate) for each in points],
+        "workers": [each.workers for each in points],
+    }
+
+
+def _short(value: float | None, digits: int = 3) -> float | None:
+    return None if value is None else round(value, digits)
+
 
 MARK = "<!-- elasticdl report -->"  # in the first lines of each report: so it is told from other files
 # Of a page that is served. Plotly sets styles of elements, which takes 'unsafe-inline'.

@@ -11,9 +11,8 @@ import os
 import sys
 from collections.abc import Iterator
 
-from elasticdl.common.environment import refuse_variables
-from elasticdl.common.errors import UserError
-from elasticdl.common.extras import how_to_install
+from elasticdl.common.credentials import refuse_variables
+from elasticdl.common.errors import UserError, how_to_install
 from elasticdl.common.reason import flat, name_of
 from elasticdl.job.spec import JobSpec
 

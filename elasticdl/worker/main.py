@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from elasticdl.common.environment import WorkerEnvironment
+from elasticdl.common.credentials import WorkerEnvironment
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.common.reason import one_line, reason
 from elasticdl.elastic.core import protocol as p

@@ -20,13 +20,12 @@ from elasticdl.cli.parsing import Commands, Option, Switch
 from elasticdl.common import errors as common_errors
 from elasticdl.elastic.core import interruptions
 from elasticdl.elastic.core import lifecycle as worker_side
-from elasticdl.job import event_catalogue
+from elasticdl.job import journal
 from elasticdl.job.spec import JobSpec, KubernetesOptions, SlurmOptions
+from elasticdl.master.core import events as master_events
 from elasticdl.master.core.transitions import ROWS
-from elasticdl.master.shell.access import ALLOWED
-from elasticdl.master.state import events as master_events
-from elasticdl.master.state.states import JOB, WorkerState
-from elasticdl.master.state.values import Phase
+from elasticdl.master.core.values import JOB, Phase, WorkerState
+from elasticdl.master.shell.servicer import ALLOWED
 from scripts.draw_states import draw_job, draw_worker_core, draw_workers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -241,10 +240,10 @@ def events() -> Iterator[str]:
     yield "# Events of the journal"
     yield ""
     yield "`elasticdl events JOB --json` prints the journal, one JSON object a line. Each has the fields `number`, which grows, `event`, its"
-    yield f"kind, and `time`, in seconds since 1970. Format {event_catalogue.FORMAT}. An entry has those fields that are known."
+    yield f"kind, and `time`, in seconds since 1970. Format {journal.FORMAT}. An entry has those fields that are known."
     yield ""
     yield "The level is that of the line in the master's log. *Words* are what somebody who watches the job is told of it."
-    for kind in event_catalogue.KINDS.values():
+    for kind in journal.KINDS.values():
         yield f"## `{kind.name}` {{ #{kind.name} }}"
         yield ""
         told = [logging.getLevelName(kind.level)]

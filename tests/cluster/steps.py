@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from elasticdl.common.tether import tethered
+from elasticdl.common.process_group import tethered
 
 _FETCHED_WITHIN_S = 1200.0
 _DONE_WITHIN_S = 7200.0

@@ -8,14 +8,12 @@ from contextlib import asynccontextmanager
 
 import psutil
 
-from elasticdl.common.credentials import Token
-from elasticdl.common.environment import LOGS, PLACE, WorkerEnvironment
+from elasticdl.common.credentials import LOGS, PLACE, Token, WorkerEnvironment
 from elasticdl.job.spec import JobSpec
-from elasticdl.master.shell.access import TokenAccess
+from elasticdl.master.core.events import WorkerPending, WorkerPlaced
 from elasticdl.master.shell.agents import Agents
-from elasticdl.master.shell.servicer import Server, Servicer
-from elasticdl.master.shell.sessions import Sessions
-from elasticdl.master.state.events import WorkerPending, WorkerPlaced
+from elasticdl.master.shell.loop import Sessions
+from elasticdl.master.shell.servicer import Server, Servicer, TokenAccess
 from elasticdl.places.base import Place, PlaceState
 from elasticdl.proto import elasticdl_pb2 as pb
 

@@ -7,13 +7,12 @@ from functools import partial
 
 import psutil
 
-from elasticdl.common.environment import WORKER_ID
-from elasticdl.common.startup import python_path
-from elasticdl.master.state.events import WorkerExited, WorkerPlaced
+from elasticdl.common.credentials import WORKER_ID
+from elasticdl.common.front_ends import python_path
+from elasticdl.master.core.events import WorkerExited, WorkerPlaced
 from elasticdl.places.fork_server import ForkServer
 from elasticdl.places.launcher import PlaceLauncher
-from elasticdl.places.local import TIMES, LocalStarter, WorkerCommand
-from elasticdl.places.slots import Slots
+from elasticdl.places.local import TIMES, LocalStarter, Slots, WorkerCommand
 from elasticdl.places.worker_process import Spawner
 
 DEADLINE = 60.0

@@ -13,9 +13,9 @@ from elasticdl.common.credentials import Role
 from elasticdl.job.spec import WorkerRange
 from elasticdl.kube.client import Client, connect
 from elasticdl.kube.kubeconfig import ClusterTarget
-from elasticdl.kube.manifests.names import labels, selector, state_name
-from elasticdl.places.pods.pod_places import PodPlaces, PodTimeouts
-from elasticdl.places.pods.worker_pods import Owner, WorkerPodApi, WorkerPods
+from elasticdl.kube.names import labels, selector, state_name
+from elasticdl.places.pod_places import PodPlaces, PodTimeouts
+from elasticdl.places.worker_pods import Owner, WorkerPodApi, WorkerPods
 
 JOB = "bench"
 # Ends with the code that a test writes into a file; told to leave, it takes a moment and ends with 0.

@@ -4,10 +4,10 @@ import itertools
 import signal
 
 from elasticdl.common.errors import UnreachableError
-from elasticdl.master.state.events import ExitCause, StacksFound, WorkerExited, WorkerPlaced
+from elasticdl.master.core.events import ExitCause, StacksFound, WorkerExited, WorkerPlaced
 from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceState
-from elasticdl.places.exits import judge_exit
-from elasticdl.places.polled import End
+from elasticdl.places.slurm import End
+from elasticdl.places.worker_process import judge_exit
 
 GONE = ExitCause.KILLED, -signal.SIGKILL
 

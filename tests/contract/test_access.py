@@ -15,17 +15,16 @@ from access_kit import DEADLINE, serving
 from cryptography.hazmat.primitives import serialization
 
 import elasticdl.elastic.link.stream as stream
-from elasticdl.cli.master_client import connect
+from elasticdl.cli.job_handle import connect
 from elasticdl.common.certificates import LIFETIME, issue
 from elasticdl.common.channel import metadata, open_channel
-from elasticdl.common.credentials import Role, TlsFolder, Token
-from elasticdl.common.environment import WorkerEnvironment
+from elasticdl.common.credentials import Role, TlsFolder, Token, WorkerEnvironment
 from elasticdl.common.errors import RefusedError, UnreachableError
 from elasticdl.job import messages as m
 from elasticdl.job.spec import WorkerRange
+from elasticdl.master.core.events import StopRequested
 from elasticdl.master.shell import servicer
-from elasticdl.master.shell.access import ALLOWED, Guard, TlsAccess, TokenAccess
-from elasticdl.master.state.events import StopRequested
+from elasticdl.master.shell.servicer import ALLOWED, Guard, TlsAccess, TokenAccess
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
@@ -153,7 +152,7 @@ def test_grpc_itself_writes_nothing_to_the_terminal(master, tmp_path):
     code = f"""
 import os
 from pathlib import Path
-from elasticdl.cli.master_client import connect
+from elasticdl.cli.job_handle import connect
 from elasticdl.common.credentials import Endpoint, TlsFolder
 from elasticdl.common.errors import RefusedError
 assert "GRPC_VERBOSITY" not in os.environ, "as whoever is started from here would have it"

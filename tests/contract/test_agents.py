@@ -8,10 +8,9 @@ import psutil
 import pytest
 from agent_kit import DEADLINE, LOGS, TOKEN, acting, end_of, place
 
-from elasticdl.common.credentials import Token
-from elasticdl.common.environment import WorkerEnvironment
-from elasticdl.master.state.events import ExitCause, FoundWorker, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
-from elasticdl.places.agent_link import Link
+from elasticdl.common.credentials import Token, WorkerEnvironment
+from elasticdl.master.core.events import ExitCause, FoundWorker, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.places.agent import Link
 from elasticdl.places.base import FoundInPlace, PlaceEnding
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.stories import on

@@ -12,14 +12,14 @@ from cluster_users import add_user, rule, write_kubeconfig
 from kubernetes import client
 
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.cluster.submission import Submission, make_parts
+from elasticdl.cli.cluster_run import Submission, make_parts
 from elasticdl.common.credentials import Role
 from elasticdl.job.spec import JobSpec
+from elasticdl.kube import job_objects
 from elasticdl.kube.client import Client, connect
 from elasticdl.kube.kubeconfig import ClusterTarget
-from elasticdl.kube.manifests import job_objects
-from elasticdl.kube.manifests.names import labels
-from elasticdl.places.pods.judge import MOST_CRASHES
+from elasticdl.kube.names import labels
+from elasticdl.places.judge import MOST_CRASHES
 from tests.cluster.kit import until
 
 pytest_plugins = ["tests.cluster.fixtures"]

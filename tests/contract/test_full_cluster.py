@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl.kube.job_pods import forwarded
-from elasticdl.kube.manifests.names import Role, labels
+from elasticdl.kube.names import Role, labels
 from tests.cluster.build import Unavailable
 from tests.cluster.full import leftovers
 from tests.cluster.full.images import REPOSITORY

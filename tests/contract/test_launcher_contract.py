@@ -11,7 +11,7 @@ from agent_kit import acting, place
 from fork_kit import launcher_of
 from places_kit import FakePlaces, FakeStarter
 
-from elasticdl.master.state.events import ExitCause, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.master.core.events import ExitCause, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.places.launcher import PlaceLauncher
 
 PLACES = 2

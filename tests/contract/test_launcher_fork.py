@@ -10,7 +10,7 @@ import textwrap
 import pytest
 from fork_kit import MODULES, both, launcher_of, next_of, run_one, written
 
-from elasticdl.master.state.events import WorkerExited, WorkerPlaced
+from elasticdl.master.core.events import WorkerExited, WorkerPlaced
 
 LOOK = """
 import gc, inspect, json, locale, os, resource, signal, sys, tempfile, threading

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from fork_kit import DEADLINE, MODULES, launcher_of, next_of, run_one, written
 
-from elasticdl.master.state.events import ExitCause, WorkerExited, WorkerPlaced
+from elasticdl.master.core.events import ExitCause, WorkerExited, WorkerPlaced
 
 WAITING = "import os, time; print(os.getpid(), 'numpy' in __import__('sys').modules, flush=True); time.sleep(600)"
 
@@ -21,7 +21,7 @@ MASTER = """
 import asyncio, sys
 from fork_kit import MODULES, launcher_of, next_of
 from test_launcher_fork_faults import WAITING, template_of
-from elasticdl.master.state.events import WorkerPlaced
+from elasticdl.master.core.events import WorkerPlaced
 from pathlib import Path
 
 async def run():

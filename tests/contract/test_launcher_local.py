@@ -10,12 +10,12 @@ import psutil
 import pytest
 from fork_kit import run_one
 
-from elasticdl.common.tether import tethered
+from elasticdl.common.process_group import tethered
 from elasticdl.job.jobdir import JobDir, MasterAddress
 from elasticdl.job.spec import JobSpec, WorkerRange
-from elasticdl.master.shell.local_master import LocalWorkers
-from elasticdl.master.state.events import ExitCause, WorkerExited
-from elasticdl.places.exits import judge_exit
+from elasticdl.master.core.events import ExitCause, WorkerExited
+from elasticdl.master.shell.serve import LocalWorkers
+from elasticdl.places.worker_process import judge_exit
 
 DEADLINE = 30.0
 

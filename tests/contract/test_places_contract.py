@@ -8,8 +8,8 @@ import pytest
 from places_kit import FakePlaces, FakeProvider
 
 from elasticdl.places.base import PlaceChanged, PlaceLost, PlacesRefused, PlaceState
-from elasticdl.places.polled import PolledPlaces
-from elasticdl.places.slots import Slots
+from elasticdl.places.local import Slots
+from elasticdl.places.slurm import PolledPlaces
 
 ROOM = 2
 DEADLINE = 60.0

@@ -8,7 +8,7 @@ from kubernetes import client
 from kubernetes_bench import JOB, api_of, kubernetes_bench, make_places, name, pods_left, threads_left, worker_pods
 from test_places_contract import CHECKS, Bench
 
-from elasticdl.master.state.events import ExitCause
+from elasticdl.master.core.events import ExitCause
 from elasticdl.places.base import PlaceState
 from tests.stories import on
 

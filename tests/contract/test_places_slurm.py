@@ -8,7 +8,7 @@ from functools import partial
 
 from test_places_contract import Bench
 
-from elasticdl.master.state.events import ExitCause, LauncherFailed
+from elasticdl.master.core.events import ExitCause, LauncherFailed
 from elasticdl.places.slurm import SlurmProvider, slurm_places
 from tests.slurm.fixtures import PROCESSORS
 from tests.stories import on

@@ -10,7 +10,7 @@ from kubernetes_bench import make_owner
 from elasticdl.kube.client import connect
 from elasticdl.kube.job_pods import forwarded
 from elasticdl.kube.kubeconfig import ClusterTarget
-from elasticdl.kube.manifests.names import Role, labels
+from elasticdl.kube.names import Role, labels
 
 pytest_plugins = ["tests.cluster.fixtures"]
 

@@ -7,17 +7,15 @@ import pytest
 from cluster_users import authority_of, token_of, write_kubeconfig
 from kubernetes import client, config
 
-from elasticdl.cli.cluster.submission import Submission, make_parts
+from elasticdl.cli.cluster_run import Submission, make_parts
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UserError
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube import kubeconfig
-from elasticdl.kube.api_error import ApiError
-from elasticdl.kube.client import connect
+from elasticdl.kube import job_objects, kubeconfig
+from elasticdl.kube.client import ApiError, connect
 from elasticdl.kube.kubeconfig import ClusterTarget
-from elasticdl.kube.manifests import job_objects
-from elasticdl.kube.manifests.names import state_name
-from elasticdl.places.pods.worker_pods import WorkerPodApi
+from elasticdl.kube.names import state_name
+from elasticdl.places.worker_pods import WorkerPodApi
 
 pytest_plugins = ["tests.cluster.fixtures"]
 

@@ -12,13 +12,13 @@ import pytest
 import yaml
 from kubernetes import client
 
-from elasticdl.cli.cluster.submission import Submission, make_parts
+from elasticdl.cli.cluster_run import Submission, make_parts
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.spec import JobSpec
+from elasticdl.kube import job_objects
 from elasticdl.kube.client import connect
 from elasticdl.kube.kubeconfig import ClusterTarget
-from elasticdl.kube.manifests import job_objects
-from elasticdl.kube.manifests.names import JOB_LABEL
+from elasticdl.kube.names import JOB_LABEL
 from elasticdl.master.shell.cluster_master import set_counted
 from tests.cluster.build import CLUSTER
 from tests.cluster.kit import is_running, until

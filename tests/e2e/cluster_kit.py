@@ -17,7 +17,7 @@ from running_job import run_cli
 
 from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH, compare
 from benchmarks.storm.zoo import watched_softmax
-from elasticdl.cli.cluster.namespace_job import NamespaceJob
+from elasticdl.cli.namespace_job import NamespaceJob
 from elasticdl.job.journal import Entry
 from elasticdl.kube.client import Client
 from tests.cluster.cluster import Cluster

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from elasticdl.cli.local.folder_job import FolderJob
-from elasticdl.common.tether import tethered
+from elasticdl.cli.folder_job import FolderJob
+from elasticdl.common.process_group import tethered
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.journal import Entry, read_journal
 from elasticdl.job.spec import WorkerRange

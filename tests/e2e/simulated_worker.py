@@ -11,7 +11,7 @@ import sys
 import threading
 
 from elasticdl.common.channel import metadata, open_channel
-from elasticdl.common.environment import WorkerEnvironment
+from elasticdl.common.credentials import WorkerEnvironment
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 

@@ -15,7 +15,7 @@ import yaml
 from cluster_kit import wait_for
 from kubernetes import client
 
-from elasticdl.common.tether import tethered
+from elasticdl.common.process_group import tethered
 from elasticdl.job.journal import read_journal
 from tests.documents.reading import DOCUMENTS, ROOT, Command, How, PythonBlock, read
 

@@ -8,7 +8,7 @@ import pytest
 from running_job import REPOSITORY, start
 
 from benchmarks.loops.library import OF_ALL
-from elasticdl.places.slots import find_gpus
+from elasticdl.places.local import find_gpus
 
 pytestmark = pytest.mark.skipif(not find_gpus({}), reason="there is no GPU")
 ONE = {"CUDA_VISIBLE_DEVICES": "0"}  # the other tests have none

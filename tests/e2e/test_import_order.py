@@ -7,9 +7,8 @@ import sys
 
 import pytest
 
-from elasticdl.common.environment import MASTER
-from elasticdl.common.front_ends import FRONT_ENDS, TORCH
-from elasticdl.common.startup import python_path
+from elasticdl.common.credentials import MASTER
+from elasticdl.common.front_ends import FRONT_ENDS, TORCH, python_path
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="this PyTorch comes without triton")
 

@@ -10,7 +10,7 @@ import pytest
 from cluster_kit import command_line, wait_for
 from kubernetes import client
 
-from elasticdl.cli.cluster import namespace_job
+from elasticdl.cli import namespace_job
 from elasticdl.kube import job_pods
 from elasticdl.kube.client import Client
 from elasticdl.kube.kubeconfig import ClusterTarget

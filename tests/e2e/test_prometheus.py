@@ -18,7 +18,7 @@ import pytest
 import yaml
 from cluster_kit import STEPS_PER_EPOCH, WatchedJob, wait_for
 
-from elasticdl.common.tether import tethered
+from elasticdl.common.process_group import tethered
 from elasticdl.job.facts import Facts
 from elasticdl.job.history import TimeUse
 from tests.cluster.build import PROMETHEUS, require

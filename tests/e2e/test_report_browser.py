@@ -14,8 +14,7 @@ from elasticdl.cli.live_board import LiveBoard
 from elasticdl.job.facts import Facts
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.report.live_server import LiveServer
-from elasticdl.report.page import report
-from elasticdl.report.page_data import page_data
+from elasticdl.report.page import page_data, report
 
 webdriver = pytest.importorskip("selenium.webdriver")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.common.tether import tethered
+from elasticdl.common.process_group import tethered
 from tests.documents.reading import ROOT, Command, How, PythonBlock, Shown, changed, read
 
 pytestmark = pytest.mark.slow

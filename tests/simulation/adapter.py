@@ -15,20 +15,18 @@ from typing import Any, cast
 from unittest.mock import patch
 
 from elasticdl.job.spec import WorkerRange
+from elasticdl.master.core import events as e
+from elasticdl.master.core import events as i
+from elasticdl.master.core import sizing
+from elasticdl.master.core import sizing as worker_target
 from elasticdl.master.core.job_core import Job
-from elasticdl.master.rules import sizing, worker_target
-from elasticdl.master.rules.measured_steps import MeasuredSteps
+from elasticdl.master.core.sizing import MeasuredSteps
+from elasticdl.master.core.values import Observation, Settings
+from elasticdl.master.core.worker_record import JobSnapshot, Snapshot
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.loop import SLOW_SAVE_SECONDS as SLOW_SAVE_SECONDS
-from elasticdl.master.shell.loop import Loop, Mailbox, Ports
-from elasticdl.master.shell.observer import Observer
-from elasticdl.master.shell.saver import StateSaver
-from elasticdl.master.shell.sessions import Sessions
-from elasticdl.master.state import events as e
-from elasticdl.master.state import instructions as i
-from elasticdl.master.state.snapshot import JobSnapshot, Snapshot
-from elasticdl.master.state.speedup import Observation
-from elasticdl.master.state.values import Settings
+from elasticdl.master.shell.loop import Loop, Mailbox, Ports, Sessions, StateSaver
+from elasticdl.master.shell.observers import Observer
 from elasticdl.places.base import Launcher
 from tests.simulation.job_invariants import check_job
 

@@ -11,10 +11,10 @@ from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.job import messages as m
+from elasticdl.master.core import events as i
+from elasticdl.master.core.events import Phase
 from elasticdl.master.core.fleet import BURST, LEAST_BURST, LEAST_RATE
-from elasticdl.master.state import instructions as i
-from elasticdl.master.state.crashes import CRASHES_AT_START
-from elasticdl.master.state.instructions import Phase
+from elasticdl.master.core.values import CRASHES_AT_START
 from tests.simulation.adapter import HEARTBEAT_TIMEOUT, LINGER_SECONDS
 from tests.simulation.lineage import Model, Violation
 from tests.simulation.plan import Kind

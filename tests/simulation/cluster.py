@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elasticdl.master.state import events as e
-from elasticdl.master.state.events import ExitCause
+from elasticdl.master.core import events as e
+from elasticdl.master.core.events import ExitCause
 from tests.simulation.process import Process
 from tests.simulation.script import life
 

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.state import events as e
-from elasticdl.master.state.events import ExitCause
-from elasticdl.master.state.instructions import Phase
+from elasticdl.master.core import events as e
+from elasticdl.master.core.events import ExitCause, Phase
 from tests.simulation.plan import Fault, Kind
 from tests.simulation.unlike import Reading
 

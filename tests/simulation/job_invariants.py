@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from elasticdl.master.core.job_core import Job
-from elasticdl.master.state.states import DONE, IN_WORLD, LEAVING, LIVE, WorkerState
-from elasticdl.master.state.values import Phase
-from elasticdl.master.state.worker_record import WorkerRecord
+from elasticdl.master.core.values import DONE, IN_WORLD, LEAVING, LIVE, Phase, WorkerState
+from elasticdl.master.core.worker_record import WorkerRecord
 
 _S = WorkerState
 _UNHURRIED = (*DONE, _S.STANDBY, _S.EXCLUDED, *IN_WORLD)

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.shell.convert import to_event
-from elasticdl.master.shell.sessions import Sessions
-from elasticdl.master.state import events as e
-from elasticdl.master.state import instructions as i
-from elasticdl.master.state.snapshot import JobSnapshot, Snapshot
-from elasticdl.master.state.values import World
+from elasticdl.master.core import events as e
+from elasticdl.master.core import events as i
+from elasticdl.master.core.values import World
+from elasticdl.master.core.worker_record import JobSnapshot, Snapshot
+from elasticdl.master.shell.loop import Sessions, to_event
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.simulation.adapter import (
     HEARTBEAT_SECONDS,

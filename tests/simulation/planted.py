@@ -20,12 +20,11 @@ from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.job import messages as m
-from elasticdl.master.core.fleet import Fleet
-from elasticdl.master.core.lost_workers import Losses
-from elasticdl.master.state import events as e
-from elasticdl.master.state import instructions as i
-from elasticdl.master.state.snapshot import JobSnapshot
-from elasticdl.master.state.values import World as MastersWorld
+from elasticdl.master.core import events as e
+from elasticdl.master.core import events as i
+from elasticdl.master.core.fleet import Fleet, Losses
+from elasticdl.master.core.values import World as MastersWorld
+from elasticdl.master.core.worker_record import JobSnapshot
 from tests.simulation.adapter import MasterCore
 from tests.simulation.process import Process
 from tests.simulation.run import Failure, run_seed

@@ -8,14 +8,13 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from elasticdl.common.credentials import Token
-from elasticdl.common.environment import WorkerEnvironment
+from elasticdl.common.credentials import Token, WorkerEnvironment
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.job import messages as m
-from elasticdl.master.state.events import ExitCause
+from elasticdl.master.core.events import ExitCause
 from tests.simulation.adapter import LINGER_SECONDS
 from tests.simulation.collectives import CONNECT_TIMEOUT
 from tests.simulation.lineage import Model, State, Violation

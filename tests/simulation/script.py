@@ -16,7 +16,7 @@ from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.training.data_facts import DataFacts
 from elasticdl.job import messages as m
-from elasticdl.master.state.events import ExitCause
+from elasticdl.master.core.events import ExitCause
 from tests.simulation.collectives import FAILED
 from tests.simulation.lineage import Model, State, Violation
 from tests.simulation.plan import Commits

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import SampleOrder
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.state import events as e
-from elasticdl.master.state.instructions import Phase
-from elasticdl.master.state.snapshot import JobSnapshot
+from elasticdl.master.core import events as e
+from elasticdl.master.core.events import Phase
+from elasticdl.master.core.worker_record import JobSnapshot
 from tests.simulation.checks import Checks
 from tests.simulation.clock import Clock
 from tests.simulation.cluster import Cluster

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.job import messages as m
-from elasticdl.master.state import events as e
-from elasticdl.master.state import instructions as i
+from elasticdl.master.core import events as e
+from elasticdl.master.core import events as i
 from tests.simulation.adapter import QUIET_INSTRUCTIONS
 from tests.simulation.clock import Clock
 

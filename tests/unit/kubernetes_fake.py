@@ -5,7 +5,7 @@ import itertools
 import queue
 import threading
 
-from elasticdl.kube.api_error import ApiError
+from elasticdl.kube.client import ApiError
 from elasticdl.kube.object_watch import Change, Listing
 
 STOP = object()

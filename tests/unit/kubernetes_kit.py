@@ -3,7 +3,7 @@
 import copy
 
 from elasticdl.job.spec import WorkerRange
-from elasticdl.places.pods.worker_pods import Owner, WorkerPods
+from elasticdl.places.worker_pods import Owner, WorkerPods
 
 JOB, NAMESPACE = "digits", "lab"
 OWNER = Owner("digits-master", "owner-uid")

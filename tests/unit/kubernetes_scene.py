@@ -9,7 +9,7 @@ from kubernetes_fake import FakeObjects, FakePods
 from kubernetes_kit import JOB, PODS, RUNNING, pod
 
 from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceState
-from elasticdl.places.pods.pod_places import PodPlaces, PodTimeouts
+from elasticdl.places.pod_places import PodPlaces, PodTimeouts
 
 DEADLINE = 20.0
 QUICK = PodTimeouts(

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 
 from elasticdl.job import messages as m
-from elasticdl.job.event_catalogue import KINDS
+from elasticdl.job.journal import KINDS
 from elasticdl.job.spec import WorkerRange
+from elasticdl.master.core import events as e
+from elasticdl.master.core import events as i
 from elasticdl.master.core.job_core import Job
-from elasticdl.master.state import events as e
-from elasticdl.master.state import instructions as i
-from elasticdl.master.state.snapshot import Snapshot
-from elasticdl.master.state.values import Settings, World
+from elasticdl.master.core.values import Settings, World
+from elasticdl.master.core.worker_record import Snapshot
 from tests.simulation.job_invariants import check_job
 
 TICK = 0.5

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from elasticdl.master.state.events import WorkerPlaced
+from elasticdl.master.core.events import WorkerPlaced
 from elasticdl.places.base import PlaceState
 from elasticdl.places.launcher import PlaceLauncher
 from tests.contract.places_kit import FakePlaces, FakeStarter

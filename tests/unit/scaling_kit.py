@@ -6,11 +6,10 @@ import math
 
 import numpy as np
 
-from elasticdl.job.shared_values import StepReport
+from elasticdl.job.messages import StepReport
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.rules.measured_steps import MeasuredSteps
-from elasticdl.master.rules.worker_target import Situation, WorkerTarget
-from elasticdl.master.state.speedup import Curve
+from elasticdl.master.core.sizing import MeasuredSteps, Situation, WorkerTarget
+from elasticdl.master.core.values import Curve
 
 
 class Truth:

@@ -12,20 +12,19 @@ from types import SimpleNamespace
 import pytest
 from test_cli_kubernetes import parts
 
-from elasticdl.cli.cluster.submission import Submission
-from elasticdl.cli.local import new_job
+from elasticdl.cli import local_run
+from elasticdl.cli.cluster_run import Submission
 from elasticdl.common.errors import JobFailedError, UserError
-from elasticdl.job import folders
+from elasticdl.job import jobdir
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube.api_error import FORBIDDEN, NotDoneError
-from elasticdl.kube.client import path_of
-from elasticdl.kube.manifests import job_objects
+from elasticdl.kube import job_objects
+from elasticdl.kube.client import FORBIDDEN, NotDoneError, path_of
 
 
 def test_folders_become_absolute(tmp_path):
     (tmp_path / "train.csv").touch()
     spec = JobSpec(model_zoo="zoo", output="../out", training_data="train.csv", validation_data="synthetic:8")
-    absolute = new_job.with_absolute_paths(spec, tmp_path)
+    absolute = local_run.with_absolute_paths(spec, tmp_path)
     assert absolute.model_zoo == str(tmp_path / "zoo")
     assert absolute.output == str(tmp_path.parent / "out")
     assert absolute.training_data == str(tmp_path / "train.csv")
@@ -35,27 +34,27 @@ def test_folders_become_absolute(tmp_path):
 
 def test_every_option_that_is_a_folder_is_treated_as_one():
     described = {name for name, field in JobSpec.model_fields.items() if str(field.description).startswith("folder")}
-    assert described == {*new_job.FOLDERS_READ, *folders.WRITTEN}
+    assert described == {*local_run.FOLDERS_READ, *jobdir.WRITTEN}
 
 
 def test_a_file_is_no_folder_and_one_that_can_be_made_is_well(tmp_path):
-    folders.require_writable("--output", tmp_path / "a" / "b")
+    jobdir.require_writable("--output", tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(UserError, match=r"^--output .* must be a folder"):
-            folders.require_writable("--output", folder)
+            jobdir.require_writable("--output", folder)
 
 
 def test_an_unwritable_folder_is_refused_and_nothing_is_left(tmp_path, monkeypatch):
     def refuse(*args: object, **kwargs: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(folders.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(jobdir.tempfile, "TemporaryFile", refuse)
     with pytest.raises(
         UserError, match=r"^--output .*/a/b can't be written: Permission denied; choose another folder$"
     ):
-        folders.require_writable("--output", tmp_path / "a" / "b")
+        jobdir.require_writable("--output", tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -63,16 +62,16 @@ def test_a_missing_program(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
     with pytest.raises(UserError, match="the program no-such-program is not found"):
-        new_job.require_executable(("no-such-program",))
+        local_run.require_executable(("no-such-program",))
     with pytest.raises(UserError, match=r"did you mean `python train\.py`\?"):
-        new_job.require_executable(("train.py",))
-    new_job.require_executable(("sh", "-c", "true"))
+        local_run.require_executable(("train.py",))
+    local_run.require_executable(("sh", "-c", "true"))
 
 
 def test_a_bare_python_is_the_one_that_has_elasticdl():
-    assert new_job.with_this_python(("python", "train.py")) == (sys.executable, "train.py")
+    assert local_run.with_this_python(("python", "train.py")) == (sys.executable, "train.py")
     for command in (("/usr/bin/python", "train.py"), ("sh", "-c", "python train.py")):
-        assert new_job.with_this_python(command) == command
+        assert local_run.with_this_python(command) == command
 
 
 @pytest.fixture
@@ -81,7 +80,7 @@ def check_that(tmp_path, monkeypatch):
 
     def install(code: str) -> None:
         (tmp_path / "pretend_check.py").write_text(code)
-        monkeypatch.setattr(new_job, "CHECK_MODULE", "pretend_check")
+        monkeypatch.setattr(local_run, "CHECK_MODULE", "pretend_check")
         monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
     return install
@@ -90,7 +89,7 @@ def check_that(tmp_path, monkeypatch):
 def test_a_check_that_breaks_is_not_the_users_mistake(check_that):
     check_that("raise RuntimeError('broken')")
     with pytest.raises(JobFailedError, match=r"(?s)the check of the job broke \(exit code 1\).*broken"):
-        new_job.check_as_worker(JobSpec())
+        local_run.check_as_worker(JobSpec())
 
 
 @pytest.mark.parametrize("ending", ["", "sys.exit(2)"])
@@ -102,7 +101,7 @@ def test_what_the_users_module_starts_does_not_outlive_the_check(check_that, tmp
     check_that(f"import subprocess, sys; {start}; print('wrong', file=sys.stderr); {ending}")
     try:
         with pytest.raises(UserError) if ending else contextlib.nullcontext():
-            new_job.check_as_worker(JobSpec())
+            local_run.check_as_worker(JobSpec())
         closed, _, _ = select.select([reader], [], [], 10)
         assert closed, "the process still has its end of the pipe"
     finally:
@@ -112,7 +111,7 @@ def test_what_the_users_module_starts_does_not_outlive_the_check(check_that, tmp
 def test_a_check_may_take_as_long_as_a_worker_may_to_start(check_that):
     check_that("import time; time.sleep(60)")
     with pytest.raises(UserError, match=r"longer than a worker's start may, 0\.1 s: --start_timeout gives it more$"):
-        new_job.check_as_worker(JobSpec(start_timeout=0.1))
+        local_run.check_as_worker(JobSpec(start_timeout=0.1))
 
 
 def test_without_volcano_a_gang_is_warned_of_and_has_no_group():

@@ -8,17 +8,17 @@ from types import SimpleNamespace
 import pytest
 from test_cli_kubernetes import RUNNING, OneJob, master
 
-from elasticdl.cli import follow
-from elasticdl.cli.cluster.cluster_run import MasterWatch
-from elasticdl.cli.cluster.namespace_job import NamespaceJob
+from elasticdl.cli import job_handle
+from elasticdl.cli.cluster_run import MasterWatch
 from elasticdl.cli.job_handle import JobHandle
+from elasticdl.cli.namespace_job import NamespaceJob
 from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.job.journal import number_of
+from elasticdl.kube.job_objects import ImageTrouble, MasterTrouble, trouble_of
 from elasticdl.kube.job_pods import find_master
-from elasticdl.kube.manifests.pod_status import ImageTrouble, MasterTrouble, trouble_of
+from elasticdl.master.core.values import Phase
 from elasticdl.master.shell.cluster_master import exit_code
 from elasticdl.master.shell.journal_file import NUMBERS
-from elasticdl.master.state.values import Phase
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
@@ -124,7 +124,7 @@ def entry(number, **fields):
 
 def test_what_another_master_tells_of_the_journal_is_told_once():
     """The first has told an entry that it had not saved, and its successor has others in its place."""
-    new = follow.NewLines()
+    new = job_handle.NewLines()
     first = [entry(number) for number in (1, 2, 3)]
     assert list(new.of(first)) == first
     second = [*first[:-1], entry(NUMBERS + 1), "damaged", entry(NUMBERS + 2)]
@@ -135,7 +135,7 @@ def test_what_another_master_tells_of_the_journal_is_told_once():
 
 def test_of_a_journal_without_numbers_each_line_is_told_once():
     """As masters before format 1.2 wrote it, who tell all of it each time."""
-    new = follow.NewLines()
+    new = job_handle.NewLines()
     lines = [json.dumps({"time": 1e9, "event": "warning", "message": "the same"})] * 5
     assert [list(new.of(lines[:told])) for told in (2, 4, 3, 5)] == [lines[:2], lines[:2], [], lines[:1]]
 
@@ -149,7 +149,7 @@ class Masters(JobHandle):
         self._masters, self._kept = list(masters), kept
         self._lines = [line for _, lines in masters for line in lines]
         self._journals = iter([lines for _, lines in masters])
-        monkeypatch.setattr(follow, "AGAIN_SECONDS", 0.0)
+        monkeypatch.setattr(job_handle, "AGAIN_SECONDS", 0.0)
 
     @contextmanager
     def reached(self):
@@ -189,7 +189,7 @@ def test_a_job_is_followed_through_a_change_of_masters_and_at_its_end_what_was_k
 
 
 def test_the_end_is_told_however_much_comes_before_it_that_is_known(monkeypatch):
-    monkeypatch.setattr(follow, "MOST_LINES", 2)
+    monkeypatch.setattr(job_handle, "MOST_LINES", 2)
     told = (["running"], [entry(number) for number in range(1, 8)]), ([], [])
     with Masters(monkeypatch, *told, kept="succeeded").following(statuses=True) as following:
         following._sources[0]._thread.join()  # all of it is there at the first look
@@ -199,7 +199,7 @@ def test_the_end_is_told_however_much_comes_before_it_that_is_known(monkeypatch)
 
 @pytest.mark.parametrize("most", [1, 2])
 def test_the_last_status_is_told_however_many_come_before_it(monkeypatch, most):
-    monkeypatch.setattr(follow, "MOST_LINES", most)
+    monkeypatch.setattr(job_handle, "MOST_LINES", most)
     told = (["waiting", "running", "stopping"], []), ([], [])
     with Masters(monkeypatch, *told, kept="stopped").following(statuses=True) as following:
         following._statuses._thread.join()  # all of them are there at the first look
@@ -208,7 +208,7 @@ def test_the_last_status_is_told_however_many_come_before_it(monkeypatch, most):
 
 
 def test_what_is_kept_is_asked_for_until_the_cluster_answers(monkeypatch):
-    monkeypatch.setattr(follow, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(job_handle, "AGAIN_SECONDS", 0.0)
     answers = iter([UnreachableError("it is busy"), UnreachableError("it is busy"), [entry(1)]])
 
     def kept():
@@ -219,7 +219,7 @@ def test_what_is_kept_is_asked_for_until_the_cluster_answers(monkeypatch):
     def no_master():
         raise UnreachableError("there is none")
 
-    with closing(follow.StreamReader(no_master, lambda client: (), lambda: "it has ended", kept)) as reader:
+    with closing(job_handle.StreamReader(no_master, lambda client: (), lambda: "it has ended", kept)) as reader:
         reader.finish()
         reader._thread.join()
         assert reader.take() == [entry(1)]

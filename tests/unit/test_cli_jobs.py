@@ -15,9 +15,9 @@ from cli_fake_jobs import ended_job, new_job, run
 from cli_fake_master import DEADLINE, TOKEN, FakeMaster, serving
 from google.protobuf import json_format
 
-from elasticdl.cli.cluster.pod_logs import PodPrinters
 from elasticdl.cli.course import show_course
-from elasticdl.cli.local.folder_job import KEPT_STATES, FolderJob, Life, handle_of, prune_jobs
+from elasticdl.cli.folder_job import KEPT_STATES, FolderJob, Life, handle_of, prune_jobs
+from elasticdl.cli.pod_logs import PodPrinters
 from elasticdl.cli.printed import Prints
 from elasticdl.job.jobdir import JobDir, MasterAddress, jobs_root, list_jobs, write_aside
 from elasticdl.job.journal import read_journal

@@ -10,16 +10,16 @@ import pytest
 import yaml
 
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.cluster.namespace_job import NamespaceJob
-from elasticdl.cli.cluster.submission import Submission, make_parts
+from elasticdl.cli.cluster_run import Submission, make_parts
+from elasticdl.cli.namespace_job import NamespaceJob
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.jobdir import create_job_dir, write_aside
 from elasticdl.job.spec import JobSpec
+from elasticdl.kube import job_objects
 from elasticdl.kube.client import Client
-from elasticdl.kube.manifests import job_objects
-from elasticdl.kube.manifests.packed_state import STATUS, pack
-from elasticdl.kube.manifests.yaml_text import as_yaml
+from elasticdl.kube.packed_state import STATUS, pack
+from elasticdl.kube.pod import as_yaml
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

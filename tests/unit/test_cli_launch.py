@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from elasticdl.cli.local.folder_job import FolderJob
+from elasticdl.cli.folder_job import FolderJob
 from elasticdl.cli.signals import ECHO_SECONDS, Interrupted, SignalLog
 from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir, jobs_root
 from elasticdl.job.spec import JobSpec
-from elasticdl.master.shell.local_master import LocalWorkers
+from elasticdl.master.shell.serve import LocalWorkers
 from elasticdl.places.worker_process import Spawner
 
 TIMEOUT = 60.0
@@ -26,12 +26,12 @@ DRIVER = """
 import sys
 from elasticdl.cli.__main__ import main
 from cli_fake_master import PlayedMaster
-from elasticdl.cli.local import local_run, new_job
-from elasticdl.master.shell import local_master
+from elasticdl.cli import local_run
+from elasticdl.master.shell import serve
 
-local_master.local_master = PlayedMaster
+serve.local_master = PlayedMaster
 local_run.CLOSING_TIME = 2.0
-new_job.CHECK_MODULE = "pretend_check"
+local_run.CHECK_MODULE = "pretend_check"
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -54,7 +54,7 @@ def test_whoever_is_asked_and_breaks_is_told_where_it_is_waited_for():
     assert of_each([], ask) == []
 
 
-PATIENT = "import sys; from elasticdl.cli import __main__, master_client; master_client.CALL_TIMEOUT = 600.0; sys.exit(__main__.main_of_process())"
+PATIENT = "import sys; from elasticdl.cli import __main__, job_handle; job_handle.CALL_TIMEOUT = 600.0; sys.exit(__main__.main_of_process())"
 
 
 def test_who_is_interrupted_does_not_wait_for_masters_that_do_not_answer():

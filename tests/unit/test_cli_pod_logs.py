@@ -4,14 +4,14 @@ import pytest
 import urllib3
 from test_cli_printed import OUT, Pods, Shown, entered, shown_of
 
-from elasticdl.cli.cluster import pod_logs
-from elasticdl.cli.cluster.namespace_job import NamespaceJob
-from elasticdl.cli.cluster.pod_logs import PodPrinters
+from elasticdl.cli import pod_logs
+from elasticdl.cli.namespace_job import NamespaceJob
+from elasticdl.cli.pod_logs import PodPrinters
 from elasticdl.cli.printed import Prints
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
 from elasticdl.job.journal import dump_entry
-from elasticdl.kube.api_error import NoAnswerError, NotDoneError
-from elasticdl.kube.manifests.packed_state import JOURNAL, pack
+from elasticdl.kube.client import NoAnswerError, NotDoneError
+from elasticdl.kube.packed_state import JOURNAL, pack
 
 
 def said(second, text):

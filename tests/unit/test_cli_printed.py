@@ -15,16 +15,13 @@ from datetime import datetime
 import pytest
 from rich.console import Console
 
-from elasticdl.cli.cluster.pod_logs import PodPrinters
-from elasticdl.cli.local.local_logs import LocalLogs, Tail
-from elasticdl.cli.local.local_prints import FilePrinters, apart, local_prints
-from elasticdl.cli.printed import LONGEST_LINE, PrintedLines, Prints
-from elasticdl.cli.screens import LiveScreen, Outlet, PlainScreen, Stream
-from elasticdl.cli.wording import moment
+from elasticdl.cli.pod_logs import PodPrinters
+from elasticdl.cli.printed import LONGEST_LINE, FilePrinters, LocalLogs, PrintedLines, Prints, Tail, apart, local_prints
+from elasticdl.cli.screens import LiveScreen, Outlet, PlainScreen, Stream, moment
 from elasticdl.job.jobdir import create_job_dir
-from elasticdl.job.log_marks import WorldMark, split_at_mark, without_marks
+from elasticdl.job.journal import WorldMark, split_at_mark, without_marks
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube.api_error import NotDoneError
+from elasticdl.kube.client import NotDoneError
 from elasticdl.proto import elasticdl_pb2 as pb
 
 OUT, ERR = Stream.OUT, Stream.ERR

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from elasticdl.cli import folder_job
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.local import batch_master
-from elasticdl.cli.local.folder_job import SlurmJob, handle_of
+from elasticdl.cli.folder_job import SlurmJob, handle_of
 from elasticdl.common.errors import UserError
 from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir
 from elasticdl.job.spec import JobSpec
-from elasticdl.places.slurm_commands import require_time
+from elasticdl.places.slurm import require_time
 
 
 class Slurm:
@@ -87,7 +87,7 @@ def test_a_master_may_answer_though_slurm_does_not(slurm, job, capsys):
 def test_what_is_wrong_with_the_arguments_for_workers_is_told_before_a_master_is_submitted(slurm, job):
     slurm.says("sbatch", "printf 'sbatch: error: no such partition\\nallocation failure: bad\\n' >&2; exit 1")
     with pytest.raises(UserError) as told:
-        batch_master.submit(job, JobSpec(launcher="slurm", slurm_args="--partition=x"))
+        folder_job.submit(job, JobSpec(launcher="slurm", slurm_args="--partition=x"))
     assert str(told.value) == "--slurm_args: Slurm refuses sbatch: no such partition; allocation failure: bad"
     assert len(slurm.calls("sbatch")) == 1
 
@@ -96,7 +96,7 @@ def test_what_is_wrong_with_the_arguments_for_workers_is_told_before_a_master_is
 @pytest.mark.parametrize("option", ["slurm_args", "slurm_master_args"])
 def test_a_time_limit_that_ends_before_it_begins_is_refused(slurm, job, limit, option):
     with pytest.raises(UserError, match=f"^--{option}: the time limit .* is too short, .* 120 s before it$"):
-        batch_master.submit(job, JobSpec(launcher="slurm", **{option: f"--partition=x {limit}"}))
+        folder_job.submit(job, JobSpec(launcher="slurm", **{option: f"--partition=x {limit}"}))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_other_time_limits_are_left_to_slurm(limit):
 def test_whoever_looks_on_is_told_why_there_is_no_master_and_by_the_exit_code_that_the_job_is_lost(
     slurm, job, monkeypatch, capsys
 ):
-    monkeypatch.setattr(batch_master, "LOOK_SECONDS", -1.0)
+    monkeypatch.setattr(folder_job, "LOOK_SECONDS", -1.0)
     monkeypatch.setattr(SlurmJob, "look_seconds", 0.0)
     slurm.says("squeue", f'[ $(wc -l < {slurm.called}) -gt 40 ] && echo "FAILED|None" || echo "PENDING|Resources"')
     assert main(["status", "mine", "--follow"]) == 1

@@ -11,12 +11,12 @@ import sys
 import pytest
 from rich.console import Console
 
-from elasticdl.cli import screens, wording
+from elasticdl.cli import screens
+from elasticdl.cli import screens as wording
 from elasticdl.cli.course import show_course
 from elasticdl.cli.screens import LiveScreen, PlainScreen, open_screen, render
-from elasticdl.job.event_catalogue import news
 from elasticdl.job.facts import Facts
-from elasticdl.job.journal import dump_entry
+from elasticdl.job.journal import dump_entry, news
 from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 

@@ -6,8 +6,18 @@ import pytest
 from grpc._cython import cygrpc
 
 from elasticdl.common.channel import CLIENT_OPTIONS, SERVER_OPTIONS
-from elasticdl.common.credentials import CA, CERTIFICATE, KEY, TlsFiles, TlsFolder, Token
-from elasticdl.common.environment import MASTER, TLS, TOKEN, WorkerEnvironment
+from elasticdl.common.credentials import (
+    CA,
+    CERTIFICATE,
+    KEY,
+    MASTER,
+    TLS,
+    TOKEN,
+    TlsFiles,
+    TlsFolder,
+    Token,
+    WorkerEnvironment,
+)
 from elasticdl.common.errors import UserError
 
 SECRET = TlsFiles(ca=b"authority", certificate=b"certificate", key=b"hidden")

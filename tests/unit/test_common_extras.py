@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cli.local import batch_master, slurm_run
+from elasticdl.cli import folder_job, slurm_run
 from elasticdl.common.errors import UserError
 from elasticdl.job.spec import JobSpec
 
@@ -39,7 +39,7 @@ def test_what_a_worker_lacks_is_one_line_before_the_job_starts():
 def test_the_master_and_the_command_line_need_none_of_the_extras():
     missing = ["numpy", "fsspec", "torch", "tensorflow", "kubernetes", "pyarrow", "sklearn", "plotly", "tensorboardX"]
     missing += ["cryptography", "prometheus_client", "urllib3"]
-    modules = ["master.shell.local_master", "cli.commands.look", "cli.commands.start", "cli.commands.jobs"]
+    modules = ["master.shell.serve", "cli.commands.look", "cli.commands.start", "cli.commands.jobs"]
     imports = "; ".join(f"import elasticdl.{name}" for name in modules)
     done = run(f"import sys; sys.modules.update(dict.fromkeys({missing})); {imports}")
     assert (done.returncode, done.stderr) == (0, "")
@@ -48,7 +48,7 @@ def test_the_master_and_the_command_line_need_none_of_the_extras():
 def test_what_a_job_of_slurm_lacks_is_one_line(monkeypatch):
     monkeypatch.delitem(sys.modules, "elasticdl.common.certificates", raising=False)
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    monkeypatch.setattr(batch_master, "require_slurm", lambda: None)
+    monkeypatch.setattr(folder_job, "require_slurm", lambda: None)
     with pytest.raises(UserError, match=r"^jobs of Slurm need the package cryptography: pip install '\.\[slurm\]' "):
         slurm_run.run_job(JobSpec(), detach=True)
 

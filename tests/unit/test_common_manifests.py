@@ -5,13 +5,11 @@ import json
 
 import pytest
 
-from elasticdl.common.credentials import Role
-from elasticdl.common.environment import interface_of
+from elasticdl.common.credentials import Role, interface_of
 from elasticdl.common.errors import UserError
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube.manifests.merge import merge, with_pod_templates
-from elasticdl.kube.manifests.pod import finish_pod, master_pod, worker_pod
-from elasticdl.kube.manifests.pod_status import ImageTrouble, image_trouble
+from elasticdl.kube.job_objects import ImageTrouble, image_trouble
+from elasticdl.kube.pod import finish_pod, master_pod, merge, with_pod_templates, worker_pod
 
 
 def job(**options):

@@ -7,9 +7,8 @@ import threading
 
 import pytest
 
-from elasticdl.common.own_stacks import other_stacks, stack_of
-from elasticdl.common.reason import PACKAGE
-from elasticdl.common.stacks import MOST_LINES, Line, Stack, describe, last_words, parse
+from elasticdl.common.reason import MOST_LINES, PACKAGE, Line, Stack, describe, last_words, parse
+from elasticdl.elastic.link.own_stacks import other_stacks, stack_of
 
 STANDARD = "/usr/lib/python3.11/threading.py"
 LIBRARY = "/venv/lib/python3.11/site-packages/torch/nn/module.py"

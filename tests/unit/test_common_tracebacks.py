@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from elasticdl.common.tracebacks import last_exception, last_line
+from elasticdl.common.reason import last_exception, last_line
 
 TORCHRUN = 'the script is written for torchrun: docs/migration.md has under "From torchrun" what becomes of each line'
 NESTED = """

@@ -16,8 +16,6 @@ from elastic_kit import Board, Trainee
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticdl.common.tree import leaves as leaves_of
-from elasticdl.common.tree import mapped
 from elasticdl.elastic.core.agreement import plain_text
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import SaveScope
@@ -34,6 +32,8 @@ from elasticdl.elastic.training.fingerprint import (
     plain_mark,
     shown,
 )
+from elasticdl.elastic.training.tree import leaves as leaves_of
+from elasticdl.elastic.training.tree import mapped
 
 
 @dataclasses.dataclass

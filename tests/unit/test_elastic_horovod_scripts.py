@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 from session_kit import FakeMaster
 
-from elasticdl.common.credentials import Token
-from elasticdl.common.environment import CONNECTED, MASTER, WorkerEnvironment
+from elasticdl.common.credentials import CONNECTED, MASTER, Token, WorkerEnvironment
 from elasticdl.common.errors import JobFailedError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.worker import MAX_FRUITLESS_WORLDS

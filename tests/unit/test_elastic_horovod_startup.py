@@ -8,9 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from elasticdl.common.credentials import Token
-from elasticdl.common.environment import CONNECTED, MASTER, WorkerEnvironment
-from elasticdl.common.startup import STARTUP_FOLDER, python_path
+from elasticdl.common.credentials import CONNECTED, MASTER, Token, WorkerEnvironment
+from elasticdl.common.front_ends import STARTUP_FOLDER, python_path
 from elasticdl.elastic.horovod_scripts import stillness
 from elasticdl.elastic.horovod_scripts.script_worker import warm_up
 from elasticdl.elastic.horovod_scripts.stillness import BUSY, WINDOW_SECONDS, Stillness

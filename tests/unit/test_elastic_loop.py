@@ -10,7 +10,7 @@ from refusal_kit import refused
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from elasticdl.common.environment import CONNECTED, MASTER, WORKER_ID
+from elasticdl.common.credentials import CONNECTED, MASTER, WORKER_ID
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.world import ALONE, Member, World
 from elasticdl.elastic.torch.loop_host import LoopHost

@@ -11,7 +11,7 @@ import pytest
 import torch
 from refusal_kit import refused
 
-from elasticdl.common.environment import SHARED_GPU
+from elasticdl.common.credentials import SHARED_GPU
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives import nccl, torch_distributed
 from elasticdl.elastic.collectives.horovod import HorovodCollective

@@ -5,8 +5,7 @@ import threading
 import pytest
 from session_kit import FakeMaster
 
-from elasticdl.common.credentials import Token
-from elasticdl.common.environment import MASTER_TIMEOUT, WorkerEnvironment
+from elasticdl.common.credentials import MASTER_TIMEOUT, Token, WorkerEnvironment
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.position import Position

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from elasticdl.common.startup import python_path
+from elasticdl.common.front_ends import python_path
 from elasticdl.elastic.training.seeds import SEED, SEEDED, seed_if_unused, used_streams_kept
 
 DRAWS = "import random; a = random.random(); import numpy.random; print(a, numpy.random.rand())"

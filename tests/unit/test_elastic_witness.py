@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 from session_kit import FakeMaster
 
-from elasticdl.common.environment import STACKS
-from elasticdl.common.stacks import GOES_ON, Line, Stack, parse
+from elasticdl.common.credentials import STACKS
+from elasticdl.common.reason import GOES_ON, Line, Stack, parse
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.link.witness import DumpTimer, Operations, SlowStart, Witness
 from elasticdl.job import messages as m

@@ -7,9 +7,9 @@ import json
 import pytest
 from history_kit import STARTED, formed, launched, line, pause, steps
 
-from elasticdl.job.event_catalogue import FORMAT
 from elasticdl.job.facts import Facts
 from elasticdl.job.history import TimeUse, WorkerPhase
+from elasticdl.job.journal import FORMAT
 
 
 def read(lines, until=0.0):

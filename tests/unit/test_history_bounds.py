@@ -12,13 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_history import end, read, spent, start
 
-from elasticdl.job.bounded import MOST_POINTS, CappedList, Curve
-from elasticdl.job.event_catalogue import KINDS
-from elasticdl.job.facts import Facts
-from elasticdl.job.fields import Fields
-from elasticdl.job.history import Point, TimeUse, WorkerPhase
-from elasticdl.job.lanes import MOST_LANES, MOST_SPANS, Lanes
-from elasticdl.job.timeline import MOST_SEGMENTS, Crew, Timeline
+from elasticdl.job.facts import MOST_POINTS, CappedList, Curve, Facts
+from elasticdl.job.history import (
+    MOST_LANES,
+    MOST_SEGMENTS,
+    MOST_SPANS,
+    Crew,
+    Lanes,
+    Point,
+    Timeline,
+    TimeUse,
+    WorkerPhase,
+)
+from elasticdl.job.journal import KINDS, Fields
 
 
 def test_what_is_damaged_or_unknown_is_left_out_and_remarked():

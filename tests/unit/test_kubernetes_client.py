@@ -10,11 +10,9 @@ import pytest
 import urllib3
 from kubernetes.client import ApiClient, Configuration
 
-from elasticdl.kube import budget
-from elasticdl.kube.api_error import NoAnswerError, NotDoneError
-from elasticdl.kube.budget import WriteBudget
-from elasticdl.kube.client import MERGE, Client, namespace_path, path_of
-from elasticdl.places.pods.worker_pods import WorkerPodApi
+from elasticdl.kube import client
+from elasticdl.kube.client import MERGE, Client, NoAnswerError, NotDoneError, WriteBudget, namespace_path, path_of
+from elasticdl.places.worker_pods import WorkerPodApi
 
 LIMITS = (5.0, 30.0)
 
@@ -102,7 +100,7 @@ def test_what_is_not_there_is_no_failure(asked, lab):
 def test_what_changes_something_is_bounded_together_and_reading_is_not(asked, lab):
     slept = []
     bounded = lab.bounded(WriteBudget(lambda: 4, lambda: sum(slept), slept.append))
-    at_once, more = budget.BURST + 4 * budget.BURST_PER_WORKER, 300
+    at_once, more = client.BURST + 4 * client.BURST_PER_WORKER, 300
     changes = (
         lambda: bounded.create({"kind": "Pod"}),
         lambda: bounded.patch("Pod", "x", {}),
@@ -113,7 +111,7 @@ def test_what_changes_something_is_bounded_together_and_reading_is_not(asked, la
         with pytest.raises(NotDoneError) if number % 2 else nullcontext():
             changes[number % 3]()
         bounded.read("Pod", "x")
-    assert sum(slept) == pytest.approx(more / budget.RATE, rel=0.05)
+    assert sum(slept) == pytest.approx(more / client.RATE, rel=0.05)
 
 
 def test_of_pods_that_are_over_those_of_some_workers_are_removed_at_once(asked, lab):

@@ -7,9 +7,9 @@ from kubernetes_kit import NAMESPACE, PODS, RUNNING, condition, pod, terminated,
 
 from elasticdl.job.quantities import Priority
 from elasticdl.job.spec import JobSpec, WorkerRange
-from elasticdl.kube.manifests.pod import worker_pod
-from elasticdl.master.state.events import ExitCause
-from elasticdl.places.pods.judge import (
+from elasticdl.kube.pod import worker_pod
+from elasticdl.master.core.events import ExitCause
+from elasticdl.places.judge import (
     MOST_CRASHES,
     SOON_SECONDS,
     Ended,
@@ -21,7 +21,7 @@ from elasticdl.places.pods.judge import (
     judge_end,
     last_crashes,
 )
-from elasticdl.places.pods.worker_pods import Owner, WorkerPods, index_of, number_of
+from elasticdl.places.worker_pods import Owner, WorkerPods, index_of, number_of
 
 NO_ROOM = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
 UNSCHEDULABLE = condition("PodScheduled", "False", "Unschedulable", NO_ROOM.replace(": ", ":\n "))

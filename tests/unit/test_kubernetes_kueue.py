@@ -9,14 +9,14 @@ from kubernetes_fake import FakeObjects, FakePods
 from kubernetes_kit import JOB, NAMESPACE, OWNER, RUNNING, condition, pod, terminated
 from kubernetes_scene import name, pods_scene
 
-from elasticdl.cli.cluster import namespace_job
+from elasticdl.cli import namespace_job
 from elasticdl.job.spec import JobSpec, WorkerRange
-from elasticdl.kube.api_error import ApiError, NotDoneError
-from elasticdl.kube.manifests.pod import worker_pod
+from elasticdl.kube.client import ApiError, NotDoneError
+from elasticdl.kube.pod import worker_pod
 from elasticdl.master.shell import cluster_master
 from elasticdl.places.base import Place, PlaceState
-from elasticdl.places.pods.pod_places import PodTimeouts
-from elasticdl.places.pods.worker_pods import WorkerPodApi, WorkerPods
+from elasticdl.places.pod_places import PodTimeouts
+from elasticdl.places.worker_pods import WorkerPodApi, WorkerPods
 from tests.stories import on
 
 SIZE = 2

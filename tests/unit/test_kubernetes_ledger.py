@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes_kit import PODS, RUNNING, condition, pod, terminated, waiting
 
-from elasticdl.master.state.events import ExitCause
+from elasticdl.master.core.events import ExitCause
 from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceState
-from elasticdl.places.pods.judge import log_of
-from elasticdl.places.pods.ledger import Ledger
+from elasticdl.places.judge import log_of
+from elasticdl.places.ledger import Ledger
 
 RUNS = pod(phase="Running", state=RUNNING)
 DONE = pod(phase="Succeeded", state=terminated(0))

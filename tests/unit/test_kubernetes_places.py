@@ -8,11 +8,11 @@ from kubernetes_kit import PODS, RUNNING, condition, pod, terminated, waiting
 from kubernetes_scene import DEADLINE, name, pods_scene
 
 from elasticdl.common.errors import UnreachableError
-from elasticdl.kube.api_error import ApiError
-from elasticdl.master.state.events import ExitCause, LauncherFailed
+from elasticdl.kube.client import ApiError
+from elasticdl.master.core.events import ExitCause, LauncherFailed
 from elasticdl.places.base import Place, PlaceState
-from elasticdl.places.pods.pod_places import PodTimeouts
-from elasticdl.places.pods.worker_pods import number_of
+from elasticdl.places.pod_places import PodTimeouts
+from elasticdl.places.worker_pods import number_of
 from tests.stories import on
 
 GONE = ApiError(410, "too old resource version")

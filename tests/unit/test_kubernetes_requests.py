@@ -12,16 +12,15 @@ from kubernetes_fake import FakeObjects, FakePods
 from kubernetes_kit import PODS
 
 from elasticdl.job.spec import WorkerRange
-from elasticdl.kube import budget
-from elasticdl.kube.budget import WriteBudget
+from elasticdl.kube import client
+from elasticdl.kube.client import WriteBudget
+from elasticdl.master.core import events as e
+from elasticdl.master.core import events as i
 from elasticdl.master.core.job_core import Job
+from elasticdl.master.core.values import Settings
 from elasticdl.master.shell.agents import Agents
-from elasticdl.master.state import events as e
-from elasticdl.master.state import instructions as i
-from elasticdl.master.state.values import Settings
 from elasticdl.places.launcher import PlaceLauncher
-from elasticdl.places.pods.leftovers import KEPT, Leftovers
-from elasticdl.places.pods.pod_places import REQUESTS_AT_ONCE, PodPlaces, PodTimeouts
+from elasticdl.places.pod_places import KEPT, REQUESTS_AT_ONCE, Leftovers, PodPlaces, PodTimeouts
 from tests.stories import on
 
 DEADLINE = 20.0
@@ -176,7 +175,7 @@ def test_a_job_that_was_scaled_may_change_as_much_at_once_as_one_that_began_so()
     it = WriteBudget(lambda: workers, clock=lambda: sum(slept), sleep=slept.append)
     for workers in (4, 100):
         slept.clear()
-        for _ in range(budget.BURST + workers * budget.BURST_PER_WORKER):
+        for _ in range(client.BURST + workers * client.BURST_PER_WORKER):
             it.wait()
         assert not slept
 
@@ -190,6 +189,6 @@ def test_whoever_waits_has_its_turn_and_keeps_nobody_from_taking_the_next():
             it.wait()
 
     it = WriteBudget(lambda: 1, clock=lambda: 0.0, sleep=sleep)
-    for _ in range(budget.BURST + budget.BURST_PER_WORKER + 1):
+    for _ in range(client.BURST + client.BURST_PER_WORKER + 1):
         it.wait()
-    assert slept == pytest.approx([1 / budget.RATE, 2 / budget.RATE])
+    assert slept == pytest.approx([1 / client.RATE, 2 / client.RATE])

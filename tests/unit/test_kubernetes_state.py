@@ -15,9 +15,9 @@ from google.protobuf import json_format
 from elasticdl.common.errors import ReplacedError, UserError
 from elasticdl.job.journal import dump_entry
 from elasticdl.job.spec import MOST_WORKERS, WorkerRange
-from elasticdl.kube.api_error import ApiError
-from elasticdl.kube.manifests import packed_state
-from elasticdl.kube.manifests.packed_state import (
+from elasticdl.kube import packed_state
+from elasticdl.kube.client import ApiError
+from elasticdl.kube.packed_state import (
     HEAD,
     HOLDER,
     JOURNAL,
@@ -28,15 +28,14 @@ from elasticdl.kube.manifests.packed_state import (
     packed_piece,
     unpack_state,
 )
+from elasticdl.master.core.events import Phase
+from elasticdl.master.core.values import Member, WorkerState, World
+from elasticdl.master.core.worker_record import JobSnapshot, Snapshot, TrainingSnapshot, WorkerSnapshot
 from elasticdl.master.shell import state_config_map as state_module
 from elasticdl.master.shell.cluster_master import uncounted
 from elasticdl.master.shell.serve import RelievedError
 from elasticdl.master.shell.state_config_map import ClusterState
-from elasticdl.master.state.instructions import Phase
-from elasticdl.master.state.snapshot import JobSnapshot, Snapshot, TrainingSnapshot, WorkerSnapshot
-from elasticdl.master.state.states import WorkerState
-from elasticdl.master.state.values import Member, World
-from elasticdl.places.pods.judge import SOON_SECONDS, TRACKING
+from elasticdl.places.judge import SOON_SECONDS, TRACKING
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.stories import on
 

@@ -13,11 +13,11 @@ from referencing import Registry, Resource
 
 from elasticdl.cli.__main__ import main
 from elasticdl.job.quantities import parse_priority
-from elasticdl.kube.manifests.job_objects import owned
-from elasticdl.kube.manifests.names import spec_name
-from elasticdl.kube.manifests.pod import TEMPLATE_FILE
-from elasticdl.master.shell.announcer import Notice, make_event
-from elasticdl.places.pods.worker_pods import Owner, WorkerPods
+from elasticdl.kube.job_objects import owned
+from elasticdl.kube.names import spec_name
+from elasticdl.kube.pod import TEMPLATE_FILE
+from elasticdl.master.shell.cluster_master import Notice, make_event
+from elasticdl.places.worker_pods import Owner, WorkerPods
 
 OLDEST, NEWEST = 26, 37
 MADE = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "digits-master", "uid": "job-uid"}}

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from elasticdl.kube.api_error import ApiError
-from elasticdl.master.shell.announcer import (
+from elasticdl.kube.client import ApiError
+from elasticdl.master.shell.cluster_master import (
     BURST,
     SECONDS_EACH,
     Announcer,

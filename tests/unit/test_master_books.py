@@ -11,18 +11,17 @@ import pytest
 from elasticdl.job import messages as m
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import dump_entry, read_journal
-from elasticdl.job.shared_values import MOST_MARKS, Pace
+from elasticdl.job.messages import MOST_MARKS, Pace
 from elasticdl.job.spec import WorkerRange
+from elasticdl.master.core import events as e
+from elasticdl.master.core import events as i
+from elasticdl.master.core.events import EndJob, Phase
 from elasticdl.master.core.job_core import Job
-from elasticdl.master.shell.convert import to_event, to_status
+from elasticdl.master.core.values import Settings
+from elasticdl.master.core.worker_record import MOST_EPOCHS, Training
 from elasticdl.master.shell.journal_file import Journal
-from elasticdl.master.shell.summary import summarize
-from elasticdl.master.shell.tensorboard import TensorBoard
-from elasticdl.master.state import events as e
-from elasticdl.master.state import instructions as i
-from elasticdl.master.state.instructions import EndJob, Phase
-from elasticdl.master.state.training import MOST_EPOCHS, Training
-from elasticdl.master.state.values import Settings
+from elasticdl.master.shell.loop import to_event, to_status
+from elasticdl.master.shell.observers import TensorBoard, summarize
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
@@ -228,7 +227,7 @@ def steps_of(*steps, samples=32):
 
 def test_scalars_need_no_package():
     heavy = {"torch", "tensorflow", "tensorboardX", "numpy"}
-    program = f"import sys, elasticdl.master.shell.tensorboard; print({heavy} & set(sys.modules))"
+    program = f"import sys, elasticdl.master.shell.observers; print({heavy} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"set()\n"
 
 

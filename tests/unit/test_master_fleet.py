@@ -6,14 +6,12 @@ from hypothesis import strategies as st
 from master_kit import GRACE, LONG, START, Yard, killed, launched
 
 from elasticdl.job import messages as m
-from elasticdl.master.core.fleet import after_training, judge, misuse, refusal
-from elasticdl.master.core.lost_workers import LONGEST_DELAY
-from elasticdl.master.state import events as e
-from elasticdl.master.state import instructions as i
-from elasticdl.master.state.crashes import CRASHES_IN_TRAINING
-from elasticdl.master.state.events import ExitCause
-from elasticdl.master.state.states import LIVE, WorkerState
-from elasticdl.master.state.worker_record import WorkerRecord
+from elasticdl.master.core import events as e
+from elasticdl.master.core import events as i
+from elasticdl.master.core.events import ExitCause
+from elasticdl.master.core.fleet import LONGEST_DELAY, after_training, judge, misuse, refusal
+from elasticdl.master.core.values import CRASHES_IN_TRAINING, LIVE, WorkerState
+from elasticdl.master.core.worker_record import WorkerRecord
 
 # ---- who is launched ----
 

@@ -7,18 +7,15 @@ from hypothesis import strategies as st
 from master_kit import is_a, step
 
 from elasticdl.job import messages as m
-from elasticdl.job.event_catalogue import KINDS
+from elasticdl.job.journal import KINDS
 from elasticdl.job.spec import WorkerRange
+from elasticdl.master.core import events as e
+from elasticdl.master.core import events as i
 from elasticdl.master.core.job_core import Job
-from elasticdl.master.rules.watching import TABLE
-from elasticdl.master.shell.convert import to_event
-from elasticdl.master.state import events as e
-from elasticdl.master.state import instructions as i
-from elasticdl.master.state.records_by_state import Records
-from elasticdl.master.state.states import IN_WORLD, LIVE, WorkerState
-from elasticdl.master.state.suspicion import SuspicionKind
-from elasticdl.master.state.values import Settings, World
-from elasticdl.master.state.worker_record import WorkerRecord
+from elasticdl.master.core.values import IN_WORLD, LIVE, Settings, SuspicionKind, WorkerState, World
+from elasticdl.master.core.watching import TABLE
+from elasticdl.master.core.worker_record import Records, WorkerRecord
+from elasticdl.master.shell.loop import to_event
 from elasticdl.proto import elasticdl_pb2 as pb
 
 OF_WORKERS = [name for name, kind in KINDS.items() if kind.of_worker]

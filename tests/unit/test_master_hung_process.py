@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from elasticdl.places.hung_process import RUNS, look_at
+from elasticdl.places.worker_process import RUNS, look_at
 
 DEADLINE = 30.0
 DUMP = 'Timeout (0:00:04)!\nThread 0x1 (most recent call first):\n  File "/job/train.py", line 31 in load\n'

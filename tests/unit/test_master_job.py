@@ -4,13 +4,12 @@ import pytest
 from master_kit import Run, launched, only
 
 from elasticdl.job import messages as m
-from elasticdl.job.event_catalogue import standing
-from elasticdl.master.state import events as e
-from elasticdl.master.state import instructions as i
-from elasticdl.master.state.crashes import CRASHES_AT_START
-from elasticdl.master.state.events import ExitCause
-from elasticdl.master.state.instructions import Phase
-from elasticdl.master.state.training import Training
+from elasticdl.job.journal import standing
+from elasticdl.master.core import events as e
+from elasticdl.master.core import events as i
+from elasticdl.master.core.events import ExitCause, Phase
+from elasticdl.master.core.values import CRASHES_AT_START
+from elasticdl.master.core.worker_record import Training
 
 DUMP = 'Timeout (0:00:04)!\nThread 0x1 (most recent call first):\n  File "/job/train.py", line 90 in say_goodbye\n'
 SUCCESS = i.EndJob(Phase.SUCCEEDED, "training is complete")

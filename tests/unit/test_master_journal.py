@@ -21,16 +21,16 @@ from elasticdl.job import messages as m
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.journal import number_of, read_journal
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube.api_error import ApiError
+from elasticdl.kube.client import ApiError
+from elasticdl.master.core import events as e
 from elasticdl.master.shell import journal_file
 from elasticdl.master.shell import loop as loop_module
-from elasticdl.master.shell import saver as saver_module
+from elasticdl.master.shell import loop as saver_module
 from elasticdl.master.shell import state_config_map as state_module
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.serve import Master
 from elasticdl.master.shell.servicer import SharedStatus
 from elasticdl.master.shell.state_config_map import ClusterState
-from elasticdl.master.state import events as e
 from elasticdl.proto import elasticdl_pb2 as pb
 
 SPEC = JobSpec.model_validate({"num_workers": "1", "command": ("true",)})

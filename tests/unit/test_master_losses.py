@@ -6,11 +6,10 @@ from hypothesis import strategies as st
 from master_kit import Yard, launched
 
 from elasticdl.job import messages as m
-from elasticdl.master.core.fleet import BURST, LEAST_BURST, LEAST_RATE, RATE
-from elasticdl.master.core.lost_workers import LONGEST_DELAY, LONGEST_OF_NODE
-from elasticdl.master.state import events as e
-from elasticdl.master.state.crashes import CRASHES_IN_TRAINING
-from elasticdl.master.state.events import ExitCause
+from elasticdl.master.core import events as e
+from elasticdl.master.core.events import ExitCause
+from elasticdl.master.core.fleet import BURST, LEAST_BURST, LEAST_RATE, LONGEST_DELAY, LONGEST_OF_NODE, RATE
+from elasticdl.master.core.values import CRASHES_IN_TRAINING
 
 BY_OTHERS = [ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST, ExitCause.DELETED, ExitCause.KILLED]
 # After the first, of which the replacement does not wait.

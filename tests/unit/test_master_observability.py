@@ -15,15 +15,14 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
-from elasticdl.cli.cluster.submission import make_parts
+from elasticdl.cli.cluster_run import make_parts
 from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import Role, TlsFolder
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube.manifests import job_objects, names
+from elasticdl.kube import job_objects, names
+from elasticdl.master.core.values import Pace, StepReport
 from elasticdl.master.shell.metrics import MetricsServer, Prometheus
-from elasticdl.master.shell.observer import LiveFacts
-from elasticdl.master.shell.step_log import StepLog
-from elasticdl.master.state.values import Pace, StepReport
+from elasticdl.master.shell.observers import LiveFacts, StepLog
 from elasticdl.proto import elasticdl_pb2 as pb
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "observability"

@@ -8,13 +8,13 @@ import pytest
 from master_kit import Run
 
 from elasticdl.job import messages as m
-from elasticdl.master.rules.progress_limits import (
+from elasticdl.master.core import events as e
+from elasticdl.master.core import events as i
+from elasticdl.master.core.rule import (
     NAME_FACTOR,
     NAME_FLOOR,
     UNLEARNT_GIVE_UP,
 )
-from elasticdl.master.state import events as e
-from elasticdl.master.state import instructions as i
 
 # Seconds of 4,000 steps in a row of one worker, on two cores that other programs kept busy.
 MEASURED = Path(__file__).with_name("measured_step_seconds.txt")

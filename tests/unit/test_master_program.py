@@ -4,11 +4,9 @@ import sys
 
 import pytest
 
-from elasticdl.common.python_command import Program, UnclearCommand, program_of
 from elasticdl.job.spec import JobSpec
-from elasticdl.places.fork_server import CannotFork
-from elasticdl.places.preload import OF_SCRIPTS, modules_to_preload
-from elasticdl.places.program import imports_of
+from elasticdl.places.fork_server import CannotFork, Program, UnclearCommand, program_of
+from elasticdl.places.preload import OF_SCRIPTS, imports_of, modules_to_preload
 
 
 def write(folder, files):

@@ -5,13 +5,12 @@ from master_kit import HEARTBEAT_TIMEOUT, NEVER, RECOVERY_TIMEOUT, TICK, Cluster
 
 from elasticdl.job import messages as m
 from elasticdl.job.spec import WorkerRange
+from elasticdl.master.core import events as e
+from elasticdl.master.core import events as i
+from elasticdl.master.core.events import Phase
 from elasticdl.master.core.job_core import Job
-from elasticdl.master.state import events as e
-from elasticdl.master.state import instructions as i
-from elasticdl.master.state.instructions import Phase
-from elasticdl.master.state.snapshot import JobSnapshot, WorkerSnapshot
-from elasticdl.master.state.states import WorkerState
-from elasticdl.master.state.values import Member, Settings, World
+from elasticdl.master.core.values import Member, Settings, WorkerState, World
+from elasticdl.master.core.worker_record import JobSnapshot, WorkerSnapshot
 
 SOON = int(RECOVERY_TIMEOUT / TICK) - 2  # ticks within which everybody is back in time
 

@@ -10,16 +10,14 @@ import pytest
 
 from elasticdl.job import messages as m
 from elasticdl.job.spec import WorkerRange
+from elasticdl.master.core import events as e
 from elasticdl.master.core.job_core import Job
+from elasticdl.master.core.values import Settings
+from elasticdl.master.core.worker_record import JobSnapshot, Snapshot
 from elasticdl.master.shell import loop as loop_module
-from elasticdl.master.shell import saver as saver_module
-from elasticdl.master.shell.loop import SAVE_SECONDS, Loop, Mailbox, Ports
-from elasticdl.master.shell.observer import Observer
-from elasticdl.master.shell.saver import StateSaver
-from elasticdl.master.shell.sessions import Sessions
-from elasticdl.master.state import events as e
-from elasticdl.master.state.snapshot import JobSnapshot, Snapshot
-from elasticdl.master.state.values import Settings
+from elasticdl.master.shell import loop as saver_module
+from elasticdl.master.shell.loop import SAVE_SECONDS, Loop, Mailbox, Ports, Sessions, StateSaver
+from elasticdl.master.shell.observers import Observer
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.stories import on
 

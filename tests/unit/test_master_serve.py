@@ -9,13 +9,12 @@ from elasticdl.common.credentials import Token
 from elasticdl.common.errors import ReplacedError, UserError
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.spec import JobSpec
-from elasticdl.master.shell.access import TokenAccess
-from elasticdl.master.shell.observer import MOST_IN_A_ROW, Observer, Observers
-from elasticdl.master.shell.saver import NoStore
+from elasticdl.master.core import events as e
+from elasticdl.master.core.events import Phase
+from elasticdl.master.shell.loop import NoStore
+from elasticdl.master.shell.observers import MOST_IN_A_ROW, Observer, Observers
 from elasticdl.master.shell.serve import Master, RelievedError
-from elasticdl.master.shell.servicer import Server
-from elasticdl.master.state import events as e
-from elasticdl.master.state.instructions import Phase
+from elasticdl.master.shell.servicer import Server, TokenAccess
 
 
 class NoPlace:

@@ -8,14 +8,12 @@ import pytest
 from master_kit import Cluster, launched
 
 from elasticdl.job import messages as m
-from elasticdl.job.event_catalogue import KINDS
-from elasticdl.master.rules.sizing import FIRST_SECONDS
-from elasticdl.master.rules.worker_target import LONGEST_BACKOFF
-from elasticdl.master.shell.convert import to_event, to_message, to_status
-from elasticdl.master.state import events as e
-from elasticdl.master.state.learnt import Learnt, Rejection
-from elasticdl.master.state.snapshot import Snapshot
-from elasticdl.master.state.speedup import Observation
+from elasticdl.job.journal import KINDS
+from elasticdl.master.core import events as e
+from elasticdl.master.core.sizing import FIRST_SECONDS, LONGEST_BACKOFF
+from elasticdl.master.core.values import Learnt, Observation, Rejection
+from elasticdl.master.core.worker_record import Snapshot
+from elasticdl.master.shell.loop import to_event, to_message, to_status
 from elasticdl.proto import elasticdl_pb2 as pb
 
 SEEN = Observation(2, 64, 0.6)

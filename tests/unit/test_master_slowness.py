@@ -7,19 +7,19 @@ from master_kit import Cluster, Worker
 
 from elasticdl.elastic.core.step_times import WINDOW
 from elasticdl.job import messages as m
-from elasticdl.job.shared_values import Pace, StepTimes
+from elasticdl.job.messages import Pace, StepTimes
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.rules.slowness import (
+from elasticdl.master.core import events as e
+from elasticdl.master.core import events as i
+from elasticdl.master.core.slowness import (
     MOST_SECONDS_BETWEEN,
     SECONDS_BETWEEN_REPLACEMENTS,
     SECONDS_TO_JUDGE,
     SlowRule,
     pace_of,
 )
-from elasticdl.master.state import events as e
-from elasticdl.master.state import instructions as i
-from elasticdl.master.state.states import WorkerState
-from elasticdl.master.state.worker_record import Pulse, WorkerRecord
+from elasticdl.master.core.values import WorkerState
+from elasticdl.master.core.worker_record import Pulse, WorkerRecord
 
 BEAT = 0.5
 

@@ -1,4 +1,4 @@
-"""`elasticdl.master.shell.state_file`: what one master of a batch system leaves to the next."""
+"""`elasticdl.master.shell.slurm_master`: what one master of a batch system leaves to the next."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from elasticdl.common.channel import address_of
 from elasticdl.common.errors import ReplacedError, UnreachableError, UserError
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.shell.state_file import FileState
-from elasticdl.master.state.snapshot import JobSnapshot, Snapshot, WorkerSnapshot
-from elasticdl.master.state.states import WorkerState
+from elasticdl.master.core.values import WorkerState
+from elasticdl.master.core.worker_record import JobSnapshot, Snapshot, WorkerSnapshot
+from elasticdl.master.shell.slurm_master import FileState
 
 
 def snapshot(*workers: int) -> Snapshot:

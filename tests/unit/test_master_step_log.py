@@ -7,11 +7,11 @@ import pytest
 
 from elasticdl.job.journal import STEPS, Steps
 from elasticdl.job.messages import StepReport
-from elasticdl.kube.manifests import packed_state
+from elasticdl.kube import packed_state
+from elasticdl.master.core.values import Pace
+from elasticdl.master.core.worker_record import TrainingSnapshot
+from elasticdl.master.shell.observers import StepLog
 from elasticdl.master.shell.state_config_map import MOST_JOURNAL_BYTES
-from elasticdl.master.shell.step_log import StepLog
-from elasticdl.master.state.snapshot import TrainingSnapshot
-from elasticdl.master.state.values import Pace
 
 PACE = Pace(busy=0.04, waited=0.01, least_waited=0.004)
 ONE = StepReport(1, 0, 2.0, 32, 0.1, 0.05, 1, 32, False)

@@ -4,7 +4,9 @@ import pytest
 from master_kit import Run, only
 
 from elasticdl.job import messages as m
-from elasticdl.master.rules.progress_limits import (
+from elasticdl.master.core import events as e
+from elasticdl.master.core import events as i
+from elasticdl.master.core.rule import (
     GIVE_UP_FLOOR,
     GIVE_UP_MOVING,
     MOVING_NAME_FLOOR,
@@ -13,10 +15,8 @@ from elasticdl.master.rules.progress_limits import (
     UNLEARNT_NAME,
     ProgressLimits,
 )
-from elasticdl.master.rules.watching import ANSWER_SECONDS, LOOK_AGAIN, TIME_TO_DUMP
-from elasticdl.master.state import events as e
-from elasticdl.master.state import instructions as i
-from elasticdl.master.state.worker_record import Pulse
+from elasticdl.master.core.watching import ANSWER_SECONDS, LOOK_AGAIN, TIME_TO_DUMP
+from elasticdl.master.core.worker_record import Pulse
 
 TICK = 0.1
 # ---- limits ----

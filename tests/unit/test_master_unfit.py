@@ -4,9 +4,8 @@ import pytest
 from master_kit import Yard, launched, only
 
 from elasticdl.job import messages as m
-from elasticdl.master.core.fleet import TRIES_OF_PLACE
-from elasticdl.master.core.lost_workers import LONGEST_DELAY
-from elasticdl.master.state import events as e
+from elasticdl.master.core import events as e
+from elasticdl.master.core.fleet import LONGEST_DELAY, TRIES_OF_PLACE
 
 
 def fail(y, worker_id, *, trained=False, message="its training data have 960 samples, the job's 640"):

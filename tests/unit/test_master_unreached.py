@@ -5,12 +5,11 @@ from master_kit import Run
 
 from elasticdl.job import messages as m
 from elasticdl.job.spec import WorkerRange
+from elasticdl.master.core import events as e
+from elasticdl.master.core import events as i
 from elasticdl.master.core.job_core import Job
-from elasticdl.master.state import events as e
-from elasticdl.master.state import instructions as i
-from elasticdl.master.state.snapshot import JobSnapshot, WorkerSnapshot
-from elasticdl.master.state.states import WorkerState
-from elasticdl.master.state.values import Settings
+from elasticdl.master.core.values import Settings, WorkerState
+from elasticdl.master.core.worker_record import JobSnapshot, WorkerSnapshot
 
 READ = "`elasticdl logs digits --worker 1`"
 

@@ -4,10 +4,10 @@ import pytest
 from master_kit import LONG, Yard, killed, only
 
 from elasticdl.job import messages
-from elasticdl.master.state import events as e
-from elasticdl.master.state import rendezvous
-from elasticdl.master.state.instructions import Record, Tell
-from elasticdl.master.state.values import World
+from elasticdl.master.core import events as e
+from elasticdl.master.core import rendezvous
+from elasticdl.master.core.events import Record, Tell
+from elasticdl.master.core.values import World
 
 WINDOW = 0.3
 CLEAN = e.ExitCause.CLEAN

@@ -2,7 +2,7 @@
 
 import pytest
 
-from elasticdl.places.memory_kills import MemoryKills
+from elasticdl.places.worker_process import MemoryKills
 
 TWO = "low 0\nhigh 0\nmax 31\noom 2\noom_kill {}\noom_group_kill 0\n"
 ONE = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"

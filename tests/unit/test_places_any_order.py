@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from places_scene import ENDING, READY, WAITING, Scene, now
 
-from elasticdl.master.state.events import ExitCause, WorkerExited
+from elasticdl.master.core.events import ExitCause, WorkerExited
 from elasticdl.places.base import PlaceEnding, PlaceLost
 from elasticdl.places.launcher import IDLE_SECONDS, KILL_SECONDS, Seconds
 

@@ -3,7 +3,7 @@
 import pytest
 from places_scene import ENDING, READY, WAITING, Scene, now, placed
 
-from elasticdl.master.state.events import (
+from elasticdl.master.core.events import (
     ExitCause,
     FoundWorker,
     LauncherFailed,

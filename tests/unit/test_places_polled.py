@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.master.state.events import ExitCause, LauncherFailed
-from elasticdl.places import polled, slurm
+from elasticdl.master.core.events import ExitCause, LauncherFailed
+from elasticdl.places import slurm
+from elasticdl.places import slurm as polled
 from elasticdl.places.base import Place, PlaceLost, PlacesRefused, PlaceState
-from elasticdl.places.polled import End, PolledPlaces
+from elasticdl.places.slurm import End, PolledPlaces
 from tests.stories import on
 
 OFTEN = 0.001  # seconds

@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from elasticdl.common.environment import SHARED_GPU
-from elasticdl.places import slots
+from elasticdl.common.credentials import SHARED_GPU
+from elasticdl.places import local
 from elasticdl.places.base import PlaceChanged, PlaceLost, PlaceState
-from elasticdl.places.slots import Slots, find_gpus
+from elasticdl.places.local import Slots, find_gpus
 from tests.stories import on
 
 GPUS = ["GPU-a", "GPU-b"]
@@ -119,7 +119,7 @@ async def test_two_jobs_never_share_a_gpu_by_accident(make):
 
 @on(jobs)
 async def test_a_gpu_that_another_job_gives_back_is_found_in_time(make, tmp_path, monkeypatch):
-    monkeypatch.setattr(slots, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(local, "RETRY_SECONDS", 0.01)
     got = asyncio.Event()
     mine = make(0, GPUS).want(2)
     other = Slots(0, GPUS, tmp_path, lambda report: report.place.state is PlaceState.READY and got.set())
@@ -203,6 +203,6 @@ def test_a_driver_that_does_not_answer_counts_as_none_and_is_told(driver, monkey
         without.setenv("PATH", "/nowhere")
         assert (find_gpus({}), caplog.records) == ([], []), "a machine without a driver has none"
     driver(script)
-    monkeypatch.setattr(slots, "QUERY_SECONDS", 0.5)
+    monkeypatch.setattr(local, "QUERY_SECONDS", 0.5)
     assert find_gpus({}) == []
     assert why in caplog.text

@@ -21,9 +21,7 @@ from elasticdl.job.history import TimeUse
 from elasticdl.job.jobdir import create_job_dir, write_aside
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.report.live_server import LiveServer
-from elasticdl.report.page import MARK, live_page, report
-from elasticdl.report.page_data import as_json, page_data
-from elasticdl.report.words import NAMES, duration, percent, sentence
+from elasticdl.report.page import MARK, NAMES, as_json, duration, live_page, page_data, percent, report, sentence
 
 NASTY = "</script><script>alert(1)</script>&amp;\"'\u2028<!--"
 PATIENCE = 20.0

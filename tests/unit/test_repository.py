@@ -16,7 +16,7 @@ import pytest
 
 from elasticdl.cli.commands.start import run, train
 from elasticdl.common.front_ends import FRONT_ENDS
-from elasticdl.job.event_catalogue import KINDS
+from elasticdl.job.journal import KINDS
 from scripts.site import library
 
 ROOT = Path(__file__).resolve().parents[2]

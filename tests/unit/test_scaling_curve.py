@@ -10,7 +10,7 @@ import pytest
 from scaling_kit import Truth
 
 from elasticdl.job.spec import MOST_WORKERS
-from elasticdl.master.state.speedup import Curve, Observation, ordinal
+from elasticdl.master.core.values import Curve, Observation, ordinal
 
 
 def of(seconds, samples=64, *, follows=False):

@@ -8,9 +8,8 @@ import pytest
 from scaling_kit import Truth, VirtualJob
 
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.rules.worker_target import FIRST_BACKOFF, HORIZON, Situation, WorkerTarget
-from elasticdl.master.state.learnt import Rejection
-from elasticdl.master.state.speedup import Point
+from elasticdl.master.core.sizing import FIRST_BACKOFF, HORIZON, Situation, WorkerTarget
+from elasticdl.master.core.values import Point, Rejection
 
 HOURS = 2
 

@@ -7,14 +7,13 @@ import random
 import pytest
 from scaling_kit import report
 
-from elasticdl.master.rules.measured_steps import (
+from elasticdl.master.core.sizing import (
     BELIEVED,
     ENOUGH,
     SKIPPED,
     MeasuredSteps,
 )
-from elasticdl.master.state.learnt import MOST_OBSERVATIONS
-from elasticdl.master.state.speedup import Observation
+from elasticdl.master.core.values import MOST_OBSERVATIONS, Observation
 
 
 def world(steps, version, workers, seconds=0.1, count=40, samples=64, now=0.0):

@@ -10,17 +10,15 @@ import pytest
 from cryptography import x509
 from test_cli_kubernetes import parts
 
-from elasticdl.cli.local import slurm_run
+from elasticdl.cli import slurm_run
 from elasticdl.common.certificates import issue
-from elasticdl.common.credentials import Role, Token
-from elasticdl.common.environment import LOOPBACK, WorkerEnvironment
+from elasticdl.common.credentials import LOOPBACK, Role, Token, WorkerEnvironment
 from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube.manifests import job_objects, names
-from elasticdl.master.shell.access import ALLOWED
-from elasticdl.master.shell.local_master import local_master
-from elasticdl.master.shell.serve import Master
-from elasticdl.master.state.events import StopRequested
+from elasticdl.kube import job_objects, names
+from elasticdl.master.core.events import StopRequested
+from elasticdl.master.shell.serve import Master, local_master
+from elasticdl.master.shell.servicer import ALLOWED
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "security.md").read_text()
@@ -70,8 +68,8 @@ def _calls(role):
 
 def test_only_the_user_can_read_the_keys_of_a_slurm_job(tmp_path, monkeypatch):
     monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path))
-    monkeypatch.setattr(slurm_run.batch_master, "submit", lambda job, spec: "7")
-    monkeypatch.setattr(slurm_run.batch_master, "require_slurm", lambda: None)
+    monkeypatch.setattr(slurm_run.folder_job, "submit", lambda job, spec: "7")
+    monkeypatch.setattr(slurm_run.folder_job, "require_slurm", lambda: None)
     spec = JobSpec(job_name="mine", launcher="slurm", command=("true",))
     assert slurm_run.run_job(spec, detach=True) == 0
     folder = JobDir(tmp_path / "jobs" / "mine").tls

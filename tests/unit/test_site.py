@@ -10,10 +10,10 @@ import pytest
 
 from elasticdl.cli.__main__ import COMMANDS
 from elasticdl.cli.parsing import Command
-from elasticdl.job.event_catalogue import KINDS
-from elasticdl.master.shell.access import ALLOWED
-from elasticdl.master.state.events import ExitCause
-from elasticdl.master.state.states import WorkerState
+from elasticdl.job.journal import KINDS
+from elasticdl.master.core.events import ExitCause
+from elasticdl.master.core.values import WorkerState
+from elasticdl.master.shell.servicer import ALLOWED
 from elasticdl.proto import elasticdl_pb2 as pb
 from scripts.site import library, pages, reference
 

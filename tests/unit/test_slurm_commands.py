@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.places.slurm_commands import Stage, UnknownJobError, ask, number_of, run, sbatch, stage_of
+from elasticdl.places.slurm import Stage, UnknownJobError, ask, number_of, run, sbatch, stage_of
 
 
 @pytest.fixture

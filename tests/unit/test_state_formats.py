@@ -8,19 +8,25 @@ import pytest
 from test_kubernetes_state import STATE, Bench, FakeApi
 
 from elasticdl.job.spec import WorkerRange
-from elasticdl.kube.manifests.packed_state import MEMORY, pack
-from elasticdl.master.state.crashes import Crashes
-from elasticdl.master.state.learnt import Learnt, Rejection
-from elasticdl.master.state.snapshot import (
+from elasticdl.kube.packed_state import MEMORY, pack
+from elasticdl.master.core.values import (
+    Crashes,
+    Learnt,
+    Member,
+    Observation,
+    Outcome,
+    Phase,
+    Rejection,
+    WorkerState,
+    World,
+)
+from elasticdl.master.core.worker_record import (
     JobSnapshot,
     Snapshot,
     TrainingSnapshot,
     UnwrittenSteps,
     WorkerSnapshot,
 )
-from elasticdl.master.state.speedup import Observation
-from elasticdl.master.state.states import WorkerState
-from elasticdl.master.state.values import Member, Outcome, Phase, World
 
 KEPT = Path(__file__).with_name("job_state_format_1.json")
 TRAINING = TrainingSnapshot(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from elasticdl.elastic.core.step_times import WINDOW, Activity, StepClock
 from elasticdl.elastic.torch_kit.gpu import PassTimer
-from elasticdl.job.shared_values import StepTimes
+from elasticdl.job.messages import StepTimes
 
 PHASES = (Activity.DATA, Activity.COMPUTE, Activity.WAIT, Activity.UPDATE)
 

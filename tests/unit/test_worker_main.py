@@ -13,8 +13,7 @@ import pytest
 import torch
 from worker_kit import BreakingCollective, Script, spec_maker
 
-from elasticdl.common.credentials import Token
-from elasticdl.common.environment import WorkerEnvironment
+from elasticdl.common.credentials import Token, WorkerEnvironment
 from elasticdl.common.process_group import ProcessGroup
 from elasticdl.elastic.collectives.port import memory_of_the_worker
 from elasticdl.elastic.core import protocol as p
@@ -24,8 +23,7 @@ from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training import state as training_state
 from elasticdl.job import messages as m
 from elasticdl.places import worker_process
-from elasticdl.places.worker_output import InFile
-from elasticdl.places.worker_process import Spawner, WorkerRun
+from elasticdl.places.worker_process import InFile, Spawner, WorkerRun
 from elasticdl.worker import main
 from elasticdl.worker.batch_sizes import batch_policy
 from elasticdl.worker.torch_learner import TorchLearner

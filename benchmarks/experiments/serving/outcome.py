@@ -14,7 +14,7 @@ from benchmarks.experiments.pods import Fact, Times
 from benchmarks.experiments.serving.service import Request
 from benchmarks.experiments.zoo.step_log import LoggedStep
 from elasticdl.job.journal import Entry
-from elasticdl.kube.manifests.names import worker_name
+from elasticdl.kube.names import worker_name
 
 Numbers = Mapping[str, Any]
 # Of the series behind its figure; the lags of its three releases of GPUs: 19 to 25, 18 to 24, and 23 s.

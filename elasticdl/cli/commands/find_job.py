@@ -8,12 +8,11 @@ from typing import Any
 
 import click
 
+from elasticdl.cli.folder_job import goes_on, handle_of
 from elasticdl.cli.job_handle import JobHandle, choose
-from elasticdl.cli.local.folder_job import goes_on, handle_of
 from elasticdl.cli.parsing import Option
 from elasticdl.cli.screens import tell
-from elasticdl.common.errors import ElasticDLError, UserError
-from elasticdl.common.extras import how_to_install
+from elasticdl.common.errors import ElasticDLError, UserError, how_to_install
 from elasticdl.job.jobdir import list_jobs
 from elasticdl.kube.kubeconfig import ClusterTarget, is_configured
 
@@ -41,13 +40,13 @@ def place_of(given: Given) -> ClusterTarget:
 
 
 def cluster_module(name: str) -> Any:
-    """A module of `elasticdl.cli.cluster`.
+    """A module of `elasticdl.cli` for jobs on a cluster.
 
     Raises:
         UserError: the package ``kubernetes`` is missing, or one that it needs.
     """
     try:
-        return importlib.import_module(f"elasticdl.cli.cluster.{name}")
+        return importlib.import_module(f"elasticdl.cli.{name}")
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing == "elasticdl":

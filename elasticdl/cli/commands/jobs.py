@@ -15,17 +15,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from elasticdl.cli import course, wording
+from elasticdl.cli import course, screens
 from elasticdl.cli.commands.find_job import PLACE, all_jobs, cluster_module, find, job_argument, names_here, place_of
+from elasticdl.cli.folder_job import goes_on
 from elasticdl.cli.job_handle import JobHandle, of_each
-from elasticdl.cli.local.folder_job import goes_on
 from elasticdl.cli.parsing import Option, command
 from elasticdl.cli.screens import render, tell
 from elasticdl.common.errors import ElasticDLError, UserError
-from elasticdl.job.event_catalogue import metrics_text
 from elasticdl.job.facts import Facts
 from elasticdl.job.jobdir import list_jobs
-from elasticdl.job.journal import STEPS, parse_entry
+from elasticdl.job.journal import STEPS, metrics_text, parse_entry
 from elasticdl.job.spec import MOST_WORKERS, WorkerRange, Workers
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -50,7 +49,7 @@ def status(job: str | None, follow: bool, as_json: bool, **given: Any) -> int:
         return course.follow(handle, handle.spec())
     if as_json:
         for each in [find(job, given).status()] if job is not None else of_each(all_jobs(given), asked):
-            print(wording.status_json(each))
+            print(screens.status_json(each))
     elif job is not None:
         show_one(console, find(job, given))
     else:
@@ -72,7 +71,7 @@ def show_all(console: Console, jobs: Sequence[JobHandle]) -> None:
     elsewhere = any(job.namespace for job in jobs)
     rows = [
         {"job": job.name, **({"namespace": job.namespace} if elsewhere else {}), **found}
-        for job, found in zip(jobs, map(wording.facts, of_each(jobs, asked)), strict=True)
+        for job, found in zip(jobs, map(screens.facts, of_each(jobs, asked)), strict=True)
     ]
     for title in rows[0]:
         table.add_column(title, overflow="fold" if title == "reason" else "ellipsis", no_wrap=title == "job")
@@ -93,13 +92,13 @@ def show_one(console: Console, job: JobHandle) -> None:
     if console.is_terminal:
         console.print(render(status, age=0.0))
     else:
-        once = wording.Once()
+        once = screens.Once()
         print(f"job {status.job_name}: {status.phase}{f': {once(status.reason)}' if status.reason else ''}")
-        print(wording.progress_line(status))
-        for line in wording.finding_lines(status):
+        print(screens.progress_line(status))
+        for line in screens.finding_lines(status):
             print(line)
         for worker in status.workers:
-            print(wording.worker_line(worker, once, status.phase))
+            print(screens.worker_line(worker, once, status.phase))
     if status.metrics:
         print(f"metrics: {metrics_text(status.metrics)}")
     print(job.whereabouts)
@@ -115,7 +114,7 @@ def show_one(console: Console, job: JobHandle) -> None:
 def events(job: str | None, follow: bool, as_json: bool, **given: Any) -> int:
     handle = find(job, given)
     with closing(handle.journal_to_end() if follow else handle.journal()) as journal:
-        damaged, once = 0, wording.Once()
+        damaged, once = 0, screens.Once()
         for line in journal:
             entry = parse_entry(line)
             if entry is None:
@@ -123,7 +122,7 @@ def events(job: str | None, follow: bool, as_json: bool, **given: Any) -> int:
             elif as_json:
                 print(line, flush=follow)
             elif entry["event"] != STEPS:  # one a second, which nobody wants to read
-                print(wording.event_line(entry, once), flush=follow)
+                print(screens.event_line(entry, once), flush=follow)
     if damaged:
         print(f"damaged lines of the journal, which are left out: {damaged:,}", file=sys.stderr)
     return 0
@@ -201,7 +200,7 @@ def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
         return 0
     with closing(handle.journal()) as journal:
         found = Facts.of(journal).state
-    kept = wording.Kept(status, found, bool(handle.namespace)).text if status.phase == "stopped" else ""
+    kept = screens.Kept(status, found, bool(handle.namespace)).text if status.phase == "stopped" else ""
     print(f"job {handle.name} {status.phase} at step {status.step}{f', {kept}' if kept else ''}")
     return 0
 

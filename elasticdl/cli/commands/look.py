@@ -22,9 +22,8 @@ from elasticdl.job.facts import Facts
 from elasticdl.job.history import History
 from elasticdl.job.jobdir import write_aside
 from elasticdl.report.live_server import LiveServer
-from elasticdl.report.page import MARK
+from elasticdl.report.page import MARK, page_data
 from elasticdl.report.page import report as as_page
-from elasticdl.report.page_data import page_data
 
 SUFFIX = ".jsonl"
 HEAD_BYTES = 500  # of a report, in which its mark stands

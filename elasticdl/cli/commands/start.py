@@ -8,9 +8,9 @@ from pathlib import PurePath
 import click
 from pydantic import BaseModel
 
+from elasticdl.cli import slurm_run
 from elasticdl.cli.commands.find_job import cluster_module
-from elasticdl.cli.local import slurm_run
-from elasticdl.cli.local.local_run import run_job
+from elasticdl.cli.local_run import run_job
 from elasticdl.cli.options import make_spec, read_options, spec_options
 from elasticdl.cli.parsing import Command, Option, command
 from elasticdl.common.errors import UserError

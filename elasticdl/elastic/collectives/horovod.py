@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from elasticdl.common.environment import SHARED_GPU
+from elasticdl.common.credentials import SHARED_GPU
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.polling import naps
 from elasticdl.elastic.collectives.port import Collective, world_broken

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from elasticdl.common.environment import SHARED_GPU
+from elasticdl.common.credentials import SHARED_GPU
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.polling import naps
 from elasticdl.elastic.collectives.torch_groups import Begun, WorldStore, all_reduce

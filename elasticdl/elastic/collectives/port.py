@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from elasticdl.common.environment import SHARED_GPU
+from elasticdl.common.credentials import SHARED_GPU
 from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.collectives.asked import PATIENCE, Asked

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from enum import StrEnum
 
-from elasticdl.job.shared_values import StepTimes
+from elasticdl.job.messages import StepTimes
 
 # Steps whose median is told.
 WINDOW = 32

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from elasticdl.job.shared_values import Member as Member
-from elasticdl.job.shared_values import standing
+from elasticdl.job.messages import Member as Member
+from elasticdl.job.messages import standing
 
 
 @dataclass(frozen=True, slots=True)

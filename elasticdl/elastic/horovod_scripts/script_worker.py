@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from types import TracebackType
 from typing import Any
 
-from elasticdl.common.environment import CONNECTED, MASTER, WorkerEnvironment
+from elasticdl.common.credentials import CONNECTED, MASTER, WorkerEnvironment
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.elastic.collectives.horovod import HorovodModule, HorovodWorld, is_failure
 from elasticdl.elastic.collectives.port import world_broken

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from elasticdl.common.own_stacks import current_frames
+from elasticdl.elastic.link.own_stacks import current_frames
 
 # Of one core, in the mean over the window. A process whose training hangs uses some, as Horovod's threads wait by looking
 # again each millisecond: where that is expensive it comes to a third of a core, with peaks above a half.

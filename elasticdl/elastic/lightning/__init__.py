@@ -15,8 +15,7 @@ from elasticdl.common.triton_first import require_triton_first
 
 require_triton_first("elasticdl.elastic.lightning")
 
-from elasticdl.common.errors import UserError
-from elasticdl.common.extras import how_to_install
+from elasticdl.common.errors import UserError, how_to_install
 from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.lightning.strategy import make_strategy
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext, own

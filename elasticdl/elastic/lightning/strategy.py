@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from elasticdl.common.environment import MASTER
+from elasticdl.common.credentials import MASTER
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.core.plan import BatchPolicy

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.tree import mapped
 from elasticdl.elastic.lightning.logged import Held, Logged
 from elasticdl.elastic.torch_kit.data.own_loader import Streams, restore_streams, stream_parts, streams
 from elasticdl.elastic.training.pieces import Piece
+from elasticdl.elastic.training.tree import mapped
 
 PACKAGES = ("lightning", "pytorch_lightning", "lightning_fabric", "elasticdl")
 PLAIN = (bool, int, float, str)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from elasticdl.common.environment import CONNECTED, WorkerEnvironment, refuse_variables
+from elasticdl.common.credentials import CONNECTED, WorkerEnvironment, refuse_variables
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.link.store import Endpoint

@@ -15,18 +15,18 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from elasticdl.common.own_stacks import stack_of
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import World, horovod_host
+from elasticdl.elastic.link.own_stacks import stack_of
 from elasticdl.elastic.link.store import Key, KvStore
 from elasticdl.elastic.link.stream import MasterStream
 from elasticdl.elastic.link.wire import to_event
 from elasticdl.elastic.link.witness import TOLD_SECONDS, DumpTimer, Operations, SlowStart, Witness
 from elasticdl.job import messages as m
-from elasticdl.job.shared_values import FACTS, MOST_FACTS
+from elasticdl.job.messages import FACTS, MOST_FACTS
 from elasticdl.proto import elasticdl_pb2 as pb
 
 TICK_SECONDS = 0.2
@@ -106,7 +106,7 @@ class Session:
         self.post(p.Said(message))
 
     def notify(self, event: str, **fields: Any) -> None:
-        """For the job's journal: ``event`` and its fields as in `elasticdl.job.event_catalogue`."""
+        """For the job's journal: ``event`` and its fields as in `elasticdl.job.journal`."""
         json.dumps(fields)  # if they can't be sent it is the caller who must hear of it
         self.say(m.Notice(event, fields))
 

@@ -7,7 +7,7 @@ import os
 from operator import attrgetter
 from typing import Any
 
-from elasticdl.common.environment import WorkerEnvironment
+from elasticdl.common.credentials import WorkerEnvironment
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.job import messages as m

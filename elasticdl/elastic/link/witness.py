@@ -20,15 +20,15 @@ from typing import Any
 
 import psutil
 
-from elasticdl.common.environment import STACKS
-from elasticdl.common.own_stacks import other_stacks, stack_of
-from elasticdl.common.stacks import GOES_ON, Stack, describe
+from elasticdl.common.credentials import STACKS
+from elasticdl.common.reason import GOES_ON, Stack, describe
+from elasticdl.elastic.link.own_stacks import other_stacks, stack_of
 
 # Of the training thread, to see whether it moves: a loop that is always found in the same line may hang.
 LOOKS = 5
 BETWEEN_LOOKS = 0.1
 BUSY = 0.02  # seconds of processor time meanwhile: it may be in one call of C that takes long, to write a checkpoint perhaps
-# Of the master's heartbeat_timeout: it asks for the dump after 0.7 of it (`elasticdl.master.rules.liveness`).
+# Of the master's heartbeat_timeout: it asks for the dump after 0.7 of it (`elasticdl.master.core.watching`).
 DUMP_SHARE = 0.4
 STDERR = 2
 # In one line of the user's, before the worker is ready.

@@ -21,7 +21,7 @@ from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.data.stand_in import StandIn
 from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
-from elasticdl.job.shared_values import newest_marks
+from elasticdl.job.messages import newest_marks
 
 log = logging.getLogger(__name__)
 

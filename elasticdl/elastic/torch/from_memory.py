@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from elasticdl.common.tree import leaves as leaves_of
 from elasticdl.elastic.torch.tape import SIMPLE
 from elasticdl.elastic.torch_kit.data.stand_in import map_tensors
+from elasticdl.elastic.training.tree import leaves as leaves_of
 
 
 class ModelFromMemory:

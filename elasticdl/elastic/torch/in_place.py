@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from elasticdl.common.tree import leaves as leaves_of
+from elasticdl.elastic.training.tree import leaves as leaves_of
 
 _OF_NUMBERS = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "div", "mod", "pow")
 _OF_BITS = ("and", "or", "xor", "lshift", "rshift")

@@ -17,9 +17,9 @@ import torch
 
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.common.reason import one_line
-from elasticdl.common.tree import leaves as leaves_of
 from elasticdl.elastic.torch.in_place import storage_of
 from elasticdl.elastic.training.attributes import is_scripts_own
+from elasticdl.elastic.training.tree import leaves as leaves_of
 
 HINT = "and begin that loop with gradients on (with torch.no_grad() around it, it is given whole batches, for an evaluation)"
 NO_BATCH = (

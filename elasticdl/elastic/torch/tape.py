@@ -16,11 +16,11 @@ import torch
 from torch.utils import _pytree
 
 from elasticdl.common.errors import ElasticDLError
-from elasticdl.common.tree import leaves as leaves_of
 from elasticdl.elastic.torch.in_place import Changes, InPlace, attribute_set_by
 from elasticdl.elastic.torch.loop_faults import place_in_script, require_own
 from elasticdl.elastic.torch.modes import Modes
 from elasticdl.elastic.torch.trace import OfTensors, Trace
+from elasticdl.elastic.training.tree import leaves as leaves_of
 
 BACKWARD = torch.Tensor.backward
 _SHAPE: Callable[..., Any] = vars(torch._C.TensorBase)["shape"].__get__

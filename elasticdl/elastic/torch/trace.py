@@ -9,8 +9,8 @@ from weakref import ReferenceType, ref
 import torch
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.tree import leaves as leaves_of
 from elasticdl.elastic.torch.loop_faults import works_on_another_batch
+from elasticdl.elastic.training.tree import leaves as leaves_of
 
 V = TypeVar("V")
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
-from elasticdl.common.environment import CONNECTED, MASTER
+from elasticdl.common.credentials import CONNECTED, MASTER
 from elasticdl.common.errors import UserError
 
 GUARD = 'if __name__ == "__main__":'

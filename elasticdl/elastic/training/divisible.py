@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from elasticdl.common.tree import mapped
+from elasticdl.elastic.training.tree import mapped
 
 MOST_PROBED = 8  # samples
 _ROUNDING = 1e-3

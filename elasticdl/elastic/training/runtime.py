@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-from elasticdl.common.environment import MASTER, WORKER_ID
+from elasticdl.common.credentials import MASTER, WORKER_ID
 from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.common.reason import reason, tell_uncaught_in_one_line
 from elasticdl.elastic.core.interruptions import StageSuperseded, Stopped

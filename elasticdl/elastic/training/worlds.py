@@ -16,7 +16,7 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.interruptions import Stopped, WorldBroken, WorldChanged
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.link.session import Session
-from elasticdl.job.log_marks import WorldMark
+from elasticdl.job.journal import WorldMark
 
 log = logging.getLogger(__name__)
 

@@ -12,20 +12,11 @@ from dataclasses import dataclass, replace
 
 from elasticdl.job.messages import Ask, Drain, Draining, Failed, Finished, Heartbeat, Hello, Notice, Progress
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.fleet import Departure, Fleet
-from elasticdl.master.core.recovery import Recovery
-from elasticdl.master.core.transitions import Ending, TransitionContext, Transitions, Trigger
-from elasticdl.master.rules.liveness import Liveness
-from elasticdl.master.rules.progress_limits import ProgressLimits
-from elasticdl.master.rules.rule import Rule
-from elasticdl.master.rules.sizing import SizeRule
-from elasticdl.master.rules.slowness import SlowRule, pace_of
-from elasticdl.master.rules.watching import StuckRule
-from elasticdl.master.state import events
-from elasticdl.master.state.events import ExitCause
-from elasticdl.master.state.instructions import (
+from elasticdl.master.core import events
+from elasticdl.master.core.events import (
     AdoptWorld,
     EndJob,
+    ExitCause,
     Instruction,
     KillWorker,
     LaunchWorker,
@@ -37,14 +28,26 @@ from elasticdl.master.state.instructions import (
     Tell,
     is_unsaved,
 )
-from elasticdl.master.state.learnt import Learnt
-from elasticdl.master.state.records_by_state import Records
-from elasticdl.master.state.rendezvous import NOBODY, Rendezvous
-from elasticdl.master.state.snapshot import JobSnapshot, TrainingSnapshot, WorkerSnapshot
-from elasticdl.master.state.states import DONE, IN_WORLD, JOB, STARTING, Condition, WorkerState
-from elasticdl.master.state.training import Training
-from elasticdl.master.state.values import Settings, World
-from elasticdl.master.state.worker_record import NotificationLevel, Pulse, WorkerRecord, WorkerView
+from elasticdl.master.core.fleet import Departure, Fleet
+from elasticdl.master.core.recovery import Recovery
+from elasticdl.master.core.rendezvous import NOBODY, Rendezvous
+from elasticdl.master.core.rule import ProgressLimits, Rule
+from elasticdl.master.core.sizing import SizeRule
+from elasticdl.master.core.slowness import SlowRule, pace_of
+from elasticdl.master.core.transitions import Ending, TransitionContext, Transitions, Trigger
+from elasticdl.master.core.values import DONE, IN_WORLD, JOB, STARTING, Condition, Learnt, Settings, WorkerState, World
+from elasticdl.master.core.watching import Liveness, StuckRule
+from elasticdl.master.core.worker_record import (
+    JobSnapshot,
+    NotificationLevel,
+    Pulse,
+    Records,
+    Training,
+    TrainingSnapshot,
+    WorkerRecord,
+    WorkerSnapshot,
+    WorkerView,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from elasticdl.job.messages import Ask, Heartbeat, Hello
-from elasticdl.master.state import events
-from elasticdl.master.state.events import ExitCause
-from elasticdl.master.state.instructions import Instruction, KillWorker, Record
-from elasticdl.master.state.records_by_state import Records
-from elasticdl.master.state.snapshot import JobSnapshot, WorkerSnapshot
-from elasticdl.master.state.states import LEAVING, LIVE, STARTING, WorkerState
-from elasticdl.master.state.values import Member, Settings, World
-from elasticdl.master.state.worker_record import WorkerRecord
+from elasticdl.master.core import events
+from elasticdl.master.core.events import ExitCause, Instruction, KillWorker, Record
+from elasticdl.master.core.values import LEAVING, LIVE, STARTING, Member, Settings, WorkerState, World
+from elasticdl.master.core.worker_record import JobSnapshot, Records, WorkerRecord, WorkerSnapshot
 
 _OF_A_SESSION = (events.FromWorker, events.WorkerDisconnected)
 

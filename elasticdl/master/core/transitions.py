@@ -17,13 +17,19 @@ from dataclasses import dataclass
 from enum import Enum
 
 from elasticdl.job.messages import Ask, Broken, Drain, Failed, Hello, Message, StopWork
-from elasticdl.master.state.events import ExitCause
-from elasticdl.master.state.instructions import Instruction, KillWorker, Outcome, Phase, Record, Tell, TerminateWorker
-from elasticdl.master.state.records_by_state import Records
-from elasticdl.master.state.rendezvous import Rendezvous
-from elasticdl.master.state.states import ABSENT, IN_WORLD, LEAVING, LIVE, STARTING, WorkerState
-from elasticdl.master.state.values import Settings
-from elasticdl.master.state.worker_record import WorkerRecord
+from elasticdl.master.core.events import (
+    ExitCause,
+    Instruction,
+    KillWorker,
+    Outcome,
+    Phase,
+    Record,
+    Tell,
+    TerminateWorker,
+)
+from elasticdl.master.core.rendezvous import Rendezvous
+from elasticdl.master.core.values import ABSENT, IN_WORLD, LEAVING, LIVE, STARTING, Settings, WorkerState
+from elasticdl.master.core.worker_record import Records, WorkerRecord
 
 _NO_DEADLINE = (*IN_WORLD, WorkerState.STANDBY, WorkerState.EXCLUDED, WorkerState.FINISHED)
 

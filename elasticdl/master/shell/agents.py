@@ -19,8 +19,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from elasticdl.common.retry import until
-from elasticdl.master.shell.sessions import Outbox
-from elasticdl.master.state.events import (
+from elasticdl.master.core.events import (
     ExitCause,
     FoundWorker,
     StacksFound,
@@ -28,8 +27,9 @@ from elasticdl.master.state.events import (
     WorkerPending,
     WorkerPlaced,
 )
+from elasticdl.master.shell.loop import Outbox
 from elasticdl.places.base import STACKS_SECONDS, FoundInPlace, Place, PlaceEnding, PlaceState, StarterReport
-from elasticdl.places.exits import judge_end
+from elasticdl.places.worker_process import judge_end
 from elasticdl.proto import elasticdl_pb2 as pb
 
 # An agent looks for its master every second, but the new one's address may have to be known on its node first.

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from elasticdl.job.event_catalogue import KINDS
-from elasticdl.job.journal import STEPS, dump_entry, number_of
+from elasticdl.job.journal import KINDS, STEPS, dump_entry, number_of
 
 CHUNK_BYTES = 1 << 18
 NUMBERS = 10**9  # that each master has for its entries: more than it will write

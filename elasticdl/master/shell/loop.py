@@ -8,21 +8,23 @@ delays only what must not be done unsaved: events, heartbeats among them, are st
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from elasticdl.job.messages import Broken, Change, Heartbeat, Notice, Progress
-from elasticdl.master.core.job_core import Job
-from elasticdl.master.shell.convert import WorldMessages, to_message
-from elasticdl.master.shell.journal_file import Journal
-from elasticdl.master.shell.observer import Observer
-from elasticdl.master.shell.saver import StateSaver
-from elasticdl.master.shell.sessions import Sessions
-from elasticdl.master.state import events
-from elasticdl.master.state.instructions import (
+from pydantic import ValidationError
+
+from elasticdl.common.errors import ReplacedError, first_finding
+from elasticdl.job import messages
+from elasticdl.job.journal import KINDS
+from elasticdl.job.messages import FACTS, MOST_FACTS, Broken, Change, Heartbeat, Notice, Progress, standing
+from elasticdl.master.core import events
+from elasticdl.master.core.events import (
     AdoptWorld,
     EndJob,
     Instruction,
@@ -36,9 +38,376 @@ from elasticdl.master.state.instructions import (
     TerminateWorker,
     is_unsaved,
 )
-from elasticdl.master.state.snapshot import JobSnapshot, Snapshot
-from elasticdl.master.state.values import World
+from elasticdl.master.core.job_core import Job
+from elasticdl.master.core.values import World
+from elasticdl.master.core.worker_record import JobSnapshot, Snapshot
+from elasticdl.master.shell.journal_file import Journal
+from elasticdl.master.shell.observers import Observer
 from elasticdl.places.base import Launcher
+from elasticdl.proto import elasticdl_pb2 as pb
+
+# Saves a master's state where it outlives the master.
+
+
+RETRY_SECONDS = 1.0
+CLOSE_SECONDS = 5.0
+_log = logging.getLogger(__name__)
+
+
+class SnapshotStore(Protocol):
+    """A place for the state of one job's master. Only one master at a time can write there."""
+
+    @property
+    def news_seconds(self) -> float:
+        """At least so long after the last save is the next, if only the journal has grown."""
+        return math.inf
+
+    async def load(self) -> Snapshot | None:
+        """What an earlier master saved last, None if there was none.
+
+        Raises:
+            UserError: there is something that can't be read, or is no snapshot.
+        """
+        return None
+
+    async def save(self, snapshot: Snapshot) -> None:
+        """Replace what is there, wholly or not at all.
+
+        Raises:
+            ReplacedError: another master has the job.
+            OSError: it can't be saved now; it is tried again.
+        """
+
+
+class NoStore(SnapshotStore):
+    """For a master whose workers end with it: it can have no successor."""
+
+    async def save(self, snapshot: Snapshot) -> None:
+        """Nobody would read it."""
+
+
+class StateSaver:
+    """Saves the newest snapshot in the background, and tries again what has failed, until it is closed.
+
+    A snapshot of many workers takes long to make. So it is made only when the store is ready for it: what happens
+    together, and what happens while the store is busy, is in one snapshot.
+    """
+
+    def __init__(self, store: SnapshotStore, replaced: Callable[[], None] = lambda: None) -> None:
+        """``replaced``: called when another master has taken the job over."""
+        self._store = store
+        self._replaced = replaced
+        self._newest: Callable[[], Snapshot] | None = None  # makes what is not yet being saved
+        self._waiting: list[asyncio.Future[None]] = []
+        self._saving: asyncio.Task[None] | None = None
+        self.problem = ""  # why the last attempt failed, if it did
+
+    @property
+    def news_seconds(self) -> float:
+        """The store's."""
+        return self._store.news_seconds
+
+    def save(self, make: Callable[[], Snapshot]) -> asyncio.Future[None]:
+        """Done once a snapshot of this moment, or of a later one, is saved. ``make`` makes one of the moment of its call.
+
+        The future raises what the store raised, unless that was an OSError.
+        """
+        saved = asyncio.get_running_loop().create_future()
+        self._newest = make
+        self._waiting.append(saved)
+        if self._saving is None or self._saving.done():
+            self._saving = asyncio.create_task(self._save())
+        return saved
+
+    async def close(self) -> None:
+        """Wait (bounded) until the last one is saved."""
+        if self._saving:
+            await asyncio.wait({self._saving}, timeout=CLOSE_SECONDS)
+            self._saving.cancel()
+            await asyncio.wait({self._saving})
+        for future in self._waiting:
+            future.cancel()
+
+    async def _save(self) -> None:
+        while self._newest is not None:
+            make, self._newest = self._newest, None
+            waiting, self._waiting = self._waiting, []
+            try:
+                await self._store.save(make())
+            except OSError as error:
+                if not self.problem:
+                    _log.error("can't save the job's state, and try again: %s", error)
+                self.problem = str(error)
+                self._newest, self._waiting = self._newest or make, [*waiting, *self._waiting]
+                if isinstance(error, ReplacedError):
+                    self._replaced()
+                    return
+                await asyncio.sleep(RETRY_SECONDS)
+            except Exception as error:  # noqa: BLE001 - raised again where the future is waited for
+                for future in waiting:
+                    if not future.done():
+                        future.set_exception(error)
+            else:
+                self.problem = ""
+                for future in waiting:
+                    if not future.done():
+                        future.set_result(None)
+
+
+# Messages of protobuf from and to the core's dataclasses, whose fields have the same names. The core sees no message.
+
+
+_LAST_WORLD = 2**62
+_PAUSES = ("grow", "shrink", "failure")
+_FORMS = {kind.name: kind.form for kind in KINDS.values() if kind.of_worker}
+T = TypeVar("T")
+# Of each kind of message to a worker: the name of its field in `MasterMessage`.
+_BODIES = {
+    type(getattr(pb.MasterMessage(), name)).__name__: name for name in pb.MasterMessage.DESCRIPTOR.fields_by_name
+}
+
+
+def to_event(worker_id: int, message: pb.WorkerMessage) -> events.FromWorker:
+    """What a message inside a session means.
+
+    Raises:
+        ValueError: the message means nothing here, or its notice is none that a worker may give.
+    """
+    body = message.WhichOneof("body")
+    if body is None or body == "kv_put":
+        raise ValueError(f"a session does not take {body or 'an empty message'} here")
+    told = getattr(message, body)
+    match told:
+        case pb.Pause():
+            return events.FromWorker(worker_id, messages.Notice("pause", _pause(told), message.number))
+        case pb.Notice():
+            return events.FromWorker(worker_id, messages.Notice(told.event, _notice(told), message.number))
+        case pb.Hello():
+            given: dict[str, Any] = {"world_version": _version(told.world_version)}
+        case pb.Ask():
+            given = {"left_world": _version(told.left_world)}
+        case pb.Heartbeat():
+            given = {"times": _copied(messages.StepTimes, told.times) if told.HasField("times") else None}
+        case pb.Progress():
+            given = {"steps": _each_copied(messages.StepReport, told.steps)}
+        case pb.Finished():
+            given = {"metrics": dict(told.metrics)}
+        case pb.Failed():
+            given = {"users": told.cause == pb.Failed.USER}
+        case _:
+            given = {}
+    return events.FromWorker(worker_id, _copied(getattr(messages, type(told).__name__), told, **given))
+
+
+def to_message(order: messages.Order) -> pb.MasterMessage:
+    """It is the same for all workers that are told."""
+    return pb.MasterMessage(**{_BODIES[type(order).__name__]: _values(order)})
+
+
+class WorldMessages:
+    """A world as each of its members sees it. What all are told alike is made once, as it takes long with many members."""
+
+    def __init__(self, world: World) -> None:
+        self.version = world.version
+        self._members = {member.worker_id: (rank, member) for rank, member in enumerate(world.members)}
+        self._alike = pb.World(
+            version=world.version,
+            reason=world.reason,
+            size=len(world.members),
+            standing=standing(world.members),
+            root=pb.Member(**_values(world.members[0])),
+        )
+
+    @property
+    def worker_ids(self) -> Collection[int]:
+        """Of the members."""
+        return self._members.keys()
+
+    def told(self, worker_id: int) -> pb.MasterMessage:
+        """What this member is told."""
+        rank, member = self._members[worker_id]
+        message = pb.MasterMessage(world=self._alike)
+        message.world.MergeFrom(pb.World(rank=rank, own=pb.Member(**_values(member))))
+        return message
+
+
+def to_status(job_name: str, job: Job, now: float, elapsed: float) -> pb.JobStatus:
+    view, training = job.view(), job.training
+    shown = ("phase", "reason", "traceback", "world_version", "last_change", "advice", "decision")
+    achieved = ("epoch", "total_epochs", "step", "total_steps", "loss", "samples", "metrics", "collective",
+                "compared_step", "compared_workers")  # fmt: skip
+    return pb.JobStatus(
+        job_name=job_name,
+        **{name: getattr(view, name) for name in shown},
+        **{name: getattr(training, name) for name in achieved},
+        workers=[_values(worker) for worker in view.workers],
+        samples_per_second=training.samples_per_second(now),
+        time_left=training.time_left(now),
+        elapsed=elapsed,
+        min_workers=view.limits.minimum,
+        max_workers=view.limits.maximum,
+    )
+
+
+def _copied(kind: type[T], message: object, **given: object) -> T:
+    """One of the core's values, with the fields of a message; ``given``: those that the message does not have so."""
+    names: tuple[str, ...] = kind.__match_args__  # type: ignore[attr-defined]
+    return kind(*[given[name] if name in given else getattr(message, name) for name in names])
+
+
+def _each_copied(kind: type[T], messages: Iterable[object]) -> tuple[T, ...]:
+    """Quicker than `_copied` for each."""
+    values = attrgetter(*kind.__match_args__)  # type: ignore[attr-defined]
+    return tuple(kind(*values(message)) for message in messages)
+
+
+def _values(said: object) -> dict[str, Any]:
+    """The fields of one of the core's values."""
+    return {name: getattr(said, name) for name in said.__match_args__}  # type: ignore[attr-defined]
+
+
+def _version(told: int) -> int:
+    """Of a world that a worker knows: the next worlds are counted on from it."""
+    return max(0, min(told, _LAST_WORLD))
+
+
+def _pause(pause: pb.Pause) -> dict[str, object]:
+    """The journal's fields of a pause, without the worker: time that a survivor did not train."""
+    if pause.kind not in _PAUSES:
+        raise ValueError(f"a pause is of the kind {', '.join(_PAUSES)}, not {pause.kind!r}")
+    fields = (field.name for field in pause.DESCRIPTOR.fields)
+    return {"world" if name == "world_version" else name: getattr(pause, name) for name in fields}
+
+
+def _notice(notice: pb.Notice) -> dict[str, Any]:
+    if notice.event not in _FORMS:
+        raise ValueError(f"a worker has no notice {notice.event!r} to give")
+    # A file's name may have bytes that are no UTF-8. Python keeps such a byte as a lone surrogate, which can't be sent on.
+    encodable = json.dumps(json.loads(notice.fields_json or "{}"), ensure_ascii=False).encode(errors="replace")
+    try:
+        form = _FORMS[notice.event].model_validate(json.loads(encodable))
+    except ValidationError as error:
+        raise ValueError(f"notice {notice.event}: {first_finding(error)}") from None
+    return form.model_dump(exclude_unset=True)
+
+
+# The open sessions: a queue of outgoing messages for each worker, and the key-value entries that workers share.
+
+
+Message = TypeVar("Message")
+
+
+class Outbox(Generic[Message]):
+    """Messages that are yet to be sent over one stream."""
+
+    def __init__(self) -> None:
+        self.waiting: asyncio.Queue[Message | None] = asyncio.Queue()
+        self.replaced = False
+
+    def put(self, message: Message) -> None:
+        self.waiting.put_nowait(message)
+
+    def close(self, *, replaced: bool = False) -> None:
+        self.replaced = replaced
+        self.waiting.put_nowait(None)
+
+    async def messages(self) -> AsyncIterator[Message]:
+        """Until it is closed."""
+        while (message := await self.waiting.get()) is not None:
+            yield message
+
+
+SessionOutbox: TypeAlias = Outbox[pb.MasterMessage]
+
+
+class Sessions:
+    """A worker has at most one session; a newer one ends the older.
+
+    An entry that a member puts into the key-value store of its world is passed on to the other members. A later world
+    does not see it.
+    """
+
+    def __init__(self, taken: Mapping[int, int] | None = None) -> None:
+        """``taken``: by worker, the number of its last message that an earlier master has taken and saved."""
+        self._outboxes: dict[int, SessionOutbox] = {}
+        self.taken = dict(taken or {})
+        self._unsaved: set[int] = set()  # workers that wait to hear that what they have said is saved
+        self._version = 0
+        self._members: Collection[int] = ()
+        self._entries: dict[tuple[str, str], pb.MasterMessage] = {}  # by scope and key
+        # Put before a world was known: a new master learns the world from its workers.
+        self._early: list[tuple[int, pb.KvPut]] = []
+        self.facts = b""  # see `FACTS`; workers that come later are given it
+
+    def open(self, worker_id: int) -> SessionOutbox:
+        if older := self._outboxes.get(worker_id):
+            older.close(replaced=True)
+        outbox = self._outboxes[worker_id] = SessionOutbox()
+        return outbox
+
+    def close(self, worker_id: int, outbox: SessionOutbox) -> bool:
+        """End this session; returns whether it was the worker's present one."""
+        present = self._outboxes.get(worker_id) is outbox
+        if present:
+            del self._outboxes[worker_id]
+        return present
+
+    def send(self, worker_ids: Iterable[int], message: pb.MasterMessage) -> None:
+        """A worker without a session misses it; the core sends it again when the worker reconnects."""
+        for worker_id in worker_ids:
+            if outbox := self._outboxes.get(worker_id):
+                outbox.put(message)
+
+    def take(self, worker_id: int, number: int) -> bool:
+        """Whether a message of this number is new; 0 is no number. A worker repeats a message until it is saved."""
+        if number == 0:
+            return True
+        self._unsaved.add(worker_id)
+        last = self.taken.get(worker_id, 0)
+        self.taken[worker_id] = max(number, last)
+        return number > last
+
+    @property
+    def has_unsaved(self) -> bool:
+        return bool(self._unsaved)
+
+    def saving(self) -> dict[int, int]:
+        """A save has begun. Returns by worker the number that `saved` is to tell once it is done."""
+        unsaved, self._unsaved = self._unsaved, set()
+        return {worker_id: self.taken[worker_id] for worker_id in unsaved}
+
+    def saved(self, numbers: Mapping[int, int]) -> None:
+        for worker_id, number in numbers.items():
+            self.send((worker_id,), pb.MasterMessage(saved=pb.Saved(number=number)))
+
+    def begin_world(self, version: int, members: Collection[int]) -> None:
+        """From now on entries are those of this world."""
+        self._version, self._members, self._entries = version, members, {}
+        early, self._early = self._early, []
+        for worker_id, put in early:
+            self.put(worker_id, put)
+
+    def put(self, worker_id: int, put: pb.KvPut) -> None:
+        """In a new session a member puts everything again; an entry that is known is not passed on twice."""
+        if self._version == 0:
+            self._early.append((worker_id, put))
+        if put.world_version != self._version or worker_id not in self._members:
+            return
+        if (put.scope, put.key) == FACTS:
+            self.facts = put.value if len(put.value) <= MOST_FACTS else b""
+            return
+        entry = pb.KvEntry(world_version=put.world_version, scope=put.scope, key=put.key, value=put.value)
+        message, name = pb.MasterMessage(kv_entry=entry), (put.scope, put.key)
+        if self._entries.get(name) != message:
+            self._entries[name] = message
+            self.send((other for other in self._members if other != worker_id), message)
+
+    def replay(self, worker_id: int) -> None:
+        """Send every entry again to a member that has reconnected, as it may have missed some."""
+        if worker_id in self._members:
+            for message in self._entries.values():
+                self.send((worker_id,), message)
+
 
 TICK_SECONDS = 0.1
 # Numbers that only grow are saved this often.
@@ -47,7 +416,6 @@ SAVE_SECONDS = 15.0
 SLOW_SAVE_SECONDS = 1.0
 # What workers say without which a job goes on.
 _NEWS = (Heartbeat, Notice, Progress)
-_log = logging.getLogger(__name__)
 
 
 class Mailbox:

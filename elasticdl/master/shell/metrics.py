@@ -27,8 +27,8 @@ from prometheus_client.registry import Collector
 from elasticdl.common.credentials import TlsFolder
 from elasticdl.job.facts import Facts
 from elasticdl.job.history import TimeSpent, TimeUse
-from elasticdl.master.shell.observer import Observer
-from elasticdl.master.state.instructions import Phase
+from elasticdl.master.core.events import Phase
+from elasticdl.master.shell.observers import Observer
 from elasticdl.proto import elasticdl_pb2 as pb
 
 STATES = ("pending", "starting", "standby", "member", "draining")

@@ -30,9 +30,9 @@ from pathlib import Path
 
 from elasticdl.common.backoff import Backoff
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.common.startup import RUN_MODULE
+from elasticdl.common.front_ends import RUN_MODULE
 from elasticdl.job.jobdir import JobDir, write_aside
-from elasticdl.places.slurm_commands import ask, runs_again, workers_name
+from elasticdl.places.slurm import ask, runs_again, workers_name
 
 MASTER_MODULE = "elasticdl.master.shell.slurm_master"
 EXIT_LEFT = 128 + signal.SIGTERM

@@ -28,33 +28,82 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from elasticdl.common import environment as variables
+from elasticdl.common import credentials as variables
 from elasticdl.common.channel import FILE
 from elasticdl.common.credentials import Role, TlsFolder
-from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.common.startup import RUN_MODULE, python_path
-from elasticdl.job.jobdir import JobDir, MasterAddress
+from elasticdl.common.errors import ReplacedError, UnreachableError, UserError
+from elasticdl.common.front_ends import RUN_MODULE, python_path
+from elasticdl.job.jobdir import JobDir, MasterAddress, write_aside
 from elasticdl.job.spec import JobSpec
-from elasticdl.master.shell.access import TlsAccess
+from elasticdl.master.core import events as e
+from elasticdl.master.core.events import EndJob
+from elasticdl.master.core.worker_record import Snapshot
 from elasticdl.master.shell.agents import Agents
-from elasticdl.master.shell.serve import (
-    EXIT_CODES,
-    EXIT_USER_ERROR,
-    Master,
-    RelievedError,
-    handling,
-    log_as,
-    read_spec,
-)
-from elasticdl.master.shell.servicer import Server
+from elasticdl.master.shell.loop import SnapshotStore
+from elasticdl.master.shell.serve import EXIT_CODES, EXIT_USER_ERROR, Master, RelievedError, handling, log_as, read_spec
+from elasticdl.master.shell.servicer import Server, TlsAccess
 from elasticdl.master.shell.slurm_keeper import EXIT_AGAIN, EXIT_LEFT, new_mark
-from elasticdl.master.shell.state_file import FileState
-from elasticdl.master.state import events as e
-from elasticdl.master.state.instructions import EndJob
 from elasticdl.places.base import Launcher, Limits, Report
 from elasticdl.places.launcher import PlaceLauncher, Seconds
-from elasticdl.places.slurm import SlurmProvider, slurm_places
-from elasticdl.places.slurm_commands import runs_again, workers_name
+from elasticdl.places.slurm import SlurmProvider, runs_again, slurm_places, workers_name
+
+# A job's snapshot in a file of the job's folder, where the next master finds it: for a batch system whose nodes share the folder.
+#
+# Writing is fenced: a master that finds another master's mark in the folder has been replaced, as after its node was cut off, and
+# writes no more. Another master may put its mark there between the look and the write: no shared file system has a lock that outlives
+# every node. Such a late write is lost and does no harm, as the successor reads only once, at its start.
+
+
+# The file system is everybody's, so it is written seldom.
+NEWS_SECONDS = 5.0
+
+
+class FileState(SnapshotStore):
+    """``holder``: the mark of this master."""
+
+    news_seconds = NEWS_SECONDS
+
+    def __init__(self, job: JobDir, holder: str) -> None:
+        self._path, self._journal = job.state, job.journal
+        self._mark = job.holder
+        self._holder = holder
+
+    async def load(self) -> Snapshot | None:
+        return await asyncio.to_thread(self._load)
+
+    async def save(self, snapshot: Snapshot) -> None:
+        await asyncio.to_thread(self._save, snapshot.to_json())
+
+    def _load(self) -> Snapshot | None:
+        try:
+            write_aside(self._mark, self._holder)
+            text = self._path.read_text() if self._path.exists() else ""
+            snapshot = Snapshot.from_json(text) if text else None
+            _cut(self._journal, snapshot.journal_bytes if snapshot else None)
+        except ValueError as error:
+            raise UserError(f"what an earlier master has left in {self._path.parent} can't be read: {error}") from None
+        except OSError as error:  # as of a disk that is full
+            raise UnreachableError(f"can't take the job over in {self._path.parent}: {error.strerror}") from None
+        return snapshot
+
+    def _save(self, text: str) -> None:
+        if self._mark.read_text() != self._holder:
+            raise ReplacedError("another master has taken over")
+        write_aside(self._path, text)
+
+
+def _cut(journal: Path, end: int | None) -> None:
+    """Cut the journal to its length at the snapshot. Workers tell again what came later, so each entry is there once.
+
+    The journal becomes another file: a master that was cut off may still write to the old one, and readers see that it begins anew.
+
+    ``end``: in bytes; None: all whole lines.
+    """
+    if journal.exists():
+        content = journal.read_bytes()
+        end = content.rfind(b"\n") + 1 if end is None else end
+        write_aside(journal, content[:end].decode(errors="replace"))
+
 
 ANYWHERE = "0.0.0.0"
 # So long workers go on without a master: Slurm takes minutes to give a node up, and may have no place for the next master at once.

@@ -1,6 +1,6 @@
 """A job's snapshot, journal and last status in its ConfigMap, where the next master and the command line find them.
 
-Their format is in `elasticdl.kube.manifests.packed_state`. One write takes a snapshot and the journal, both of the same moment.
+Their format is in `elasticdl.kube.packed_state`. One write takes a snapshot and the journal, both of the same moment.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from typing import TypeVar
 from elasticdl.common.backoff import Backoff
 from elasticdl.common.errors import ReplacedError, UserError
 from elasticdl.common.retry import retry
-from elasticdl.kube.api_error import CONFLICT, ApiError
-from elasticdl.kube.client import Client
-from elasticdl.kube.manifests.merge import Manifest
-from elasticdl.kube.manifests.names import master_name, state_name
-from elasticdl.kube.manifests.packed_state import (
+from elasticdl.kube.client import CONFLICT, ApiError, Client
+from elasticdl.kube.names import master_name, state_name
+from elasticdl.kube.packed_state import (
     HOLDER,
     JOURNAL,
     MEMORY,
@@ -33,8 +31,9 @@ from elasticdl.kube.manifests.packed_state import (
     unpack_state,
     whole_pieces,
 )
-from elasticdl.master.state.instructions import Phase
-from elasticdl.master.state.snapshot import Snapshot
+from elasticdl.kube.pod import Manifest
+from elasticdl.master.core.events import Phase
+from elasticdl.master.core.worker_record import Snapshot
 
 # If only the journal has grown, at least so long after the last write is the next; longer, the more there is to write.
 NEWS_SECONDS = 1.0

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from elasticdl.kube.api_error import ApiError
+from elasticdl.kube.client import ApiError
 from tests.cluster.node import MISSING_IMAGES
 from tests.cluster.node.api import Api, Json
 from tests.cluster.node.container import NEVER, Container

@@ -14,7 +14,7 @@ import socket
 import socketserver
 import threading
 
-from elasticdl.kube.api_error import ApiError
+from elasticdl.kube.client import ApiError
 from tests.cluster.node.api import Api
 
 _NAME = re.compile(r"(?<![\w.-])([a-z0-9-]+)\.([a-z0-9-]+)\.svc(?:\.cluster\.local)?:(\d+)(?![\w.-])")

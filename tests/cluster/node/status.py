@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elasticdl.kube.api_error import ABSENT, CONFLICT, ApiError, NoAnswerError
+from elasticdl.kube.client import ABSENT, CONFLICT, ApiError, NoAnswerError
 from tests.cluster.node.api import Api, Json
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from elasticdl.kube.api_error import ABSENT, FORBIDDEN, ApiError
+from elasticdl.kube.client import ABSENT, FORBIDDEN, ApiError
 from tests.cluster.node.api import Api, Json
 from tests.cluster.node.status import PodRef
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 PACKAGE = "elasticdl"
 ROOT = os.path.abspath(os.path.join(FOLDER, *[os.pardir] * 4))  # the folder that this package is in
-# As in elasticdl.common.environment; importing that would cost every process.
+# As in elasticdl.common.credentials; importing that would cost every process.
 MASTER = "ELASTICDL_MASTER"
 CONNECTED = "ELASTICDL_CONNECTED"
 TEMPLATE = "ELASTICDL_TEMPLATE"  # as in elasticdl.common.template

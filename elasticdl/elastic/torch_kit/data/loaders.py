@@ -14,7 +14,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.tree import mapped
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.torch_kit import gpu
 from elasticdl.elastic.torch_kit.reduction.gradients import WeighedGradients
@@ -23,6 +22,7 @@ from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training import cursor
 from elasticdl.elastic.training.children import require_guard
 from elasticdl.elastic.training.cursor import ElasticLoader, Ordered
+from elasticdl.elastic.training.tree import mapped
 
 Collate = Callable[[list[Any]], Any]
 # Reduces the gradients of a step, the last of which a given call makes; None: they are there.

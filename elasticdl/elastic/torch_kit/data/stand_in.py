@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree
 from torch.utils.data import Dataset
 
-from elasticdl.common.tree import leaves as leaves_of
+from elasticdl.elastic.training.tree import leaves as leaves_of
 
 # Batch norm needs two.
 SAMPLES_LOADED = 2

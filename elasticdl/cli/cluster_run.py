@@ -1,0 +1,449 @@
+"""Submitting a job and following it: what ``train`` and ``run`` do when there is an image.
+
+The job does not depend on who follows it: a signal ends the following, not the job.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from elasticdl.cli.course import Follower, Watch, follow
+from elasticdl.cli.job_handle import Following
+from elasticdl.cli.namespace_job import NamespaceJob
+from elasticdl.cli.parsing import made_up_name
+from elasticdl.cli.pod_logs import PodPrinters
+from elasticdl.cli.printed import Prints
+from elasticdl.cli.screens import Screen, insists, tell
+from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
+from elasticdl.common.certificates import issue
+from elasticdl.common.credentials import Role, refuse_variables
+from elasticdl.common.errors import ElasticDLError, JobFailedError, UnreachableError, UserError
+from elasticdl.job.quantities import (
+    KUEUE,
+    VOLCANO,
+    parse_envs,
+    parse_priority,
+    parse_queue,
+    parse_secret_envs,
+    parse_volumes,
+)
+from elasticdl.job.spec import JobSpec
+from elasticdl.kube import job_objects
+from elasticdl.kube.client import (
+    ABSENT,
+    CLUSTER_WIDE,
+    CONFLICT,
+    FORBIDDEN,
+    STRANGER,
+    Client,
+    NotDoneError,
+    Object,
+    connect,
+    namespace_of,
+)
+from elasticdl.kube.job_objects import ManifestInputs, MasterTrouble, trouble_of
+from elasticdl.kube.job_pods import find_master, is_running
+from elasticdl.kube.kubeconfig import ClusterTarget
+from elasticdl.kube.names import VOLCANO_GROUP, master_name, without_name
+from elasticdl.kube.pod import (
+    Manifest,
+    as_urgent,
+    as_yaml,
+    finish_master_pod,
+    finish_pod,
+    master_pod,
+    merge,
+    volcano_group,
+    with_pod_templates,
+    worker_pod,
+)
+from elasticdl.proto import elasticdl_pb2 as pb
+
+# Submitting a job: first it is asked whether its pods would be taken, then all of it is made, or none.
+#
+# The Job is made first, as the owner of the rest, but with nothing to start; when all is there its master is let go. If
+# anything is refused, the Job is deleted, and with it what it owns.
+
+
+# What a Job owned is gone a second or two after it.
+GONE_SECONDS = 10.0
+_POLL = 0.1
+# What a cluster serves that has such a scheduler.
+QUEUE_GROUPS = {KUEUE: "kueue.x-k8s.io", VOLCANO: "scheduling.volcano.sh"}
+# What many a user may not make, and need not if there is one of each for them.
+_ACCOUNT_KINDS = ("ServiceAccount", "Role", "RoleBinding")
+# There is one in every namespace, by itself.
+_ANY_ACCOUNT = {"spec": {"serviceAccountName": "default"}}
+
+
+def make_parts(spec: JobSpec, namespace: str, now: datetime) -> ManifestInputs:
+    """Everything that the job's objects are made from; ``spec`` has a name.
+
+    Raises:
+        UserError: the user's pod template is wrong.
+    """
+    worker = finish_pod(with_pod_templates(worker_pod(spec, namespace), spec, Role.WORKER), spec, Role.WORKER)
+    master = finish_master_pod(with_pod_templates(master_pod(spec), spec, Role.MASTER), spec)
+    return ManifestInputs(
+        spec=spec,
+        namespace=namespace,
+        master=as_urgent(master, worker),
+        worker=worker,
+        certificates=issue(spec.job_name, now),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """``say`` is told what the user should know, a line each."""
+
+    client: Client
+    parts: ManifestInputs
+    say: Callable[[str], None]
+
+    def within_rights(self) -> Submission:
+        """The same, with no right for the master that the user can't give it, and no object that the cluster does not know."""
+        spec = self.parts.spec
+        announces = bool(spec.service_account) or self.client.may("create", "events")
+        groups = volcano_group(spec, self.parts.worker) is None or self.client.serves(QUEUE_GROUPS[VOLCANO])
+        return replace(self, parts=replace(self.parts, announces=announces, groups=groups))
+
+    def check(self) -> None:
+        """Whether the name is free, and the cluster would take the pods; nothing is made.
+
+        Raises:
+            UserError: it would not.
+        """
+        spec = self.parts.spec
+        if self.client.find("Job", master_name(spec.job_name)) is not None:
+            raise UserError(self._taken("Job", master_name(spec.job_name)))
+        if not self.client.may("delete", "jobs", "batch"):
+            raise UserError(f"you may not delete jobs in namespace {self.client.namespace}")
+        for claim in sorted({volume.claim_name for volume in parse_volumes(spec.volume) if volume.claim_name}):
+            self._require("PersistentVolumeClaim", claim, "--volume")
+        for secret in sorted({each.secret for each in parse_secret_envs(spec.env_from_secret)}):
+            self._require("Secret", secret, "--env_from_secret")
+        if spec.service_account:
+            self._require("ServiceAccount", spec.service_account, "--service_account")
+        self._check_queue()
+        self._try_workers()  # first, as the master may have its class from them
+        self._try_master()
+        if not self.parts.announces:
+            self.say("warning: as you may not create events, the job's master can't tell `kubectl describe` of any")
+
+    def make(self, pause: Callable[[], None] = lambda: None) -> None:
+        """Make everything and let the master start; if anything goes wrong, nothing stays.
+
+        ``pause`` is called between two requests, and may raise.
+
+        Raises:
+            UserError: the cluster refuses something.
+            UnreachableError: it does not answer any more.
+        """
+        begun: list[Manifest] = []
+        try:
+            job = self._make(job_objects.make_job(self.parts, submitted=True), begun)
+            for manifest in job_objects.companions(self.parts):
+                pause()
+                self._make(job_objects.owned(manifest, job), begun)
+            pause()
+            self.client.patch("Job", job["metadata"]["name"], {"spec": {"parallelism": 1}})
+        except BaseException:
+            if begun:
+                self._unmake(begun)
+            raise
+
+    def _make(self, manifest: Manifest, begun: list[Manifest]) -> Object:
+        """If the answer is lost it may have been made, under a name that was free a moment before."""
+        begun.append(manifest)
+        try:
+            return self.client.create(manifest)
+        except NotDoneError as error:
+            begun.pop()
+            kind, name = manifest["kind"], manifest["metadata"]["name"]
+            if error.status == CONFLICT:
+                raise NotDoneError(CONFLICT, self._taken(kind, name)) from error
+            if error.status in (ABSENT, STRANGER):
+                raise
+            text = str(error) if error.by_rights else f"the cluster refuses the {kind} {name}: {error}"
+            if error.status == FORBIDDEN and kind in _ACCOUNT_KINDS and not error.by_quota:
+                text += "; an account that somebody has made for the master can be named with --service_account"
+            raise NotDoneError(error.status, text) from error
+
+    def _unmake(self, begun: Sequence[Manifest]) -> None:
+        """Returns when the names are free again."""
+        job, deadline = begun[0]["metadata"]["name"], time.monotonic() + GONE_SECONDS
+        try:
+            while True:
+                with suppress(Interrupted):  # whoever is impatient wants nothing left all the more
+                    self.client.delete("Job", job)
+                    break
+            while begun and time.monotonic() < deadline:
+                begun = [each for each in begun if self._is_there(each)]
+                time.sleep(_POLL if begun else 0)
+        except ElasticDLError as error:
+            self.say(f"warning: Job {job} could not be deleted again: {error}")
+
+    def _is_there(self, manifest: Manifest) -> bool:
+        try:
+            return self.client.find(manifest["kind"], manifest["metadata"]["name"]) is not None
+        except NotDoneError:  # who may not look can't wait
+            return False
+
+    def _taken(self, kind: str, name: str) -> str:
+        job, namespace = self.parts.spec.job_name, self.client.namespace
+        if kind == "Job":
+            return (
+                f"there is a job named {job} in namespace {namespace} already: choose another --job_name, "
+                f"or remove it with `elasticdl delete {job} --namespace {namespace}`"
+            )
+        return f"there is a {kind} {name} in namespace {namespace} that is not this job's: choose another --job_name"
+
+    def _check_queue(self) -> None:
+        queue = parse_queue(self.parts.spec.queue)
+        if queue is None:
+            return
+        if not self.client.serves(QUEUE_GROUPS[queue.scheduler]):
+            self.say(
+                f"warning: --queue {self.parts.spec.queue}: the cluster has no {queue.scheduler.capitalize()} to heed it"
+            )
+        elif queue.scheduler == VOLCANO:  # which leaves the pods of an unknown queue alone, without a word
+            self._require("Queue", queue.name, "--queue")
+
+    def _require(self, kind: str, name: str, option: str) -> None:
+        """Whoever may not look has to do without being told."""
+        try:
+            found = self.client.find(kind, name)
+        except NotDoneError as error:
+            if not error.by_rights:
+                raise
+        else:
+            if found is None:
+                where = "the cluster" if kind in CLUSTER_WIDE else f"namespace {self.client.namespace}"
+                raise UserError(f"{option}: there is no {kind} {name} in {where}")
+
+    def _try_master(self) -> None:
+        """An account that is not made yet has another one stand in for it, if the cluster will have that."""
+        if self.parts.spec.service_account:
+            return self._try_pod(self.parts.master, Role.MASTER)
+        try:
+            self._try_pod(merge(self.parts.master, _ANY_ACCOUNT), Role.MASTER)
+        except NotDoneError as error:
+            if "service account" not in str(error):
+                raise
+
+    def _try_workers(self) -> None:
+        urgent = parse_priority(self.parts.spec.worker_pod_priority)  # of some or all of them
+        priority = {"priorityClassName": urgent.class_name} if urgent else {}
+        # Volcano refuses a pod whose group is not there, and that is made with the rest.
+        alone = {"metadata": {"annotations": {VOLCANO_GROUP: None}}}
+        try:
+            self._try_pod(merge(self.parts.worker, {**alone, "spec": priority}), Role.WORKER)
+        except NotDoneError as error:
+            if not error.by_quota:
+                raise
+            self.say(f"warning: as things are, no worker has a place in the namespace's quota: {error}")
+
+    def _try_pod(self, pod: Manifest, role: Role) -> None:
+        """Raises NotDoneError if the cluster refuses such a pod; who may make none can't ask."""
+        try:
+            self.client.create(job_objects.pod_of(self.parts, pod, role), dry_run=True)
+        except NotDoneError as error:
+            if error.by_rights:
+                return
+            if error.status in (ABSENT, STRANGER):
+                raise
+            raise NotDoneError(
+                error.status, f"the cluster refuses the {role}'s pod: {without_name(str(error))}"
+            ) from error
+
+
+LOOK_SECONDS = 1.0  # between two looks at a master that is not heard of
+QUIET_SECONDS = 5.0  # that a master is not looked at after it was heard of
+UNREACHED_SECONDS = 10.0  # a master that has just been started takes some of them to listen
+# A master that ends so often without ever having got to work will not do better.
+STARTS = 3
+
+
+def run_job(spec: JobSpec, *, yaml: str, dry_run: bool, detach: bool) -> int:
+    """Returns the exit code. ``yaml``: the file that the objects are written to instead.
+
+    Raises:
+        UserError: something is wrong with the job; nothing was started, and nothing stays.
+        JobFailedError: the job failed.
+        UnreachableError: the cluster does not answer.
+        Interrupted: a signal came; once the job is submitted, it goes on.
+    """
+    refuse_variables(parse_envs(spec.envs))
+    refuse_variables({each.name: "" for each in parse_secret_envs(spec.env_from_secret)})
+    if yaml and spec.ttl != JobSpec.model_fields["ttl"].default:
+        raise UserError(
+            "--ttl takes away what a Job owns, and what is applied from the file of --yaml it does not: leave it out"
+        )
+    place = ClusterTarget(spec.namespace, spec.kube_context)
+    if yaml and not dry_run:  # no cluster is asked
+        return _write(make_parts(_named(spec, None), namespace_of(place), datetime.now(UTC)), yaml)
+    with caught(interrupt):
+        client = connect(place)
+        parts = make_parts(_named(spec, client), client.namespace, datetime.now(UTC))
+        submission = Submission(client, parts, tell).within_rights()
+        submission.check()
+        parts = submission.parts
+    if yaml:
+        return _write(parts, yaml)
+    if dry_run:
+        print(_dumped(parts), end="")
+        return 0
+    signals = SignalLog()
+    with caught(signals.add_or_raise):
+        submission.make(signals.raise_first)
+    # Commands without a place mean a job of this machine that has the same name.
+    handle = NamespaceJob(client, parts.spec.job_name, ClusterTarget(client.namespace, spec.kube_context))
+    see = f"`elasticdl status {handle.name}{handle.flags}`{insists(parts.spec, handle.name, handle.flags)}"
+    tell(f"job {handle.name} submitted to {handle.whereabouts}; see {see}")
+    signals.raise_first()
+    return 0 if detach else follow_submitted(handle, parts.spec)
+
+
+def _named(spec: JobSpec, client: Client | None) -> JobSpec:
+    """The same job with a name that is not taken."""
+
+    def is_taken(name: str) -> bool:
+        return client is not None and client.find("Job", master_name(name)) is not None
+
+    return spec.model_copy(update={"job_name": spec.job_name or made_up_name(is_taken)})
+
+
+def _write(parts: ManifestInputs, file: str) -> int:
+    """The objects as a file that somebody else applies."""
+    text = _dumped(parts)
+    try:
+        Path(file).unlink(missing_ok=True)  # whoever could read an old one must not read the keys
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+            out.write(text)
+    except OSError as error:
+        raise UserError(f"--yaml {file}: {error.strerror}") from None
+    name = parts.spec.job_name
+    print(f"job {name} written to {file}, with its secret keys: `kubectl apply -f {file}` starts it")
+    print("apply this file only: each --yaml makes other keys, which the cluster refuses as long as the job is there")
+    return 0
+
+
+def _dumped(parts: ManifestInputs) -> str:
+    return as_yaml([*job_objects.companions(parts), job_objects.make_job(parts)])
+
+
+def follow_submitted(handle: NamespaceJob, spec: JobSpec) -> int:
+    """Until the job has ended; returns the exit code. What is the matter with its master is shown while that is not heard of.
+
+    Raises:
+        JobFailedError: it failed, was stopped or is lost; or its master does not get to work, as without its image.
+        Interrupted: by a signal; the job goes on.
+    """
+    # Of a module's worker the log is its own, from which what the module prints can't be told here.
+    ranks = spec.shown_ranks() if spec.command else ()
+
+    def watch(screen: Screen, following: Following) -> Watch:
+        masters = MasterWatch(handle, screen, spec.image_timeout, look_at=time.monotonic() + LOOK_SECONDS)
+        return lambda heard: masters.hear(heard, following.failure, time.monotonic())
+
+    follower = Follower(
+        prints=lambda screen: Prints(ranks, screen, PodPrinters(handle.client, handle.name)),
+        watch=watch,
+        farewell=f"job {handle.name} goes on: `elasticdl stop {handle.name}{handle.flags}` stops it",
+    )
+    return follow(handle, spec, follower)
+
+
+class Stopwatch:
+    """For how many seconds something has been so without a break."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def seconds(self, holds: bool, now: float) -> float:
+        """To be told at every look; 0 while it does not hold."""
+        self._since = (now if self._since is None else self._since) if holds else None
+        return 0.0 if self._since is None else now - self._since
+
+
+@dataclass(slots=True)
+class MasterWatch:
+    handle: NamespaceJob
+    screen: Screen
+    image_timeout: float
+    trouble: MasterTrouble = field(default_factory=lambda: MasterTrouble(""))  # as last shown
+    without_image: Stopwatch = field(default_factory=Stopwatch)
+    unreached: Stopwatch = field(default_factory=Stopwatch)
+    unreached_told: bool = False
+    look_at: float = 0.0
+
+    def hear(self, heard: object, failure: str, now: float) -> None:
+        """Of a job that is followed: what has come of it, if anything; and why nothing does at the moment, if its master fails to answer.
+
+        Raises:
+            JobFailedError: its master does not get to work, as without its image.
+        """
+        if isinstance(heard, pb.JobStatus):
+            self.show_contact()
+            self.look_at = now + QUIET_SECONDS
+        elif heard is None and now >= self.look_at:
+            self.look(failure, now)
+            self.look_at = now + LOOK_SECONDS
+
+    def look(self, failure: str, now: float) -> None:
+        handle = self.handle
+        try:
+            pod = find_master(handle.client, handle.name)
+            if is_running(pod):
+                return self.show_contact(failure, now)
+            if handle.over():
+                return None
+            trouble = trouble_of(pod) if pod is not None else MasterTrouble(self.refusal())
+            failures = handle.client.read("Job", master_name(handle.name)).get("status", {}).get("failed", 0)
+            begun = handle.state().memory
+        except UnreachableError as error:
+            trouble, failures, begun = MasterTrouble(str(error)), 0, "unknown"
+        self.show_trouble(trouble)
+        crashes, where = failures >= STARTS, f"{handle.name}{handle.flags}"
+        if (crashes or self.gives_up(trouble, now)) and not begun:
+            more = f", {failures} times; see `elasticdl logs {where}`" if crashes else ""
+            raise JobFailedError(f"job {handle.name}: {trouble.reason}{more}; `elasticdl delete {where}` removes it")
+        return None
+
+    def gives_up(self, trouble: MasterTrouble, now: float) -> bool:
+        """Whether the image has been missing for too long, or will not come at all."""
+        seconds = self.without_image.seconds(trouble.image is not None, now)
+        return trouble.image is not None and (trouble.image.lasting or seconds >= self.image_timeout)
+
+    def show_trouble(self, trouble: MasterTrouble) -> None:
+        """An image that is tried for again and again is told of once."""
+        before, self.trouble = self.trouble, trouble
+        if trouble.reason != before.reason and not (trouble.image and before.image):
+            self.screen.line(trouble.reason)
+
+    def show_contact(self, failure: str = "", now: float = 0.0) -> None:
+        """``failure``: why a master that runs does not answer; empty if it does."""
+        lost = self.unreached.seconds(bool(failure), now) >= UNREACHED_SECONDS
+        if lost and not self.unreached_told:
+            self.unreached_told = True
+            why = self.handle.missing_right() or failure
+            self.screen.line(f"its master runs but can't be reached: {why}; it is tried again")
+        if not failure and self.unreached_told:
+            self.unreached_told = False
+            self.screen.line("its master is reached again")
+
+    def refusal(self) -> str:
+        """Why the cluster makes no pod for the master."""
+        involved = f"involvedObject.kind=Job,involvedObject.name={master_name(self.handle.name)}"
+        events = self.handle.client.list("Event", field_selector=f"{involved},reason=FailedCreate")
+        newest = max(events, key=lambda event: str(event.get("lastTimestamp")), default=None)
+        if newest is None:
+            return trouble_of(None).reason
+        return f"the cluster does not take its master's pod: {without_name(str(newest['message']))}"

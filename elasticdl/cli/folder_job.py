@@ -1,0 +1,354 @@
+"""A job in a folder of this machine. Whether a job runs, which are old, and what is left of one."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import ClassVar
+
+from google.protobuf import json_format
+
+from elasticdl.cli.job_handle import AbsentError, JobHandle, Lines
+from elasticdl.cli.printed import LocalLogs, Tail
+from elasticdl.cli.screens import by_writer, is_over
+from elasticdl.common.credentials import Endpoint
+from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.common.front_ends import RUN_MODULE
+from elasticdl.job.facts import Facts
+from elasticdl.job.jobdir import JobDir, list_jobs, write_aside
+from elasticdl.job.journal import Entry, parse_entry
+from elasticdl.job.spec import JobSpec
+from elasticdl.places.slurm import Stage, UnknownJobError, number_of, require_time, run, sbatch, stage_of, workers_name
+from elasticdl.proto import elasticdl_pb2 as pb
+
+# A master that is a batch job of a Slurm cluster: submitted, looked after and cancelled with Slurm's own commands.
+
+
+KEEPER_MODULE = "elasticdl.master.shell.slurm_keeper"
+LOOK_SECONDS = 3.0  # between two questions after a batch job
+WAIT_SECONDS = 10.0  # for an answer to such a question: the job's own master may answer without Slurm
+CANCEL_SECONDS = 20.0  # a person waits for it
+
+
+def require_slurm() -> None:
+    """
+    Raises:
+        UserError: this is no machine from which batch jobs are submitted.
+    """
+    if missing := [name for name in ("sbatch", "squeue", "scancel") if shutil.which(name) is None]:
+        raise UserError(
+            f"--launcher slurm: {missing[0]} is not found: start the job on a machine from which you submit to Slurm"
+        )
+
+
+def submit(job: JobDir, spec: JobSpec) -> str:
+    """Returns the number of the batch job. If its node is lost, Slurm starts it on another.
+
+    Raises:
+        UserError: Slurm refuses it, or does not answer.
+    """
+    for option in ("slurm_args", "slurm_master_args"):
+        try:
+            require_time(getattr(spec, option))
+        except UserError as error:
+            raise UserError(f"--{option}: {error}") from None
+    # What is wrong with these would be seen only when the master asks for the first worker.
+    worker = ["--test-only", "--ntasks=1", *shlex.split(spec.slurm_args), "--wrap=true"]
+    _submit(["sbatch", *worker], "--slurm_args")
+    script = shlex.join(["exec", *RUN_MODULE, KEEPER_MODULE, "--job_dir", str(job.path)])
+    arguments = ["--requeue", "--open-mode=append", *shlex.split(spec.slurm_master_args)]
+    words = sbatch(f"elasticdl-{job.name}-master", str(job.master_log), arguments, script)
+    number = number_of(_submit(words, "--slurm_master_args"))
+    write_aside(job.batch, number)
+    return number
+
+
+def _submit(words: list[str], option: str) -> str:
+    try:
+        return run(*words)
+    except UserError as error:
+        raise UserError(f"{option}: {error}") from None
+    except UnreachableError as error:
+        raise UserError(f"nothing was submitted: {error}") from None
+
+
+def cancel(name: str, number: str) -> None:
+    """End the master, if there is one, and the workers.
+
+    Raises:
+        UnreachableError: Slurm does not answer.
+    """
+    with contextlib.suppress(UnknownJobError):  # it ended long ago
+        _cancel(number)
+    cancel_workers(name, number)
+
+
+def cancel_workers(name: str, number: str) -> None:
+    """Those of a master that is gone: they would hold their places for as long as they look for the next one.
+
+    Raises:
+        UnreachableError: Slurm does not answer.
+    """
+    _cancel("--me", f"--name={workers_name(name, number)}")
+
+
+def _cancel(*which: str) -> None:
+    try:
+        run("scancel", "--quiet", *which, within=CANCEL_SECONDS)
+    except UnreachableError as error:
+        raise UnreachableError(f"{error}; the job may still run: try again once `squeue` answers") from None
+
+
+def has_workers(name: str, number: str) -> bool:
+    """
+    Raises:
+        UnreachableError: Slurm does not answer.
+    """
+    listed = ("--noheader", "--me", "--states=PENDING,RUNNING", f"--name={workers_name(name, number)}", "--format=%i")
+    return bool(run("squeue", *listed, within=WAIT_SECONDS).strip())
+
+
+class MasterState:
+    """What Slurm says of the master's batch job. Slurm serves many: an answer, or that there is none, holds for `LOOK_SECONDS`."""
+
+    def __init__(self, job: JobDir) -> None:
+        self._job = job
+        self._asked = -math.inf
+        self._answer: tuple[Stage, str] | UnreachableError = Stage.OVER, ""
+
+    def ask(self) -> tuple[Stage, str]:
+        """Where it is, and why it waits.
+
+        Raises:
+            UnreachableError: Slurm does not answer.
+        """
+        if time.monotonic() - self._asked > LOOK_SECONDS:
+            try:
+                self._answer = _state(self._job)
+            except UnreachableError as error:
+                self._answer = error
+            self._asked = time.monotonic()
+        if isinstance(self._answer, UnreachableError):
+            raise self._answer
+        return self._answer
+
+
+def _state(job: JobDir) -> tuple[Stage, str]:
+    try:
+        number = job.batch.read_text()
+    except FileNotFoundError:  # somebody has removed the job's folder
+        return Stage.OVER, ""
+    words = ("--noheader", "--states=all", f"--jobs={number}", "--format=%T|%r")
+    try:
+        state, _, why = run("squeue", *words, within=WAIT_SECONDS).strip().partition("|")
+    except UnknownJobError:
+        return Stage.OVER, ""
+    except UserError as error:  # nothing is wrong with the request: whatever it says will pass
+        raise UnreachableError(str(error)) from None
+    return stage_of(state), why
+
+
+KEPT_JOBS = 20
+KEPT_STATES = 5
+READ_BYTES = 4_000_000  # of a journal at once, as a long job's takes much room
+END_BYTES = 1 << 16  # of a journal, which have its last step
+MOST_STEPS = 2**63
+LOGS_SECONDS = 0.2  # between two looks at logs that grow
+STARTING_SECONDS = 60.0  # a folder without a master for longer than this belongs to a start that was cut off
+
+
+class Life(Enum):
+    """Where a job is in its life, judged from its files and its master's process. The value: why no master runs."""
+
+    STARTING = "its master is starting"
+    RUNNING = ""
+    ENDED = "it has ended"
+    LOST = "its master died without saving a final status"
+
+
+def prune_jobs(keep: int = KEPT_JOBS) -> None:
+    """Delete the folders of all but the newest jobs that are over, and of older ones what their trainings were stopped with, which may
+    be large; running jobs do not count."""
+    over = [job for job in list_jobs() if not goes_on(job)]
+    for job in over[keep:]:
+        shutil.rmtree(job.path, ignore_errors=True)
+    for kept in (kept for job in over[KEPT_STATES:keep] for kept in job.kept_states()):
+        kept.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderJob(JobHandle):
+    """Of a job whose master runs on this machine, or has run there."""
+
+    folder: JobDir
+    master_returns: ClassVar = False
+    look_seconds: ClassVar = 0.1
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def whereabouts(self) -> str:
+        return f"files: {self.folder.path}"
+
+    def spec_text(self) -> str:
+        return self.folder.spec.read_text()
+
+    def status_text(self) -> str | None:
+        """That with which the job ended; none if it runs, or was killed before it could write it."""
+        try:
+            return self.folder.status.read_text()
+        except FileNotFoundError:
+            return None
+
+    def life(self) -> Life:
+        job = self.folder
+        if job.status.exists():
+            return Life.ENDED
+        if (master := job.read_master()) is not None:
+            return Life.RUNNING if master.is_alive() else Life.LOST
+        try:
+            age = time.time() - job.path.stat().st_mtime
+        except FileNotFoundError:
+            return Life.LOST
+        return Life.STARTING if age < STARTING_SECONDS else Life.LOST
+
+    def over(self) -> str:
+        life = self.life()
+        return str(life.value) if life in (Life.ENDED, Life.LOST) else ""
+
+    def absence(self) -> str:
+        return str(self.life().value)
+
+    def end(self) -> pb.JobStatus | None:
+        """As its journal tells it, if its master could not write its status, as on a full disk."""
+        if (kept := JobHandle.end(self)) is not None:
+            return kept
+        facts = Facts(self.name)
+        for entry in self._newest_entries():
+            facts.take(entry)
+        told = facts.state
+        status = pb.JobStatus(job_name=self.name, phase=told.phase, reason=told.reason, step=told.step, time_left=-1)
+        status.elapsed = self.last_known()[1]
+        return status if told.over and is_over(status) else None
+
+    def last_known(self) -> tuple[int, float]:
+        """As its journal tells it."""
+        entries = self._newest_entries()
+        steps = [step for entry in entries if type(step := entry.get("step")) is int and 0 <= step < MOST_STEPS]
+        age = entries[-1]["time"] - entries[0]["time"] if entries else 0.0
+        return (steps[-1] if steps else 0), max(0.0, age)
+
+    def _newest_entries(self) -> list[Entry]:
+        """And the first, before them: a long journal is not read as a whole. None: it can't be read."""
+        try:
+            with self.folder.journal.open("rb") as file:
+                lines = [file.readline()]
+                file.seek(max(file.tell(), file.seek(0, os.SEEK_END) - END_BYTES))
+                lines += file
+        except OSError:
+            return []
+        return [entry for line in lines if (entry := parse_entry(line.decode(errors="replace"))) is not None]
+
+    @contextmanager
+    def reach(self) -> Iterator[Endpoint]:
+        if absence := self.absence():
+            raise AbsentError(absence)
+        address = self.folder.read_master()
+        if address is None:  # it has just ended
+            raise UnreachableError("its master is not there")
+        yield address.endpoint
+
+    def earlier_journal(self) -> Lines:
+        return _lines_of(self.folder.earlier)
+
+    def kept_journal(self) -> Lines:
+        return _lines_of(self.folder.journal)
+
+    def logs(self, worker: int | None, *, follow: bool) -> Lines:
+        """Logs that appear later are taken up."""
+        logs = LocalLogs(self.folder, worker)
+        if worker is not None and not follow and not logs.exist():
+            known = ", ".join(by_writer({path.stem for path in self.folder.logs.glob("*.log")}))
+            raise UserError(f"job {self.name} has no worker {worker}; it has logs of {known or 'nobody'}")
+        is_last = False
+        while not is_last:
+            is_last = not follow or bool(self.over())  # asked first: what came meanwhile is read once more
+            yield from logs.look()
+            if not is_last:
+                time.sleep(LOGS_SECONDS)
+        yield from logs.rest()
+
+    def where_logs(self) -> str:
+        return str(self.folder.logs)
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob(FolderJob):
+    """Of a job whose master is a batch job: its folder is shared by all nodes."""
+
+    batch: MasterState
+    master_returns: ClassVar = True
+    look_seconds: ClassVar = 3.0
+
+    def stop_without_master(self, *, now: bool) -> str:
+        life, number = self.life(), self.folder.batch.read_text()
+        if life is Life.LOST and has_workers(self.name, number):
+            cancel_workers(self.name, number)
+            return "is lost, as its master died: its workers are ended, and the same command begins anew"
+        step, age = self.last_known()
+        if life is not Life.STARTING or (step and not now):  # without a master, what is trained would not be kept
+            return ""
+        cancel(self.name, number)
+        status = pb.JobStatus(job_name=self.name, phase="stopped", reason="elasticdl stop", step=step, elapsed=age)
+        status.time_left = -1
+        write_aside(self.folder.status, json_format.MessageToJson(status, preserving_proto_field_name=True))
+        return f"stopped at step {step}" if step else "stopped before it had begun"
+
+    def life(self) -> Life:
+        return self._look()[0]
+
+    def absence(self) -> str:
+        life, why = self._look()
+        return why or str(life.value)
+
+    def _look(self) -> tuple[Life, str]:
+        """With what else is known of why no master runs."""
+        up = Life.RUNNING if self.folder.master.exists() else Life.STARTING
+        has_ended = self.folder.status.exists()
+        if has_ended and up is Life.STARTING:
+            return Life.ENDED, ""
+        try:
+            stage, why = self.batch.ask()
+        except UnreachableError as error:
+            # It is as it was when it was last seen; the master itself may answer all the same.
+            return (Life.ENDED, "") if has_ended else (up, "" if up is Life.RUNNING else str(error))
+        if has_ended:  # its master may still close its places
+            return (Life.RUNNING if stage in (Stage.RUNNING, Stage.ENDING) else Life.ENDED), ""
+        if stage in (Stage.WAITING, Stage.HALTED):
+            return Life.STARTING, f"its master waits in Slurm's queue{'' if why == 'None' else f': {why}'}"
+        return Life.LOST if stage is Stage.OVER else up, ""
+
+
+def handle_of(job: JobDir) -> FolderJob:
+    return SlurmJob(job, MasterState(job)) if job.batch.exists() else FolderJob(job)
+
+
+def _lines_of(journal: Path) -> Lines:
+    tail = Tail(journal)
+    while lines := tail.lines(READ_BYTES):
+        yield from lines
+
+
+def goes_on(job: JobDir) -> bool:
+    return not handle_of(job).over()

@@ -1,0 +1,400 @@
+"""A job on this machine, from its start to its end: the command is its master.
+
+The master has the main thread, as its workers end with that one (`elasticdl.common.process_group`). In another one the job is followed as any
+job is: its course goes to the screen, as what its workers print does, and signals, which the main thread notes, become requests to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from elasticdl.cli import folder_job
+from elasticdl.cli.course import Follower, follow
+from elasticdl.cli.folder_job import FolderJob, Life, goes_on, handle_of, prune_jobs
+from elasticdl.cli.job_handle import Heard
+from elasticdl.cli.parsing import made_up_name
+from elasticdl.cli.printed import apart, local_prints
+from elasticdl.cli.screens import Screen, insists, own_outlets, tell
+from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
+from elasticdl.common.credentials import refuse_variables
+from elasticdl.common.errors import ElasticDLError, JobFailedError, UserError
+from elasticdl.common.front_ends import RUN_MODULE
+from elasticdl.common.process_group import ProcessGroup
+from elasticdl.job import jobdir
+from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir, elsewhere, jobs_root, write_aside
+from elasticdl.job.spec import JobSpec
+from elasticdl.master.core.events import StopRequested
+from elasticdl.places.fork_server import NoSuchProgram, UnclearCommand, program_of
+
+if TYPE_CHECKING:
+    from elasticdl.master.shell.serve import LauncherFactory, Master
+
+# Checking a job that is started from this machine, and making its folder.
+#
+# What needs a framework is checked in a process of its own.
+
+
+FOLDERS_READ = ("model_zoo",)
+DATA = ("training_data", "validation_data")
+CHECK_MODULE = "elasticdl.worker.check"
+CHECK_POLL = 0.02
+
+
+class CheckBrokeError(JobFailedError):
+    """Nothing is known of the job."""
+
+
+def checked_here(spec: JobSpec) -> JobSpec:
+    """The job as it will run, once nothing is known to be wrong with it."""
+    refuse_variables(os.environ)
+    if spec.command:
+        spec = spec.model_copy(update={"command": with_this_python(spec.command)})
+        require_executable(spec.command)
+    spec = with_absolute_paths(spec, Path.cwd())
+    jobdir.require_writable_folders(spec)
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        raise UserError(f"can't make a temporary folder: {error.strerror}; TMPDIR names the place") from None
+    return spec
+
+
+def with_absolute_paths(spec: JobSpec, cwd: Path) -> JobSpec:
+    """The same job with its folders made absolute, as the processes that use them may be started elsewhere.
+
+    URLs are left alone, and so is a value for the data that is not a file here: what it means is up to ``dataset()``.
+    """
+    changed: dict[str, str] = {}
+    for name in (*FOLDERS_READ, *DATA, *jobdir.WRITTEN):
+        value = getattr(spec, name)
+        if value and "://" not in value:
+            path = cwd / Path(value).expanduser()
+            if name not in DATA or path.exists():
+                changed[name] = os.path.normpath(path)
+    return spec.model_copy(update=changed)
+
+
+def with_this_python(command: tuple[str, ...]) -> tuple[str, ...]:
+    """The command, with a bare ``python`` made the one that elasticdl is installed for.
+
+    Another one on PATH (the virtual environment is not activated) would not find the library.
+    """
+    return (sys.executable, *command[1:]) if command[0] in ("python", "python3") else command
+
+
+def require_executable(command: tuple[str, ...]) -> None:
+    program = command[0]
+    if shutil.which(program) is None:
+        hint = f"did you mean `python {program}`?" if program.endswith(".py") else "check its name and PATH"
+        raise UserError(f"the program {program} is not found, or not executable: {hint}")
+    try:
+        program_of(command)
+    except NoSuchProgram as error:
+        raise UserError(f"{error}: name the script as it is called from {Path.cwd()}") from None
+    except UnclearCommand:
+        pass  # it may have a script all the same
+
+
+def check_as_worker(spec: JobSpec, impatient: Callable[[], bool] = lambda: False) -> None:
+    """As `checked_as_worker`, with nothing beside it."""
+    with checked_as_worker(spec, impatient):
+        pass
+
+
+@contextlib.contextmanager
+def checked_as_worker(spec: JobSpec, impatient: Callable[[], bool]) -> Iterator[None]:
+    """The worker's own check (`elasticdl.worker.check`) in a process of its own, beside which a master may start.
+
+    The context ends once nothing was found, or somebody is impatient; what the user's module has started in the check has ended then.
+
+    Raises:
+        UserError: what the check found.
+        CheckBrokeError: the check itself broke.
+    """
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
+        given.write(spec.to_json().encode())
+        given.seek(0)
+        process = subprocess.Popen(
+            [*RUN_MODULE, CHECK_MODULE], stdin=given, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True
+        )
+        group = ProcessGroup(process.pid, process.wait)
+        try:
+            yield
+            # It imports a framework and the user's module, and opens the data, as a worker does at its start.
+            deadline = time.monotonic() + spec.start_timeout
+            while (code := group.code()) is None:
+                if impatient():
+                    return
+                if time.monotonic() > deadline:
+                    raise UserError(
+                        "the check of the model and the data took longer than a worker's start may, "
+                        f"{spec.start_timeout:g} s: --start_timeout gives it more"
+                    )
+                time.sleep(CHECK_POLL)
+        finally:
+            group.end()
+        said.seek(0)
+        lines = said.read().decode(errors="replace").strip().splitlines() or ["it said nothing"]
+    if code == 2:
+        raise UserError(lines[-1])
+    if code != 0:
+        tail = "\n".join(lines[-20:])
+        raise CheckBrokeError(f"the check of the job broke (exit code {code}); it said:\n{tail}")
+
+
+def _take_over(old: JobDir, job: JobDir, spec: JobSpec) -> bool:
+    """If the two are one training, have the journal of both. ``old``: the job of the same name that is over. Returns whether it may go
+    without a word."""
+    kept, end, same_folder = old.kept_states() if spec.resume else [], handle_of(old).end(), False
+    for state in kept:  # a link, as the old folder may come back
+        os.link(state, job.path / state.name)
+    if spec.resume and spec.checkpoint_dir:
+        with contextlib.suppress(ElasticDLError, OSError):  # a damaged specification names no folder
+            same_folder = handle_of(old).spec().checkpoint_dir == spec.checkpoint_dir
+    goes_on = bool(kept or same_folder) and (end is None or end.phase != "succeeded")
+    for file in (old.earlier, old.journal) if goes_on else ():
+        with contextlib.suppress(FileNotFoundError), file.open("rb") as before, job.earlier.open("ab") as after:
+            shutil.copyfileobj(before, after)
+    return goes_on or end is None or end.phase != "succeeded"
+
+
+@contextlib.contextmanager
+def new_job(spec: JobSpec) -> Iterator[tuple[JobDir, JobSpec]]:
+    """Make the job's folder and write its specification into it; an old job of the same name gives way if it is over. If the new one
+    goes on from where the old one was stopped, both are one training, and the new folder has the journals of both.
+
+    If the user is to blame for what is raised within, or the check breaks, or a signal comes before the job has begun, all is as
+    it was before.
+    """
+    prune_jobs()
+    before = JobDir(jobs_root() / spec.job_name)
+    aside = before.path.with_name(f".{spec.job_name}-before")
+    if spec.job_name and before.path.is_dir() and not goes_on(before):
+        if before.batch.exists() and not before.status.exists():
+            # Workers may still look for their master in this folder.
+            folder_job.cancel_workers(before.name, before.batch.read_text())
+        shutil.rmtree(aside, ignore_errors=True)
+        before.path.rename(aside)
+    job = create_job_dir(spec.job_name or made_up_name(lambda name: (jobs_root() / name).exists()))
+    spec = spec.model_copy(update={"job_name": job.name})
+    write_aside(job.spec, spec.to_json())
+    silently = not aside.is_dir() or _take_over(JobDir(aside), job, spec)
+    try:
+        yield job, spec
+        if not silently:
+            tell(
+                f"the job {job.name} that has succeeded gave way, with its journal and logs: another --job_name keeps a job"
+            )
+    except (UserError, CheckBrokeError, Interrupted) as why:
+        shutil.rmtree(job.path, ignore_errors=True)
+        if aside.is_dir():
+            aside.rename(job.path)
+        if isinstance(why, Interrupted):
+            tell(f"job {job.name} was interrupted before it had begun: nothing is left of it")
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+CLOSING_TIME = 5.0  # seconds that a master gets beyond the workers' grace
+KILL_SECONDS = 3.0  # that a master gets to stop at once
+POLL, UP_POLL = 0.1, 0.01
+
+_log = logging.getLogger(__name__)
+
+
+def run_job(spec: JobSpec) -> int:
+    """Check, start, follow; returns the exit code, and nothing of the job is left running, whatever happens.
+
+    The workers' framework is imported while the job is checked.
+
+    Raises:
+        UserError: the check found something, or the port is taken; nothing was started.
+        JobFailedError: the job failed; the check broke, or the master ended without saying how the job did.
+        Interrupted: a signal came before or while it ran.
+    """
+    with caught(interrupt):
+        spec = checked_here(spec)
+    signals = SignalLog()
+    with caught(signals.add):
+        return asyncio.run(_run(spec, signals))
+
+
+async def _run(spec: JobSpec, signals: SignalLog) -> int:
+    outlets = own_outlets()
+    async with contextlib.AsyncExitStack() as undo:
+        with new_job(spec) as (job, spec):
+            with _checking(spec, signals):
+                from elasticdl.master.shell.serve import LocalWorkers, local_master, logging_to
+
+                undo.enter_context(logging_to(job.master_log, spec))
+
+                def make_launcher(address: MasterAddress) -> LauncherFactory:
+                    workers = LocalWorkers(spec, job, address, stdout_apart=apart(spec, *outlets))
+                    undo.push_async_callback(workers.close)
+                    return workers.launcher
+
+                master = local_master(spec, job, make_launcher)
+            signals.raise_first()
+            serving = await undo.enter_async_context(_serving(master, job, spec, signals))
+            await serving.is_up(signals)
+        if signals.first is None:
+            status = elsewhere(f"elasticdl status {job.name}")
+            tell(f"job {job.name} started; in another terminal: {status}{insists(spec, job.name)}")
+        follower = Follower(
+            prints=lambda screen: local_prints(job, spec, screen, *outlets),
+            watch=lambda screen, _: _Interrupts(serving, screen, signals, spec.stop_grace).hear,
+            farewell=None,
+            at_end=lambda: serving.ended.wait(CLOSING_TIME),
+            lost=lambda: _lost(serving, job, signals),
+        )
+        return await asyncio.to_thread(follow, _OwnJob(job, serving), spec, follower, signals)
+
+
+@contextlib.contextmanager
+def _checking(spec: JobSpec, signals: SignalLog) -> Iterator[None]:
+    """Of the user's own program only that knows what it needs."""
+    if spec.command:
+        yield
+        return
+    with _spinner("checking the model and the data"), checked_as_worker(spec, lambda: signals.first is not None):
+        yield
+
+
+def _spinner(text: str) -> contextlib.AbstractContextManager[object]:
+    return Console(stderr=True).status(text) if sys.stderr.isatty() else contextlib.nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class _Serving:
+    """A master that runs. To be asked from any thread, but for `is_up`."""
+
+    master: Master
+    loop: asyncio.AbstractEventLoop
+    running: asyncio.Task[object]
+    ended: threading.Event
+
+    async def is_up(self, signals: SignalLog) -> None:
+        """Wait until it can be called.
+
+        Raises:
+            UserError: a folder of the job can't be written.
+            JobFailedError: it ended.
+            Interrupted: a signal came before; the master has ended.
+        """
+        while not self.master.is_up.is_set() and not self.running.done():
+            if signals.first is not None:
+                self.running.cancel()
+            await asyncio.wait({self.running}, timeout=UP_POLL)
+        if self.running.cancelled():
+            signals.raise_first()
+        if not self.master.is_up.is_set():
+            self.running.result()
+
+    def stop(self, reason: str, *, now: bool = False) -> None:
+        self.loop.call_soon_threadsafe(self.master.post, StopRequested(reason, checkpoint=not now, now=now))
+
+    def kill(self) -> None:
+        """The workers are killed at once, and nobody says how the job has ended."""
+        self.loop.call_soon_threadsafe(self.running.cancel)
+
+
+@contextlib.asynccontextmanager
+async def _serving(master: Master, job: JobDir, spec: JobSpec, signals: SignalLog) -> AsyncIterator[_Serving]:
+    """Leaving the context ends the master and all that it has started."""
+    ended = threading.Event()
+
+    async def run() -> None:
+        try:
+            await master.run()
+        except ElasticDLError:
+            raise
+        except Exception as error:
+            _log.exception("the master ends before the job")
+            raise JobFailedError(
+                f"the master ended before the job had: {error!r}; its log: {job.master_log}"
+            ) from error
+        finally:
+            ended.set()
+
+    running = asyncio.create_task(run())
+    serving = _Serving(master, asyncio.get_running_loop(), running, ended)
+    try:
+        yield serving
+    finally:
+        if not running.done():
+            serving.stop("nobody follows the job any more")
+            deadline = time.monotonic() + spec.stop_grace + CLOSING_TIME
+            while not running.done() and time.monotonic() < deadline and not signals.take():
+                await asyncio.wait({running}, timeout=POLL)
+            running.cancel()
+            await asyncio.wait({running})
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnJob(FolderJob):
+    """Of the job whose master is this process: that it has ended is known at once."""
+
+    serving: _Serving
+
+    def life(self) -> Life:
+        has_ended = self.serving.ended.is_set()  # asked first: a master that has ended may have written how the job did
+        if self.folder.status.exists():
+            return Life.ENDED
+        return Life.LOST if has_ended else Life.RUNNING
+
+
+def _lost(serving: _Serving, job: JobDir, signals: SignalLog) -> None:
+    if signals.first is None:
+        serving.running.result()
+        raise JobFailedError(f"the job has ended, and how is not known; the master's log: {job.master_log}")
+    tell(f"job {job.name} was stopped before it could say how far it got; its logs: {job.logs}")
+    signals.raise_first()
+
+
+@dataclass(slots=True)
+class _Interrupts:
+    """The first signal asks for a clean stop, the second for one at once, the third kills."""
+
+    serving: _Serving
+    screen: Screen
+    signals: SignalLog
+    stop_grace: float
+    signalled: int = 0
+    deadline: float = float("inf")
+
+    def hear(self, heard: Heard | None) -> None:
+        """Once the user's patience is over the workers are killed."""
+        if self.signals.take():
+            self._interrupt()
+        if time.monotonic() >= self.deadline:
+            self.serving.kill()
+
+    def _interrupt(self) -> None:
+        now, self.signalled = time.monotonic(), self.signalled + 1
+        if self.signalled == 1:
+            self.serving.stop("interrupted")
+            self.deadline = now + self.stop_grace + CLOSING_TIME
+            self.screen.line("stopping after this step; press Ctrl-C again to stop at once")
+        elif self.signalled == 2:
+            self.serving.stop("interrupted twice", now=True)
+            self.deadline = now + KILL_SECONDS
+            self.screen.line("stopping at once; press Ctrl-C again to kill all workers")
+        else:
+            self.deadline = now
+            self.screen.line("killing all workers")

@@ -1,0 +1,237 @@
+"""A job on a cluster: in a namespace, which has its objects. Which jobs there are, and what is left of one."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from elasticdl.cli.job_handle import AbsentError, JobHandle, Lines, choose
+from elasticdl.cli.pod_logs import follow_logs, read_logs
+from elasticdl.common.credentials import Endpoint, Role, TlsFiles, TlsFolder
+from elasticdl.common.errors import ElasticDLError, RefusedError, UnreachableError, UserError
+from elasticdl.job.journal import parse_entry
+from elasticdl.kube import names
+from elasticdl.kube.client import ABSENT, Client, NotDoneError, Object, connect, end_group
+from elasticdl.kube.job_objects import finished, trouble_of
+from elasticdl.kube.job_pods import find_master, forwarded, is_running
+from elasticdl.kube.kubeconfig import ClusterTarget
+from elasticdl.kube.packed_state import State, unpack_state
+from elasticdl.kube.pod import SPEC_FILE
+
+ANY_JOB = f"{names.APPLICATION_LABEL}={names.APPLICATION},{names.JOB_LABEL}"
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceJob(JobHandle):
+    """Of a job on a cluster."""
+
+    client: Client
+    name: str
+    place: ClusterTarget = field(default_factory=ClusterTarget)
+    look_seconds: ClassVar = 5.0
+
+    @property
+    def namespace(self) -> str:
+        return self.client.namespace
+
+    @property
+    def whereabouts(self) -> str:
+        return f"namespace {self.client.namespace} of the cluster at {self.client.server}"
+
+    @property
+    def flags(self) -> str:
+        return self.place.flags
+
+    def spec_text(self) -> str:
+        return str(self.client.read("ConfigMap", names.spec_name(self.name))["data"][SPEC_FILE])
+
+    def status_text(self) -> str | None:
+        return self.state().status or None
+
+    def state(self) -> State:
+        found = self.client.find("ConfigMap", names.state_name(self.name))
+        try:
+            return unpack_state(found) if found else State()
+        except ValueError as error:
+            raise UserError(f"job {self.name}: {error}") from None
+
+    def over(self) -> str:
+        if self.end():
+            return "it has ended"
+        job = self.client.find("Job", names.master_name(self.name))
+        if job is None:
+            return "it was deleted"
+        how = finished(job)
+        return f"its Job is {how.lower()}, and its master has not said how it ended" if how else ""
+
+    def absence(self) -> str:
+        pod = find_master(self.client, self.name)
+        return "" if is_running(pod) else trouble_of(pod).reason
+
+    def last_known(self) -> tuple[int, float]:
+        kept = self.kept_status()
+        return (kept.step, kept.elapsed) if kept else (0, 0.0)
+
+    @contextlib.contextmanager
+    def reach(self) -> Iterator[Endpoint]:
+        pod = find_master(self.client, self.name)
+        if pod is None or not is_running(pod):
+            raise AbsentError(trouble_of(pod).reason)
+        try:
+            with self._endpoint(pod) as endpoint:
+                yield endpoint
+        except RefusedError:
+            raise
+        except UnreachableError:
+            if missing := self.missing_right():
+                raise UserError(f"you may not reach the master: {missing}") from None
+            raise
+
+    @contextlib.contextmanager
+    def _endpoint(self, pod: Object) -> Iterator[Endpoint]:
+        """The owner's certificate is here until the end. ``pod``: of the master at the moment."""
+        secret = self.client.read("Secret", names.tls_name(self.name, Role.OWNER))
+        files = {name: base64.b64decode(content) for name, content in secret["data"].items()}
+        with (
+            tempfile.TemporaryDirectory(prefix="elasticdl-") as folder,
+            forwarded(self.client, self.name, pod) as address,
+        ):
+            TlsFiles.from_mapping(files).write(Path(folder))
+            title = f"the master of job {self.name} in namespace {self.client.namespace}"
+            yield Endpoint(address, TlsFolder(Path(folder)), title)
+
+    def missing_right(self) -> str:
+        """Which right it takes to reach its master, if the user has not got it."""
+        if self.client.may("get", "pods/portforward"):
+            return ""
+        return f"it takes the right to get pods/portforward in namespace {self.namespace}"
+
+    def own_journal(self) -> list[str]:
+        """The master's, if there is one that answers: less often some of it is kept."""
+        try:
+            with self.reached() as master:
+                return list(master.events(follow=False))
+        except ElasticDLError:
+            return self.kept_journal()
+
+    def kept_journal(self) -> list[str]:
+        return self.state().journal.splitlines()
+
+    def logs(self, worker: int | None, *, follow: bool) -> Lines:
+        pod = "" if worker is None else self._pod_of(worker)
+        if follow:
+            return follow_logs(self.client, self.name, worker, self.over, pod)
+        return read_logs(self.client, self.name, worker, pod)
+
+    def where_logs(self) -> str:
+        there = self.client.find("Job", names.master_name(self.name)) is not None
+        return f"`elasticdl logs {self.name}{self.flags}`" if there else ""
+
+    def _pod_of(self, worker: int) -> str:
+        """Its name; empty if what is kept of the job does not tell, as in its first seconds."""
+        with contextlib.suppress(ElasticDLError):
+            for entry in filter(None, map(parse_entry, self.kept_journal())):
+                if (entry["event"], entry.get("worker")) == ("worker_started", worker):
+                    return str(entry.get("place", ""))
+        return ""
+
+
+def find(name: str | None, place: ClusterTarget) -> JobHandle:
+    """
+    Raises:
+        UserError: there is no such job, or which one is meant is not clear.
+    """
+    client = connect(place)
+    if name is None or not client.find("Job", names.master_name(name)):
+        jobs = _jobs(client)
+        running = [_name_of(job) for job in jobs if not finished(job)]
+        name = choose(name, [_name_of(job) for job in jobs], running, f" in namespace {client.namespace}")
+    return NamespaceJob(client, name, place)
+
+
+def find_current(name: str) -> JobHandle | None:
+    """The job of that name of the kubeconfig's current context, if there is one."""
+    client = connect(ClusterTarget())
+    return NamespaceJob(client, name) if client.find("Job", names.master_name(name)) else None
+
+
+def list_jobs(place: ClusterTarget) -> list[JobHandle]:
+    """The newest first."""
+    client = connect(place)
+    return [NamespaceJob(client, _name_of(job), place) for job in _jobs(client)]
+
+
+def _jobs(client: Client) -> list[Object]:
+    found = client.list("Job", label_selector=ANY_JOB)
+    if not found:
+        client.require_namespace()
+    return sorted(found, key=lambda job: str(job["metadata"]["creationTimestamp"]), reverse=True)
+
+
+def _name_of(job: Object) -> str:
+    return str(job["metadata"]["labels"][names.JOB_LABEL])
+
+
+# ---- removing one, with everything that belongs to it ----
+
+POLL = 0.5
+DELETION_TIMEOUT = 120.0  # beyond the longest grace period of a pod that is likely
+# What the master works with goes after it; until then it may still leave in good order.
+_KINDS = (
+    "Job", "Pod", "Service", "NetworkPolicy", "RoleBinding", "Role", "ServiceAccount", "Secret", "ConfigMap", "PodGroup",
+)  # fmt: skip
+# Users who may not list these can't have made them: the job's master has an account that was there.
+_WITH_MORE_RIGHTS = ("RoleBinding", "Role", "ServiceAccount", "PodGroup")
+_NOT_EVERYWHERE = ("PodGroup",)  # a cluster without Volcano knows no such objects
+
+
+def delete(name: str, place: ClusterTarget) -> str:
+    """Returns when all is gone.
+
+    Raises:
+        UserError: there is no such job, or the cluster does not let it be deleted.
+        UnreachableError: pods are still there after a long time.
+    """
+    client = connect(place)
+    if not _delete_once(client, name):
+        client.require_namespace()
+        raise UserError(f"there is nothing of a job {name} in namespace {client.namespace}")
+    wait_until_gone(client, name)
+    return f"job {name} deleted"
+
+
+def wait_until_gone(client: Client, name: str) -> None:
+    """What comes into being meanwhile is deleted as well."""
+    deadline = time.monotonic() + DELETION_TIMEOUT
+    while left := _delete_once(client, name):
+        if time.monotonic() > deadline:
+            names = ", ".join(left)
+            raise UnreachableError(
+                f"{names} of job {name} are still there {DELETION_TIMEOUT:.0f} s after they were deleted"
+            )
+        time.sleep(POLL)
+
+
+def _delete_once(client: Client, name: str) -> list[str]:
+    """What there was."""
+    found = []
+    for kind in _KINDS:
+        try:
+            listed = client.list(kind, label_selector=f"{ANY_JOB}={name}")
+        except NotDoneError as error:
+            if (error.by_rights and kind in _WITH_MORE_RIGHTS) or (error.status == ABSENT and kind in _NOT_EVERYWHERE):
+                continue
+            raise
+        if kind == "Pod":
+            end_group(client, listed)
+        for metadata in (each["metadata"] for each in listed):
+            found.append(f"{kind} {metadata['name']}")
+            if not metadata.get("deletionTimestamp"):
+                client.delete(kind, metadata["name"])
+    return found

@@ -1,0 +1,328 @@
+"""The logs of a job on a cluster, as far as they can still be had, and as they come.
+
+Workers run in a pod one after another, so they share its log. The agent that starts them says there whose lines follow.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import urllib3
+
+from elasticdl.cli.job_handle import Lines
+from elasticdl.cli.printed import PRINTS_POLL, Printers
+from elasticdl.cli.screens import Dating, Stream, by_writer, merged, prefix, tell
+from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
+from elasticdl.job.journal import Entry, unmarked
+from elasticdl.kube.client import Client, NotDoneError, Object
+from elasticdl.kube.job_pods import find_pods
+from elasticdl.kube.names import WORKER_LABEL, Role
+
+LOOK_SECONDS = 2.0  # between two looks for further pods
+JOIN_SECONDS = 5.0
+PUT_SECONDS = 1.0
+_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z) ")
+# A line of an agent; where a worker was cut short, the line may begin with its last words.
+_AGENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} \S+ [A-Z]+ elasticdl\.places\.\w+: (.*)")
+_BEGINS = re.compile(r"starting worker (\d+)$")
+WAITING_LINES = 10_000  # that were read and not taken
+_BROKEN_OFF = (ElasticDLError, urllib3.exceptions.HTTPError, OSError, ValueError)
+
+
+def read_logs(client: Client, job: str, worker: int | None, pod_name: str = "") -> Lines:
+    """What there is, in the order of time, which the nodes tell of each line. A pod whose node does not answer is told of.
+
+    Args:
+        pod_name: Of that in which the worker is or was; empty if nobody knows.
+
+    Raises:
+        UserError: there is no such worker.
+        UnreachableError: nothing that was asked for can be read.
+    """
+    all_pods = find_pods(client, job)
+    its_own = [pod for pod in all_pods if pod["metadata"]["name"] == pod_name]
+    pods = its_own or all_pods
+    written: dict[str, list[tuple[str, str]]] = {}
+    datings = collections.defaultdict[str, Dating](Dating)
+    failures: list[str] = []
+    for pod in pods:
+        writers, name = Writers(pod), pod["metadata"]["name"]
+        try:
+            with contextlib.closing(client.log(name, timestamps=True)) as response:
+                every = bytes(response.data).decode(errors="replace").splitlines()
+                for when, line in map(timed, every):
+                    writer = writers.of(line)
+                    if (text := unmarked(line)[0]) is not None:
+                        start = prefix(writer) if worker is None else ""
+                        written.setdefault(writer, []).append((datings[writer].of("", when), start + text))
+        except NotDoneError as error:  # else its container has not begun yet
+            if error.by_rights:
+                raise
+        except UnreachableError as error:
+            failures.append(_unread(name, error))
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            failures.append(f"the log of {name} broke off: {error}")
+    if failures and not (written if worker is None else f"worker-{worker}" in written):
+        raise UnreachableError("; ".join(failures))
+    if worker is None:
+        for failure in failures:
+            tell(failure)
+        yield from merged(written[writer] for writer in by_writer(written))
+    elif lines := written.get(f"worker-{worker}"):
+        yield from merged([lines])
+    elif not its_own and worker not in {_number_of(pod) for pod in pods}:  # else it may not have printed yet
+        names = ", ".join(by_writer(written))
+        has = f"it has logs of {names}" if names else "it has no logs yet"
+        raise UserError(f"job {job} has no logs of worker {worker}; {has}")
+
+
+def _unread(name: str, error: UnreachableError) -> str:
+    return f"the log of {name} can't be read now: {error}"
+
+
+def follow_logs(
+    client: Client, job: str, worker: int | None, has_ended: Callable[[], object], pod_name: str = ""
+) -> Lines:
+    """All lines that are there and come, until the job has ended. ``pod_name``: as of `read_logs`.
+
+    Raises:
+        UserError: the user may not read logs.
+    """
+    pod_name = pod_name if _named(pod_name, find_pods(client, job)) else ""  # who may not is told now
+    with contextlib.closing(LogReaders(client)) as readers:
+        ended, told = False, set[str]()
+
+        def shown(lines: Iterator[LogLine]) -> Iterator[str]:
+            for each in lines:
+                text, _ = unmarked(each.text)
+                if text is not None and worker in (None, _number(each.writer)):
+                    yield prefix(each.writer) + text if worker is None else text
+
+        while not ended:
+            with contextlib.suppress(UnreachableError):
+                ended = bool(has_ended())  # asked first, so that no pod is missed
+                readers.take_up(_named(pod_name, find_pods(client, job)))
+            yield from shown(readers.rest() if ended else readers.lines(LOOK_SECONDS))
+            if readers.refusal:
+                raise UserError(readers.refusal)
+            for name in set(readers.unread) - told:
+                tell(readers.unread[name])
+                told.add(name)
+        with contextlib.suppress(UnreachableError):
+            readers.take_up(_named(pod_name, find_pods(client, job)))  # those that broke off meanwhile
+        yield from shown(readers.rest())
+
+
+def _named(name: str, pods: list[Object]) -> list[Object]:
+    """Those with that name; all, if it is empty."""
+    return [pod for pod in pods if not name or pod["metadata"]["name"] == name]
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    writer: str
+    text: str
+    when: str  # by the clock of its node; empty if the cluster does not tell
+
+
+class LogReaders:
+    """A thread for each pod that was found. Who takes no lines holds up the reading.
+
+    A log that ends while its pod goes on, as when the API server is started again, is read anew from where it ended.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.refusal = ""  # why a log may not be read
+        self.unread: dict[str, str] = {}  # by pod: why its log could not be read
+        self._closed = False
+        self._inbox: queue.Queue[LogLine] = queue.Queue(WAITING_LINES)
+        self._threads: dict[str, threading.Thread] = {}  # the newest of each pod, by its uid
+        self._told: collections.Counter[str] = collections.Counter()  # lines, in the same way
+        self._writers: dict[str, Writers] = {}  # of these lines the last
+        self._whole: set[str] = set()  # read to the end
+        self._open: set[urllib3.BaseHTTPResponse] = set()
+
+    def lines(self, seconds: float) -> Iterator[LogLine]:
+        """What comes in that time, and is there at its end."""
+        end = time.monotonic() + seconds
+        with contextlib.suppress(queue.Empty):
+            while True:
+                yield self._inbox.get(timeout=max(0.0, end - time.monotonic()))
+
+    def take_up(self, pods: list[Object]) -> None:
+        for pod in pods:
+            uid, states = pod["metadata"]["uid"], pod.get("status", {}).get("containerStatuses") or ()
+            begun = any("waiting" not in each["state"] for each in states)
+            before = self._threads.get(uid)
+            if begun and uid not in self._whole and not (before and before.is_alive()):
+                thread = threading.Thread(target=self._read, args=(pod,), name=f"log {uid}", daemon=True)
+                self._threads[uid] = thread
+                thread.start()
+
+    def rest(self) -> Iterator[LogLine]:
+        """Until all that are read have ended, or nothing has come for long."""
+        deadline = time.monotonic() + JOIN_SECONDS
+        while any(thread.is_alive() for thread in self._threads.values()) and time.monotonic() < deadline:
+            for line in self.lines(PRINTS_POLL):
+                deadline = time.monotonic() + JOIN_SECONDS
+                yield line
+        yield from self.lines(0.0)
+
+    def close(self) -> None:
+        self._closed = True
+        for response in tuple(self._open):
+            with contextlib.suppress(OSError, ValueError, RuntimeError):  # it has ended by itself
+                response.shutdown()
+
+    def _read(self, pod: Object) -> None:
+        uid = pod["metadata"]["uid"]
+        writers = self._writers.setdefault(uid, Writers(pod))
+        with contextlib.suppress(*_BROKEN_OFF):
+            try:
+                response = self._client.log(pod["metadata"]["name"], follow=True, timestamps=True)
+            except NotDoneError as error:
+                self.refusal = str(error) if error.by_rights else ""
+                raise
+            except UnreachableError as error:
+                name = pod["metadata"]["name"]
+                self.unread[name] = _unread(name, error)
+                raise
+            self._open.add(response)
+            with contextlib.closing(response):
+                for line in itertools.islice(_lines(response), self._told[uid], None):
+                    when, text = timed(line)
+                    if not self._put(LogLine(writers.of(text), text, when)):
+                        return
+                    self._told[uid] += 1
+            if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+                self._whole.add(uid)
+
+    def _put(self, line: LogLine) -> bool:
+        """Wait until there is room for it; False: nobody will take it."""
+        while not self._closed:
+            with contextlib.suppress(queue.Full):
+                self._inbox.put(line, timeout=PUT_SECONDS)
+                return True
+        return False
+
+
+def timed(line: str) -> tuple[str, str]:
+    """When a line was written, and what it says; of one that the cluster has not told the time of there is none."""
+    found = _TIME.match(line)
+    return (found[1], line[found.end() :]) if found else ("", line)
+
+
+class Writers:
+    """Who has written the lines of one pod's log: the master, or workers, and between them their agent."""
+
+    def __init__(self, pod: Object) -> None:
+        number = _number_of(pod)
+        self._agent = str(Role.MASTER) if number is None else f"place-{number}"
+        # Of a log that is cut off at its beginning: its first worker mostly has the number of the pod.
+        self._now = str(Role.MASTER) if number is None else f"worker-{number}"
+
+    def of(self, line: str) -> str:
+        """Of the next line."""
+        said = _AGENT.search(line)
+        if said is None:
+            return self._now
+        if begins := _BEGINS.match(said[1]):
+            self._now = f"worker-{begins[1]}"
+        return self._agent
+
+
+def is_of_workers(pod: Object) -> bool:
+    return WORKER_LABEL in pod["metadata"]["labels"]
+
+
+def _number_of(pod: Object) -> int | None:
+    """Of a pod for workers; None for a master's."""
+    return int(pod["metadata"]["labels"][WORKER_LABEL]) if is_of_workers(pod) else None
+
+
+def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[str]:
+    rest = b""
+    for chunk in response.stream(amt=None):
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from (line.decode(errors="replace") for line in lines)
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+class PodPrinters(Printers):
+    """Only the pods are read in which workers are whose output is wanted."""
+
+    def __init__(self, client: Client, job: str) -> None:
+        self._client = client
+        self._job = job
+        self._readers = LogReaders(client)
+        self._pods: dict[int, str | None] = {}  # their names by worker; None if that is not told
+        self._printed: dict[int, PodSource] = {}
+        self._look_at = 0.0
+
+    def hear(self, entry: Entry) -> None:
+        if entry["event"] == "worker_started":
+            self._pods = {**self._pods, entry["worker"]: entry.get("place")}
+
+    def known(self) -> Iterable[int]:
+        return self._printed.keys()
+
+    def sources(self, worker: int) -> Mapping[Stream, PodSource]:
+        return {Stream.OUT: self._source(worker)}
+
+    def collect(self, workers: Collection[int] | None, *, to_end: bool) -> str:
+        refusal = ""
+        if to_end or time.monotonic() >= self._look_at:
+            try:
+                self._find_pods(workers)
+                refusal = self._readers.refusal
+            except ElasticDLError as error:
+                refusal = str(error)
+            self._look_at = time.monotonic() + LOOK_SECONDS
+        lines = self._readers.rest() if to_end else itertools.islice(self._readers.lines(0.0), WAITING_LINES)
+        for line in lines:
+            if (worker := _number(line.writer)) is not None:
+                self._source(worker).add(line.text)
+        return refusal
+
+    def close(self) -> None:
+        self._readers.close()
+
+    def _source(self, worker: int) -> PodSource:
+        return self._printed.setdefault(worker, PodSource())
+
+    def _find_pods(self, workers: Collection[int] | None) -> None:
+        pods = [pod for pod in find_pods(self._client, self._job) if is_of_workers(pod)]
+        if workers is not None:  # of the others nothing is shown
+            names = {self._pods.get(worker) for worker in workers}
+            pods = [pod for pod in pods if None in names or pod["metadata"]["name"] in names]
+        self._readers.take_up(pods)
+
+
+class PodSource:
+    """What one worker has printed. A `elasticdl.cli.printed.Source`."""
+
+    def __init__(self) -> None:
+        self._lines: collections.deque[str] = collections.deque()
+
+    def add(self, line: str) -> None:
+        self._lines.append(line)
+
+    def chunks(self) -> Iterator[bytes]:
+        while self._lines:
+            yield f"{self._lines.popleft()}\n".encode(errors="replace")
+
+
+def _number(writer: str) -> int | None:
+    """Of a worker; None for the master and for an agent."""
+    head, _, number = writer.partition("-")
+    return int(number) if head == "worker" and number.isdecimal() else None

@@ -1,0 +1,528 @@
+"""How the job scales, as far as its steps tell: what it says of that, and how many workers it wants.
+
+What `SizeRule` holds may be lost without harm.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from elasticdl.common.backoff import Backoff
+from elasticdl.job import messages
+from elasticdl.job.messages import StepReport
+from elasticdl.job.spec import WorkerRange
+from elasticdl.master.core.events import Instruction, Record, Tell
+from elasticdl.master.core.rule import RuledJob
+from elasticdl.master.core.values import (
+    LIVE,
+    MOST_OBSERVATIONS,
+    Curve,
+    Learnt,
+    Observation,
+    Point,
+    Rejection,
+    Settings,
+    World,
+)
+from elasticdl.master.core.worker_record import JobSnapshot
+
+# From the steps that are reported to one observation for each number of workers.
+
+
+# Steps of a world that are not measured: the first are slow, as caches are cold and newcomers warm up.
+SKIPPED = 3
+KEPT = 200  # newest steps of a world that count
+FEWEST = 10  # steps of one size that make an observation
+# At least this share of the steps has that size. Otherwise another size may be the commonest in the next world, and only steps of
+# the same size are compared.
+USUAL = 0.6
+TRIMMED = 0.1  # of the steps, at each end: evaluations, checkpoints, what else the machine does
+# A world has been measured after so many steps, or after so long and at least half of FEWEST.
+ENOUGH, LONG = 20, 60.0
+# If the same number of workers comes again and is this much faster or slower, all older measurements are outdated. So are they if
+# more workers are faster, by this much, than their smaller parts of the batch allow.
+CONTRADICTION = 0.25
+# A measurement that more workers are slower may be the machine's fault: it is kept for so long.
+BELIEVED = 600.0
+
+
+class MeasuredSteps:
+    """Times are passed in, seconds."""
+
+    def __init__(self) -> None:
+        self.workers = 0  # in the present world; 0 as long as there is none
+        self._version = 0
+        self._steps: deque[StepReport] = deque(maxlen=KEPT)  # of the present world
+        self._seen = 0
+        self._compared = False
+        self._last = 0.0  # time of the last of them
+        self._known: dict[int, tuple[float, Observation]] = {}  # of earlier worlds, and when; the newest last
+        self.dropped = False  # what was recalled was dropped: it is outdated, or of another batch
+
+    def recall(self, observations: Sequence[Observation], now: float) -> None:
+        """What an earlier job, or an earlier master of this one, has measured."""
+        for each in observations:
+            self._known.setdefault(each.workers, (now - each.age, each))
+
+    def enter(self, version: int, workers: int) -> bool:
+        """The present world has so many workers. Returns whether it is another than before."""
+        if version == self._version:
+            return False
+        self._remember()
+        self.workers, self._version = workers, version
+        self._steps.clear()
+        self._seen, self._compared = 0, False
+        return True
+
+    def take(self, step: StepReport, now: float) -> None:
+        if step.world_version != self._version:
+            return  # of a world that is over: its last moments count for nothing
+        self._seen += 1
+        if self._seen > SKIPPED and step.seconds > 0 and step.samples > 0:
+            self._steps.append(step)
+            self._last = now
+
+    @property
+    def enough(self) -> bool:
+        return _are_enough(_alike(self._steps))
+
+    def observations(self, now: float) -> tuple[Observation, ...]:
+        """By number of workers; no more than MOST_OBSERVATIONS, the newest."""
+        self._compare()
+        present = self._present()
+        if present:
+            self._forget_slower(present, now)
+        found = {n: replace(each, age=max(0.0, now - at)) for n, (at, each) in self._known.items()}
+        if present:
+            found.pop(self.workers, None)
+            found[self.workers] = replace(present, age=max(0.0, now - self._last))
+        newest = sorted(found.values(), key=lambda each: each.age)[:MOST_OBSERVATIONS]
+        return tuple(sorted(newest, key=lambda each: each.workers))
+
+    def _present(self) -> Observation | None:
+        alike = _alike(self._steps)
+        if len(alike) < FEWEST and not _are_enough(alike):
+            return None
+        return summarize(self.workers, alike)
+
+    def _remember(self) -> None:
+        self._compare()
+        if present := self._present():
+            self._known.pop(self.workers, None)
+            self._known[self.workers] = self._last, present
+        while len(self._known) > MOST_OBSERVATIONS:
+            del self._known[next(iter(self._known))]
+
+    def _forget_slower(self, present: Observation, now: float) -> None:
+        """Forget numbers that were slower than the present one, after a while: as a measurement is believed, they would never be tried
+        again. (If the policy has given one up, it waits for its back-off, too.)"""
+        for workers, (at, each) in list(self._known.items()):
+            slower = workers > present.workers and each.rate <= present.rate
+            if slower and now - at > BELIEVED:
+                del self._known[workers]
+
+    def _compare(self) -> None:
+        """Compare the present world with what was known of other numbers of workers, and once with what was known of this number."""
+        if not (self._known and (present := self._present())):
+            return
+        others = [before for _, before in self._known.values()]
+        if any(_is_impossible(present, before) or _is_of_another_batch(present, before) for before in others):
+            self._drop()
+        if self._compared or self.workers not in self._known:
+            return
+        self._compared = True
+        _, before = self._known[self.workers]
+        if abs(math.log(present.seconds / before.seconds)) > CONTRADICTION:
+            self._drop()
+
+    def _drop(self) -> None:
+        self._known.clear()
+        self.dropped = True
+
+
+def _is_impossible(one: Observation, other: Observation) -> bool:
+    """As where the first epoch reads its data from afar, and the next ones don't."""
+    few, many = sorted((one, other), key=lambda each: each.workers)
+    if few.workers == many.workers:
+        return False
+    smaller = math.ceil(few.samples / few.workers) / math.ceil(many.samples / many.workers)
+    return math.log(few.seconds / many.seconds) > math.log(smaller) + CONTRADICTION
+
+
+def _is_of_another_batch(one: Observation, other: Observation) -> bool:
+    """Neither is the global batch the same, nor each worker's; nearly, as a script may leave out what can't be divided."""
+    of_all = abs(math.log(one.samples / other.samples))
+    of_each = abs(math.log(one.samples / other.samples * other.workers / one.workers))
+    return of_all > 0 if one.workers == other.workers else min(of_all, of_each) > CONTRADICTION
+
+
+def _alike(steps: Collection[StepReport]) -> list[StepReport]:
+    """Those of the usual size, without others as at the end of an epoch; none if steps have no usual size."""
+    if not steps:
+        return []
+    samples = statistics.mode(step.samples for step in steps)
+    alike = [step for step in steps if step.samples == samples]
+    return alike if len(alike) >= USUAL * len(steps) else []
+
+
+def _are_enough(alike: Sequence[StepReport]) -> bool:
+    long = len(alike) >= FEWEST / 2 and sum(step.seconds for step in alike) >= LONG
+    return len(alike) >= ENOUGH or long
+
+
+def summarize(workers: int, alike: Sequence[StepReport]) -> Observation:
+    """Of steps of one size."""
+    seconds = sorted(step.seconds for step in alike)
+    cut = int(len(seconds) * TRIMMED)
+    kept = seconds[cut : len(seconds) - cut]
+    return Observation(workers, alike[0].samples, statistics.fmean(kept))
+
+
+# How many workers pay: the policy of ``--scale_policy efficiency``.
+#
+# The job wants the largest number of workers N within its range for which each does at least ``--min_efficiency`` of what one
+# does alone: speedup(N) / N. It
+#
+# - starts with the fewest, and tries more: up to twice as many if they pay even where the estimate is wrong by `DOUBT`, else one
+#   more if it may pay, or if nothing is known of it;
+# - stays until it has measured, and gives up a number that does not pay. That one, and any above it, is tried again after a
+#   back-off that doubles each time, or after an eighth of it if by then it surely pays;
+# - changes only if what is gained within the horizon is more than what a pause costs.
+#
+# So in a time t there are at most about 2 log2(t / FIRST_BACKOFF) changes over each number of workers, however noisy the speed is.
+
+
+FIRST_BACKOFF = 600.0
+LONGEST_BACKOFF = 4 * 3600.0
+EARLY = 1 / 8
+# Seconds for which a gain is counted, unless the job is over sooner.
+HORIZON = 600.0
+UNKNOWN = "how the job scales is not known yet"
+# By this part an estimate may be wrong.
+DOUBT = 0.1
+# The present number is kept unless its efficiency is below the limit by this part.
+SLACK = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Where the job stands. Times in seconds."""
+
+    limits: WorkerRange
+    present: int  # members of the world
+    measured: bool  # they have made enough steps, and what is known of other numbers does not contradict
+    incomplete: bool  # others are on their way, or have no place
+    pause: float  # that a change costs
+    time_left: float  # of the job; negative if not known
+    now: float
+
+    @property
+    def horizon(self) -> float:
+        return min(HORIZON, self.time_left) if self.time_left >= 0 else HORIZON
+
+
+class WorkerTarget:
+    def __init__(self, least_efficiency: float, target: int) -> None:
+        self.target = target
+        self._does, self._why = f"starts with {target}", UNKNOWN
+        self._least = least_efficiency
+        self._rejected: dict[int, tuple[float, Backoff]] = {}  # until when it is not tried
+
+    @property
+    def reason(self) -> str:
+        """Why as many workers are wanted."""
+        return f"{self._does}: {self._why}"
+
+    def rejections(self, now: float) -> tuple[Rejection, ...]:
+        each = sorted(self._rejected.items())
+        return tuple(Rejection(n, max(0.0, until - now), backoff.bound()) for n, (until, backoff) in each)
+
+    def recall(self, rejections: Sequence[Rejection], now: float) -> None:
+        """What an earlier job, or an earlier master of this one, has found not to pay."""
+        for each in rejections:
+            backoff = Backoff(first=each.backoff, longest=LONGEST_BACKOFF)
+            backoff.delay()  # which is the one that it had
+            self._rejected.setdefault(each.workers, (now + min(each.left, LONGEST_BACKOFF), backoff))
+
+    def decide(self, curve: Curve, at: Situation) -> bool:
+        """Returns whether it does something else now than before; numbers in the reason may change with each measurement."""
+        before = self.target, self._does
+        self._fit_into(at.limits)
+        if at.measured and not self._give_up(curve, at):
+            self._try_more(curve, at)
+        return before != (self.target, self._does)
+
+    def scaled(self, limits: WorkerRange) -> bool:
+        """The range has changed, so the reason changes, too. Returns whether the target has changed."""
+        if self._fit_into(limits):
+            return True
+        self._stay(f"the job was scaled to {limits}, and nothing was measured since")
+        return False
+
+    def _fit_into(self, limits: WorkerRange) -> bool:
+        before, self.target = self.target, min(max(self.target, limits.minimum), limits.maximum)
+        if self.target == before:
+            return False
+        self._does, self._why = f"goes to {self.target}", f"the job was scaled to {limits}"
+        return True
+
+    def _give_up(self, curve: Curve, at: Situation) -> bool:
+        """Whether there are too many."""
+        here = curve.at(at.present)
+        if here is None or here.workers <= at.limits.minimum or self._may_pay(here, self._least * (1 - SLACK)):
+            return False
+        fewer = range(at.limits.minimum, here.workers)
+        best = max((n for n in fewer if (point := curve.at(n)) and self._pays(point)), default=at.limits.minimum)
+        if at.horizon * (here.workers - best) <= at.pause * here.workers:
+            self._stay("the job is over too soon for a change to pay")
+            return True
+        self._reject(here.workers, at.now)
+        self.target = best
+        self._does, self._why = f"goes back to {best}", self._each_does(here, "does")
+        return True
+
+    def _try_more(self, curve: Curve, at: Situation) -> None:
+        if at.present != self.target or at.incomplete:
+            return  # what it has asked for is on its way
+        if at.present == at.limits.maximum:
+            self._stay("--num_workers allows no more")
+            return
+        most, here, more = self._most(curve, at), curve.at(at.present), curve.at(at.present + 1)
+        if here is None or more is None:  # the first number that is measured tells nothing of others
+            if at.present == most:
+                self._stay("a further worker does not pay, and is not yet tried again")
+            else:
+                self._try(at.present + 1, UNKNOWN, 1 / at.present, at)
+            return
+        points = [point for point in curve.above(at.present) if point.workers <= most]
+        promising = [point for point in points if self._is_promising(point, at)]
+        if not promising:
+            says = "would not pay" if points else "does not pay, and is not yet tried again"
+            each_does = self._each_does(more, "did" if more.measured else "would do")
+            self._stay(f"a further worker {says}" if self._pays(more) else each_does)
+            return
+        best = promising[-1]
+        gain = best.speedup / here.speedup - 1
+        if best.measured and not self._pays(best):
+            self._try(best.workers, self._each_does(best, "did"), gain, at, again=" again")
+        else:
+            self._try(best.workers, self._each_does(best, "should do", wanted=True), gain, at)
+
+    def _try(self, workers: int, why: str, gain: float, at: Situation, again: str = "") -> None:
+        """``gain``: by what share of its speed the job should become faster."""
+        if at.horizon * gain <= at.pause:
+            self._stay(f"in the time that is left {workers} would gain less than the change costs")
+            return
+        self.target = workers
+        self._does, self._why = f"tries {workers}{again}", why
+
+    def _stay(self, why: str) -> None:
+        self._does, self._why = f"stays at {self.target}", why
+
+    def _is_promising(self, point: Point, at: Situation) -> bool:
+        if point.measured:
+            return self._pays(point) or self._is_due_again(point, at)
+        if point.workers == at.present + 1:
+            return self._may_pay(point, self._least)
+        return point.workers <= 2 * at.present and self._surely_pays(point)
+
+    def _is_due_again(self, point: Point, at: Situation) -> bool:
+        """Rejected once, and its back-off is over: the machine may have been busy then.
+
+        Not after a second time: a number that is always a little short of the limit would come and go.
+        """
+        if point.workers != at.present + 1 or point.workers not in self._rejected:
+            return False
+        _, backoff = self._rejected[point.workers]
+        return backoff.bound() == FIRST_BACKOFF
+
+    def _most(self, curve: Curve, at: Situation) -> int:
+        """The largest number that may be tried now."""
+        most = at.limits.maximum
+        for workers, (until, backoff) in self._rejected.items():
+            point = curve.at(workers)
+            pays = point is not None and self._surely_pays(point)
+            if at.now < until - (backoff.bound() * (1 - EARLY) if pays else 0.0):
+                most = min(most, workers - 1)
+        return most
+
+    def _pays(self, point: Point) -> bool:
+        return point.efficiency >= self._least
+
+    def _surely_pays(self, point: Point) -> bool:
+        return point.efficiency * (1 - DOUBT) >= self._least
+
+    def _may_pay(self, point: Point, least: float) -> bool:
+        return point.efficiency * (1 if point.measured else 1 + DOUBT) >= least
+
+    def _reject(self, workers: int, now: float) -> None:
+        _, backoff = self._rejected.get(workers, (0.0, Backoff(first=FIRST_BACKOFF, longest=LONGEST_BACKOFF)))
+        self._rejected[workers] = now + backoff.delay(), backoff
+
+    def _each_does(self, point: Point, does: str, *, wanted: bool = False) -> str:
+        text = f"of {point.workers} workers each {does} {point.efficiency:.2f} of what one does alone"
+        return text + (
+            f", at least {self._least:g} is wanted" if wanted else f", less than --min_efficiency {self._least:g}"
+        )
+
+
+# What a change costs is the median of so many pauses, or this many seconds before there was any.
+PAUSES_KEPT = 32
+UNKNOWN_PAUSE = 1.0
+# After a world has formed, what its steps tell counts after so long at first, and then after twice as long each time.
+FIRST_SECONDS, LONGEST_SECONDS = 4.0, 60.0
+# The journal has advice again after so many seconds, if a speedup has changed by this part.
+ADVICE_SECONDS = 30.0
+MATERIAL_CHANGE = 0.1
+
+
+class SizeRule:
+    """It reads the workers' records and the training, and never changes them."""
+
+    def __init__(self, settings: Settings, past: JobSnapshot) -> None:
+        self._curve = Curve()
+        self._learnt = past.learnt
+        self._steps = MeasuredSteps()
+        self._backoff, self._due = Backoff(first=FIRST_SECONDS, longest=LONGEST_SECONDS), 0.0
+        self._policy: WorkerTarget | None = None
+        if settings.scale_policy == "efficiency":
+            self._policy = WorkerTarget(settings.min_efficiency, past.target or past.limits.minimum)
+        # Until the job's own steps tell whether it is of such a job as this.
+        self._recalled: Learnt | None = past.learnt
+        self._pauses: deque[float] = deque(maxlen=PAUSES_KEPT)
+        self._present = 0  # workers that were last measured
+        self._advised: tuple[float, int, Curve] | None = None  # when, for how many, by what
+        self._told = Learnt()  # what the workers were told
+
+    # ---- what is so ----
+
+    @property
+    def target(self) -> int:
+        """Workers that the policy wants; 0 if there is none."""
+        return self._policy.target if self._policy else 0
+
+    @property
+    def decision(self) -> str:
+        """Why as many workers are wanted."""
+        return self._policy.reason if self._policy else ""
+
+    @property
+    def advice(self) -> str:
+        return self._curve.advice(self._present)
+
+    @property
+    def learnt(self) -> Learnt:
+        return self._learnt
+
+    def most(self, limits: WorkerRange) -> tuple[int, str]:
+        """How many workers there may be, and why no more."""
+        if self._policy is None or self._policy.target >= limits.maximum:
+            return limits.maximum, f"the job was scaled to at most {limits.maximum}"
+        return max(limits.minimum, self._policy.target), self._policy.reason
+
+    def allowed(self, limits: WorkerRange) -> WorkerRange:
+        """The range within which the policy lets the job be."""
+        least, (most, _) = limits.minimum, self.most(limits)
+        return WorkerRange(minimum=least, maximum=max(least, most))
+
+    # ---- what happens ----
+
+    def scaled(self, limits: WorkerRange, now: float) -> list[Instruction]:
+        """The range of workers is another now. Whoever asked for it watches what comes of it."""
+        self._backoff.reset()
+        self._due = now
+        policy = self._policy
+        if policy is None or not policy.scaled(limits):
+            return []
+        return [Record("decision", {"workers": policy.target, "reason": policy.reason})]
+
+    def notice(self, job: RuledJob, worker_id: int, notice: messages.Notice) -> list[Instruction]:
+        """A worker has something for the journal."""
+        told = {**notice.fields, "worker": worker_id}
+        learnt = told.pop("learnt", "")
+        if notice.event == "pause":
+            self._pauses.append(told["total"])
+        return [Record(notice.event, told), *(self._recall(job, learnt) if learnt else [])]
+
+    def _recall(self, job: RuledJob, text: str) -> list[Instruction]:
+        """A worker goes on from a checkpoint that says this."""
+        try:
+            learnt = Learnt.from_json(text)
+        except ValueError as error:
+            reason = f"what the checkpoint says of how the job scales can't be used: {error}"
+            return [Record("warning", {"message": reason})]
+        # It is in the next checkpoint, too, though this job may be over before it has learnt.
+        if self._learnt == Learnt():
+            self._learnt = self._recalled = learnt
+        return self._tell(job)
+
+    def stepped(self, world: World | None, steps: Sequence[StepReport], now: float) -> None:
+        """Steps that were not reported before."""
+        if world and self._steps.enter(world.version, len(world.members)):
+            self._backoff.reset()
+            self._due = now + FIRST_SECONDS
+        for step in steps:
+            self._steps.take(step, now)
+
+    def look(self, job: RuledJob, now: float) -> Iterator[Instruction]:
+        stable = job.rendezvous.world is not None and job.rendezvous.change is None
+        # While a member looks slow, and is not called so yet, it may be why the job is, and not the number of workers.
+        if now < self._due or not self._steps.enough or not stable or job.somebody_seems_slow:
+            return
+        self._due = now + self._backoff.delay()
+        yield from self._learn(job, now)
+
+    def _learn(self, job: RuledJob, now: float) -> Iterator[Instruction]:
+        recalled, self._recalled = self._recalled, None
+        if recalled is not None:
+            self._steps.recall(recalled.observations, now)
+        observations = self._steps.observations(now)
+        curve, self._present = Curve(observations), self._steps.workers
+        self._curve = curve if curve.can_be else Curve()
+        if recalled is not None and self._policy is not None and not self._steps.dropped:
+            # What was measured of another batch, or on faster machines, was dropped, and so is what followed from it.
+            self._policy.recall(recalled.rejections, now)
+        if self._policy is not None:
+            yield from self._decide(self._policy, job, now, can_be=curve.can_be)
+        rejections = self._policy.rejections(now)[:MOST_OBSERVATIONS] if self._policy else ()
+        self._learnt = Learnt(observations, rejections)
+        yield from self._tell(job)
+        yield from self._advise(now)
+
+    def _tell(self, job: RuledJob) -> list[Instruction]:
+        """Any worker may write the next checkpoint; those that connect later are told then."""
+        there = tuple(record.worker_id for record in job.records.of(*LIVE) if record.connected)
+        if not there or not self._learnt.differs(self._told):
+            return []
+        self._told = self._learnt
+        return [Tell(there, messages.Learnt(self._learnt.to_json()))]
+
+    def _decide(self, policy: WorkerTarget, job: RuledJob, now: float, *, can_be: bool) -> list[Instruction]:
+        members = len(job.rendezvous.active_members())
+        situation = Situation(
+            limits=job.limits,
+            present=members,
+            measured=self._present == members and can_be,
+            incomplete=job.records.live != members,
+            pause=statistics.median(self._pauses) if self._pauses else UNKNOWN_PAUSE,
+            time_left=job.training.time_left(now),
+            now=now,
+        )
+        changed = policy.decide(self._curve, situation)
+        return [Record("decision", {"workers": policy.target, "reason": policy.reason})] if changed else []
+
+    def _advise(self, now: float) -> list[Instruction]:
+        text, present = self.advice, self._present
+        if not text:
+            return []
+        if self._advised is not None:
+            at, before, curve = self._advised
+            recent = now - at < ADVICE_SECONDS or not self._curve.differs(curve, present, MATERIAL_CHANGE)
+            if recent and before == present:
+                return []
+        self._advised = now, present, self._curve
+        return [Record("advice", {"text": text, "curve": self._curve.published(present)})]

@@ -1,0 +1,303 @@
+"""What a pod says of itself: whether it waits, runs or has ended, and why.
+
+The condition `DisruptionTarget` says who ended a pod. Where it is missing, the pod's reason and what its node last told do.
+No event is asked for a cause: events come late, or not at all. The first line that fits decides:
+
+| what is seen | the cause |
+| --- | --- |
+| the container was `OOMKilled` | out of memory |
+| `TerminationTarget`, by Kueue | as its reason says, with Kueue's own text, which has its preemptor's number |
+| `DisruptionTarget` | as its reason says |
+| the pod's own `reason`: Preempting; Evicted, a node that shuts down or refused it; NodeLost | preempted; evicted; node lost |
+| it was deleted, not ready, and the node never told of its end | node lost |
+| it was deleted by us; by somebody else | killed; deleted |
+| anything else | as its exit code says |
+
+A Job starts another master whatever became of the last one, as it may have been lost with its node. One that starts looks
+at its predecessors, and ends a job whose masters crash again and again (`crash_loop`). The Job's controller waits longer
+after each pod that failed, and counts those that were lost, too. It counts no pod without its finalizer (`TRACKING`). So a
+master takes the finalizer off its own pod, unless the one before it crashed, and puts it back when the job is over.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from elasticdl.common.reason import flat
+from elasticdl.kube.job_objects import image_trouble
+from elasticdl.kube.names import CONTAINER
+from elasticdl.master.core.events import ExitCause
+from elasticdl.places.worker_process import judge_exit
+
+Object = Mapping[str, Any]
+
+MOST_CRASHES = 5
+# A master that ran for longer than this was able to work; the next one starts the count anew.
+SOON_SECONDS = 600.0
+TRACKING = "batch.kubernetes.io/job-tracking"
+_NO_CODE = -int(signal.SIGKILL)  # for one of which nobody saw the end
+_DISRUPTIONS = {
+    "PreemptionByScheduler": ExitCause.PREEMPTED,
+    "PreemptionByKubeScheduler": ExitCause.PREEMPTED,  # its name in the first releases
+    "EvictionByEvictionAPI": ExitCause.EVICTED,
+    "TerminationByKubelet": ExitCause.EVICTED,
+    "DeletionByPodGC": ExitCause.NODE_LOST,
+}
+_TAINT = "DeletionByTaintManager"
+_REASONS = {
+    "Preempting": ExitCause.PREEMPTED,  # in favour of a pod that the node itself can't do without
+    "Evicted": ExitCause.EVICTED,
+    "NodeLost": ExitCause.NODE_LOST,
+    "NodeShutdown": ExitCause.EVICTED,
+    "Terminated": ExitCause.EVICTED,
+    "UnexpectedAdmissionError": ExitCause.EVICTED,
+    "NodeAffinity": ExitCause.EVICTED,
+    "NodePorts": ExitCause.EVICTED,
+}
+_OUT_OF = "OutOf"  # ... something, of which another pod took the last just before
+# Kueue sets it before it deletes a pod. Its other reasons are evictions: a queue that is stopped, pods that are not ready in time,
+# a workload that is gone. Older
+# releases say WorkloadEvicted only, and the text says the rest.
+_KUEUE = "TerminationTarget"
+_KUEUE_PREEMPTS = ("WorkloadEvictedDueToPreempted", "Preempted")
+_KUEUE_SAYS = "Preempted to accommodate"
+# So begin the reasons of a pod that waits for nothing in particular.
+ON_ITS_WAY = ("the scheduler has not looked at it yet", "it is being started on ")
+_IN_QUEUE = "it waits in its queue"
+# So Volcano describes the group. The counts change with each of its pods, which is no news of the others.
+_VOLCANO_WAITS = re.compile(r"pod group is (?:not )?ready, .*?(?:\. Origin reason is[^:]*: (?P<why>.*))?$")
+_DEFAULT_SCHEDULER = "default-scheduler"
+_QUIET = ("ContainerCreating", "PodInitializing")
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """It does not run yet. ``image``: for one that can't be pulled, or started; ``lasting``: until a person mends it.
+    ``node``: on which it has its place; empty if it waits for one."""
+
+    reason: str
+    image: bool = False
+    lasting: bool = False
+    node: str = ""
+
+    @property
+    def on_its_way(self) -> bool:
+        """It waits for nothing in particular."""
+        return self.reason.startswith(ON_ITS_WAY)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    cause: ExitCause
+    code: int
+    detail: str
+    output: str = ""
+
+
+Verdict = Waiting | Running | Ended
+
+
+def judge(pod: Object, *, told: bool, warning: str = "") -> Verdict:
+    """What a pod that is there says. ``told``: it is us who had it ended. ``warning``: why it can't be started, as its node says."""
+    main, phase = _main_status(pod), _status(pod).get("phase")
+    # With further containers in it a pod is not over before those are, which may be never.
+    alone = len(pod["spec"].get("containers") or ()) < 2
+    if phase in ("Succeeded", "Failed") or ("terminated" in main and not alone):
+        return judge_end(pod, told=told, gone=False)
+    if "running" in main:
+        return Running(str(pod["spec"].get("nodeName") or ""))
+    return _judge_wait(pod, warning)
+
+
+def doubt(pod: Object) -> str:
+    """Why nobody should be started in it, though it runs; empty if there is no reason."""
+    if _deleted(pod):
+        return "its pod is being deleted"
+    return f"{_node(pod)} does not answer" if _silent(pod) else ""
+
+
+def log_of(pod: Object) -> str:
+    """The command that shows it."""
+    metadata = pod["metadata"]
+    return f"kubectl logs -n {metadata.get('namespace', 'default')} {metadata['name']}"
+
+
+def judge_end(pod: Object, *, told: bool, gone: bool) -> Ended:
+    """Why a pod is over. ``gone``: its object is not there any more, and this is the last that was seen of it."""
+    end = _main_status(pod).get("terminated")
+    code = _NO_CODE if end is None else int(end.get("exitCode", 1))
+    output = str((end or {}).get("message") or "") if code > 0 else ""
+    if (end or {}).get("reason") == "OOMKilled":
+        return Ended(ExitCause.OUT_OF_MEMORY, code, _memory(pod), output)
+    if found := _disruption(pod, end is None):
+        return Ended(found[0], code, found[1])
+    if gone or _deleted(pod):
+        if end is None and _silent(pod):
+            return Ended(ExitCause.NODE_LOST, code, f"{_node(pod)} does not answer")
+        if told:
+            return Ended(ExitCause.KILLED, code, "as told" if _scheduled(pod) else "it had no place yet")
+        return Ended(ExitCause.DELETED, code, f"somebody deleted pod {pod['metadata']['name']}")
+    if end is None:
+        return Ended(ExitCause.CRASHED, 1, flat(_status(pod).get("message") or "its pod has failed"))
+    return _by_code(pod, end, code, output)
+
+
+def crash_loop(crashes: Sequence[Object]) -> str:
+    """Why no other master should be started after these; empty if one should."""
+    if len(crashes) < MOST_CRASHES:
+        return ""
+    verdict = judge_end(crashes[0], told=False, gone=False)
+    said = verdict.output.strip().splitlines()[-1:]
+    return f"its master crashed {len(crashes)} times in a row: {', '.join([*said, verdict.detail])}"
+
+
+def last_crashes(pods: Iterable[Object], job_uid: str) -> list[Object]:
+    """The masters of this job that crashed in a row, the last first. ``pods``: those of masters, also of other jobs."""
+    ours = (pod for pod in pods if any(o["uid"] == job_uid for o in pod["metadata"].get("ownerReferences") or ()))
+    ended = sorted(filter(_end, ours), key=_finished, reverse=True)
+    return list(itertools.takewhile(_crashed_soon, ended))
+
+
+def counting(pod: Object, *, counted: bool) -> dict[str, Any]:
+    """The change of a pod by which its Job counts its end, or does not. It fails if the pod has changed meanwhile."""
+    metadata = pod["metadata"]
+    others = [each for each in metadata.get("finalizers") or () if each != TRACKING]
+    kept = [*others, *([TRACKING] if counted else [])]
+    return {"metadata": {"resourceVersion": metadata["resourceVersion"], "finalizers": kept}}
+
+
+def _crashed_soon(pod: Object) -> bool:
+    cause = judge_end(pod, told=False, gone=False).cause
+    seconds = (_finished(pod) - datetime.fromisoformat(_end(pod)["startedAt"])).total_seconds()
+    return cause in (ExitCause.CRASHED, ExitCause.OUT_OF_MEMORY) and seconds < SOON_SECONDS
+
+
+def _end(pod: Object) -> Object:
+    """How its container ended; empty if it has not, or nobody saw it."""
+    end: Object = _main_status(pod).get("terminated") or {}
+    return end if end.get("startedAt") and end.get("finishedAt") else {}
+
+
+def _finished(pod: Object) -> datetime:
+    return datetime.fromisoformat(_end(pod)["finishedAt"])
+
+
+def _silent(pod: Object) -> bool:
+    """It runs, for all that is known, and is not ready: nobody can reach its node to ask."""
+    return _condition(pod, "Ready").get("status") == "False" and "running" in _main_status(pod)
+
+
+def _disruption(pod: Object, unseen: bool) -> tuple[ExitCause, str] | None:
+    """Who took the pod's place away; ``unseen``: no node has told of its end."""
+    if kueue := _kueue(pod):
+        return kueue
+    condition, status = _condition(pod, "DisruptionTarget"), _status(pod)
+    if condition.get("status") == "True":
+        reason = str(condition.get("reason"))
+        cause = _DISRUPTIONS.get(reason, ExitCause.EVICTED)
+        if reason == _TAINT and unseen:
+            cause = ExitCause.NODE_LOST
+        return cause, flat(condition.get("message") or reason)
+    reason = str(status.get("reason") or "")
+    if reason in _REASONS or reason.startswith(_OUT_OF):
+        return _REASONS.get(reason, ExitCause.EVICTED), flat(status.get("message") or reason)
+    return None
+
+
+def _kueue(pod: Object) -> tuple[ExitCause, str] | None:
+    """Why Kueue has deleted the pod; None if it has not."""
+    condition = _condition(pod, _KUEUE)
+    if condition.get("status") != "True":
+        return None
+    reason, text = str(condition.get("reason")), flat(condition.get("message") or "")
+    preempted = reason in _KUEUE_PREEMPTS or text.startswith(_KUEUE_SAYS)
+    return ExitCause.PREEMPTED if preempted else ExitCause.EVICTED, f"Kueue: {text or reason}"
+
+
+def _by_code(pod: Object, end: Object, code: int, output: str) -> Ended:
+    cause, detail = judge_exit(code, output)
+    if cause is ExitCause.CRASHED:
+        if end.get("reason") in ("ContainerCannotRun", "StartError"):
+            return Ended(cause, code, f"can't start it: {flat(output)}")
+        detail += f"; its log: {log_of(pod)}"
+    return Ended(cause, code, detail, output)
+
+
+def _judge_wait(pod: Object, warning: str) -> Waiting:
+    scheduled = _condition(pod, "PodScheduled")
+    if not _scheduled(pod):
+        return Waiting(_unplaced(pod, scheduled))
+    status, node = _status(pod), str(pod["spec"]["nodeName"])
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason, message = str(waiting.get("reason", "")), flat(waiting.get("message") or "")
+        if trouble := image_trouble(waiting):
+            return Waiting(trouble.reason, image=True, lasting=trouble.lasting, node=node)
+        if reason and reason not in _QUIET:
+            return Waiting(f"its container can't be started on {_node(pod)}: {message or reason}", node=node)
+    if warning:
+        return Waiting(f"it can't be started on {_node(pod)}: {warning}", node=node)
+    return Waiting(ON_ITS_WAY[1] + _node(pod), node=node)
+
+
+def _unplaced(pod: Object, scheduled: Object) -> str:
+    """Why it has no node yet."""
+    message = flat(scheduled.get("message") or "")
+    if scheduled.get("reason") == "SchedulingGated":
+        return _IN_QUEUE
+    if of_group := _VOLCANO_WAITS.match(message):
+        return f"{_IN_QUEUE}: {of_group['why']}" if of_group["why"] else _IN_QUEUE
+    if message:
+        return message
+    scheduler = pod["spec"].get("schedulerName") or _DEFAULT_SCHEDULER
+    # Volcano never looks at a pod of a queue that is not there, and says nothing.
+    return ON_ITS_WAY[0] if scheduler == _DEFAULT_SCHEDULER else f"the scheduler {scheduler} has not looked at it yet"
+
+
+def _main_status(pod: Object) -> Object:
+    """The state of the container that is the worker; empty if nothing is known of it."""
+    for container in _status(pod).get("containerStatuses") or ():
+        if container.get("name") == CONTAINER:
+            state = container.get("state") or {}
+            return {key: value for key, value in state.items() if value is not None}
+    return {}
+
+
+def _condition(pod: Object, kind: str) -> Object:
+    return next((each for each in _status(pod).get("conditions") or () if each.get("type") == kind), {})
+
+
+def _status(pod: Object) -> Object:
+    status: Object = pod.get("status") or {}
+    return status
+
+
+def _scheduled(pod: Object) -> bool:
+    return bool(pod["spec"].get("nodeName"))
+
+
+def _deleted(pod: Object) -> bool:
+    return bool(pod["metadata"].get("deletionTimestamp"))
+
+
+def _node(pod: Object) -> str:
+    return f"node {pod['spec'].get('nodeName', '?')}"
+
+
+def _memory(pod: Object) -> str:
+    for container in pod["spec"].get("containers") or ():
+        limit = ((container.get("resources") or {}).get("limits") or {}).get("memory")
+        if container.get("name") == CONTAINER and limit:
+            return f"it took more memory than its limit of {limit}"
+    return "its node was out of memory"

@@ -1,0 +1,435 @@
+"""Places on a Kubernetes cluster: each is a pod, in which an agent (`elasticdl.places.agent`) runs workers.
+
+`PodPlaces` keeps the contract of `elasticdl.places.base.Places`. Where a cluster makes it mean something of its own:
+
+- A place is READY when its pod's container runs. Until then it is WAITING, for whatever reason.
+- `give_back` deletes the pod with its grace period, or with a second's: what runs is still ended by its node, and the
+  device is free before the next one gets it. Only when a pod is still there after `FORCE_SECONDS`, because its node is lost,
+  it is taken off the books by force; whether the process has ended then nobody can tell.
+- A pod is asked for until the cluster takes it. Pods are asked for one after another, in one task. What the cluster takes
+  only later (a quota) is a reason to wait, for all pods behind one back-off; what it will never take is `LauncherFailed`.
+- A pod that has a node and does not run says why by its containers. What it does not say (a volume that is not there) has its
+  node told in an event: of pods that wait for half a minute this is asked.
+- Of the pods that are over the newest are left for their logs, and go with the job; the others are removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine
+from collections.abc import Set as AbstractSet
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from elasticdl.common.backoff import Backoff
+from elasticdl.common.errors import UnreachableError
+from elasticdl.common.retry import retry, until
+from elasticdl.kube.client import ABSENT, CONFLICT, INVALID, ApiError
+from elasticdl.kube.names import without_name
+from elasticdl.kube.object_watch import Listing, Watch
+from elasticdl.master.core.events import ExitCause, LauncherFailed
+from elasticdl.places.base import Place, PlaceChanged, PlaceReport, PlaceState
+from elasticdl.places.ledger import Ledger, Reports
+from elasticdl.places.worker_pods import Manifest, WorkerPodApi, WorkerPods, is_wrong, number_of
+
+# Pods that are over, and nobody needs any more: the newest are kept for their logs.
+
+
+KEPT = 3
+
+
+class Leftovers:
+    """Reads no clock: whoever asks says what time it is. ``seconds``: so long each is kept, as all are at the end of a job."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._over: dict[int, float] = {}  # since when, in that order
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._over
+
+    def add(self, number: int, now: float) -> None:
+        """Its pod is over, and that was reported."""
+        self._over.setdefault(number, now)
+
+    def take(self, now: float) -> list[int]:
+        """The numbers of pods that are to be removed; they are not named again."""
+        older = list(self._over)[:-KEPT]
+        due = [number for number in older if now - self._over[number] >= self._seconds]
+        for number in due:
+            del self._over[number]
+        return due
+
+    def next(self, now: float) -> float | None:
+        """Seconds until there are some to be taken; None if there are none."""
+        older = list(self._over.values())[:-KEPT]
+        return max(0.0, older[0] + self._seconds - now) if older else None
+
+
+# Of those that delete, read and remove pods.
+REQUESTS_AT_ONCE = 8
+POLL_SECONDS = 0.1
+# Of pods that do not start; they mostly wait for the same.
+EXPLAINED_AT_ONCE = 5
+KILL_GRACE = 1
+FORCE_SECONDS = 15.0
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class PodTimeouts:
+    """Times in seconds."""
+
+    image: float = 300.0  # for an image to be pulled, while no pod has ever run
+    explain: float = 30.0  # for a pod that has a node to run, before its node is asked why it does not
+    force: float = FORCE_SECONDS  # for a node to end a pod that is killed
+    leave: float = 10.0  # for agents that were told to leave: the logs of their pods stay then
+    close: float = 60.0
+    start: float = 60.0  # for the first list
+    first_retry: float = 0.5
+    over: float = 60.0  # for pods that are over to be kept, however many there are
+    longest_retry: float = 8.0  # so long may a job be blind after the API server is back
+
+
+class PodPlaces:
+    def __init__(
+        self,
+        api: WorkerPodApi,
+        pods: WorkerPods,
+        report: PlaceReport,
+        timeouts: PodTimeouts,
+        rng: random.Random,
+        first_number: int = 0,
+    ) -> None:
+        """``first_number``: of the pods that are asked for, if none of those that are there has a higher one."""
+        self._api = api
+        self._pods = pods
+        self._report = report
+        self._timeouts = timeouts
+        self._backoff = partial(Backoff, rng, timeouts.first_retry, timeouts.longest_retry)
+        self._ledger = Ledger(pods.name, first_number)
+        self._changed = asyncio.Event()  # what the ledger says
+        self._threads = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="kubernetes")
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._parting: set[asyncio.Task[Any]] = set()  # of these: pods are deleted that only other containers keep
+        soon = partial(_soon, asyncio.get_running_loop())
+        listed, changed = partial(soon, self.pods_listed), partial(soon, self.pod_changed)
+        self._watch = Watch(api.pods, listed, changed, self._backoff())
+        self._leftovers = Leftovers(timeouts.over)
+        self._removal: asyncio.TimerHandle | None = None
+        self._orders: dict[int, Manifest] = {}  # the pods that are yet to be made, in this order
+        self._doubtful: set[int] = set()  # of these: a request had no answer, so the pod may be there
+        self._asking: int | None = None  # for which of these a request is under way
+        self._creator: asyncio.Task[None] | None = None  # while there are orders
+        self._image_timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    # ---- the port ----
+
+    async def found(self) -> tuple[Place, ...]:
+        ask = partial(self._call, self._api.pods.list)
+        listing = await self._start(retry(ask, "list the workers' pods", self._backoff(), self._timeouts.start))
+        found = tuple(self._ledger.adopt(pod) for pod in listing.items if self._pods.owns(pod))
+        # What becomes of them is reported only after the caller knows that they were found.
+        asyncio.get_running_loop().call_soon(self._begin, listing)
+        return found
+
+    def want(self, most: int, avoid: AbstractSet[str]) -> None:
+        if self._closed:
+            return
+        waiting, ready = (self._ledger.wanted(state) for state in (PlaceState.WAITING, PlaceState.READY))
+        missing = most - len(waiting) - len(ready)
+        for number in sorted(waiting, reverse=True)[:-missing] if missing < 0 else ():
+            self._end(number, KILL_GRACE)
+        for _ in range(self._pods.may_ask(missing, len(self._ledger))):
+            number, index = self._ledger.ask()
+            self._orders[number] = self._pods.manifest(number, index, avoid)
+            self._report(PlaceChanged(self._ledger.place(number)))
+        if self._orders and self._creator is None:
+            self._creator = self._start(self._create())
+
+    def give_back(self, place_id: str, *, at_once: bool) -> None:
+        number = self._number(place_id)
+        if number is not None:
+            self._end(number, KILL_GRACE if at_once else None)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for number in self._ledger.numbers:
+            self._ledger.tell(number)
+        for number in list(self._orders):
+            self._give_up(number)
+        if self._pods.is_group:
+            ask = partial(self._call, self._api.end_group)
+            with contextlib.suppress(UnreachableError):
+                await self._start(retry(ask, "end the gang", self._backoff(), self._timeouts.leave))
+        await until(lambda: not self._ledger.runs(), self._changed, self._timeouts.leave)
+        if self._ledger.numbers:
+            self._start(self._delete_all())
+        await until(lambda: not self._ledger.numbers, self._changed, self._timeouts.close)
+        if self._parting:
+            await asyncio.wait(self._parting, timeout=self._timeouts.close)
+        if left := self._ledger.numbers:
+            _log.error("the pods %s could not be deleted: they go with the job", ", ".join(map(self._pods.name, left)))
+        await self.detach()
+
+    async def detach(self) -> None:
+        """Let the pods be: another master takes them over. None is asked for afterwards."""
+        self._closed = True
+        for timer in (self._image_timer, self._removal):
+            if timer:
+                timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        self._watch.stop()
+        # A request that is under way is waited for, and has its own time limit.
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self._watch.join)
+        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+
+    # ---- its own work ----
+
+    def _begin(self, listing: Listing) -> None:
+        if not self._closed:
+            self._watch.start(listing)
+            self.pods_listed(listing.items)
+            self._start(self._explain())
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task that ends with this."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        self._parting.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, UnreachableError):  # else the pod would be waited for, for ever
+            _log.error("pods are looked after no longer", exc_info=error)
+            self._report(LauncherFailed(f"pods are looked after no longer: {type(error).__name__}: {error}"))
+
+    async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Do what blocks."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+    async def _delete_all(self) -> None:
+        """By force, if pods do not go in time. Not behind the requests that wait for the launcher's own threads."""
+        deadline = time.monotonic() + self._timeouts.force
+        while self._ledger.numbers:
+            grace = KILL_GRACE if time.monotonic() < deadline else 0
+            await retry(partial(asyncio.to_thread, self._api.delete_all, grace), "delete pods", self._backoff())
+            await asyncio.sleep(self._timeouts.force)
+
+    # ---- pods come and go ----
+
+    async def _create(self) -> None:
+        """Make the pods that are ordered, one after another, until there are none."""
+        refusals, conflicts = self._backoff(), self._backoff()
+        in_conflict: set[int] = set()  # since a pod was made: those whose names other pods still have
+        while self._orders:
+            number, manifest = next(iter(self._orders.items()))
+            delay, self._asking = 0.0, number
+            try:
+                pod = await self._request(manifest)
+            except ApiError as failure:
+                self._asking = None
+                if failure.uncertain:
+                    self._doubtful.add(number)
+                if is_wrong(failure):
+                    self._report(LauncherFailed(f"the cluster refuses the pods of the workers: {failure}"))
+                    self._orders.pop(number, None)
+                    self._look(number, self._ledger.never(number, ExitCause.CRASHED, str(failure)))
+                    continue
+                why = f"the cluster does not take its pod: {without_name(str(failure))}"
+                if failure.status == CONFLICT:  # the next pod need not wait for this one
+                    in_conflict.add(number)
+                    self._look(number, self._ledger.refused(number, why))
+                    if number in self._orders:
+                        self._orders[number] = self._orders.pop(number)
+                    delay = conflicts.delay() if in_conflict.issuperset(self._orders) else 0.0
+                else:
+                    for waiting in list(self._orders):
+                        self._look(waiting, self._ledger.refused(waiting, why))
+                    delay = refusals.delay(failure.retry_after)
+                if number not in self._orders:
+                    self._give_up(number)
+                await asyncio.sleep(delay)
+            else:
+                self._asking = None
+                for backoff in (refusals, conflicts):
+                    backoff.reset()
+                in_conflict.clear()
+                self._made(number, pod)
+        self._creator = None
+
+    def _made(self, number: int, pod: Manifest) -> None:
+        wanted = self._orders.pop(number, None) is not None
+        self._doubtful.discard(number)
+        self._look(number, self._ledger.created(pod))
+        # It may have been seen to go before the answer to the request for it has come.
+        if not (wanted and (number in self._ledger or number in self._leftovers)):
+            self._start(self._delete(number, KILL_GRACE))
+
+    def _give_up(self, number: int) -> None:
+        """A pod is wanted no more, and for all that is known it was not made. Of one for which a request is under way this is said
+        after the answer."""
+        self._orders.pop(number, None)
+        if number == self._asking:
+            return
+        if number in self._doubtful:
+            self._doubtful.discard(number)
+            self._start(self._delete(number, KILL_GRACE))
+        else:
+            self._look(number, self._ledger.never(number, ExitCause.KILLED, "it had no place yet"))
+
+    async def _explain(self) -> None:
+        """Have the nodes of pods that do not start say why."""
+        waited: set[int] = set()
+        while True:
+            await asyncio.sleep(self._timeouts.explain)
+            starting = self._ledger.starting()
+            for number in sorted(waited & starting.keys())[:EXPLAINED_AT_ONCE]:
+                try:
+                    warning = await self._call(self._api.warning, self._pods.name(number), starting[number])
+                except ApiError as failure:
+                    _log.info("why %s does not start is not known: %s", self._pods.name(number), failure)
+                else:
+                    self._look(number, self._ledger.warned(number, warning))
+            waited = set(starting)
+
+    async def _request(self, manifest: Manifest) -> Manifest:
+        """The pod, be it new or made by a request of which the answer was lost."""
+        name = manifest["metadata"]["name"]
+        try:
+            pod = await self._call(self._api.create, manifest)
+        except ApiError as failure:
+            if failure.status != CONFLICT:
+                raise
+            pod = await self._call(self._api.read, name)
+            if not self._pods.owns(pod):
+                raise ApiError(CONFLICT, f"there still is a pod {name} of another job") from failure
+        if not self._pods.owns(pod):  # nobody would see what becomes of it
+            raise ApiError(INVALID, f"something in the cluster takes labels or owners from pod {name}")
+        return pod
+
+    def _end(self, number: int, grace: int | None) -> None:
+        if not self._ledger.tell(number):
+            return
+        if number in self._orders:
+            self._give_up(number)
+        elif number != self._asking:
+            self._start(self._delete(number, grace))
+
+    async def _delete(self, number: int, grace: int | None) -> None:
+        """Until the cluster has heard of it; one that is killed until it is gone."""
+        while await self._ask(number, self._api.delete, grace):
+            if not grace:
+                return
+            await asyncio.sleep(self._timeouts.force)
+            if number not in self._ledger:
+                return
+            grace = 0
+        self._look(number, self._ledger.gone(number))
+
+    async def _check(self, number: int) -> None:
+        """It was not in the list of all pods: is it gone, or had it not yet come?"""
+        pod = await self._ask(number, self._api.read)
+        self._look(number, self._ledger.seen(pod) if pod else self._ledger.gone(number))
+
+    def _number(self, name: str) -> int | None:
+        """Of the pod with this name; None if it can't be one of ours."""
+        number = name.rpartition("-")[2]
+        return int(number) if number.isdecimal() and name == self._pods.name(int(number)) else None
+
+    async def _ask(self, number: int, request: Callable[..., T], *arguments: object) -> T | None:
+        """Ask about a pod until there is an answer; None if there is no such pod."""
+        name = self._pods.name(number)
+
+        async def attempt() -> T | None:
+            try:
+                return await self._call(request, name, *arguments)
+            except ApiError as failure:
+                if failure.status != ABSENT:
+                    raise
+                return None
+
+        return await retry(
+            attempt, name, self._backoff(), failed=lambda failure: _log.info("asking again for %s: %s", name, failure)
+        )
+
+    # ---- what the watches tell, on the event loop ----
+
+    def pods_listed(self, pods: tuple[Manifest, ...]) -> None:
+        ours = [pod for pod in pods if self._pods.owns(pod)]
+        for pod in ours:
+            self.pod_changed("MODIFIED", pod)
+        for number in self._ledger.missing(ours):
+            self._start(self._check(number))
+
+    def pod_changed(self, kind: str, pod: Manifest) -> None:
+        if not self._pods.owns(pod):
+            return
+        number = number_of(pod)
+        if kind == "DELETED":
+            self._look(number, self._ledger.gone(number, pod))
+            return
+        over = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+        if not (over or self._ledger.known(number)):  # asked for by a master that is gone, and made late
+            self._report(PlaceChanged(self._ledger.adopt(pod)))
+        self._look(number, self._ledger.seen(pod))
+        # It was given up; or only a container beside the agent's still runs.
+        if not (over or number in self._ledger or pod["metadata"].get("deletionTimestamp")):
+            self._parting.add(self._start(self._ask(number, self._api.delete, KILL_GRACE)))
+
+    def _look(self, number: int, reports: Reports) -> None:
+        """Pass reports on, and see what else follows from the state that led to them."""
+        for report in reports:
+            self._report(report)
+        loop = asyncio.get_running_loop()
+        for left in self._ledger.take_left():
+            self._leftovers.add(left, loop.time())
+        self._plan_removal()
+        trouble = self._ledger.image_trouble
+        if trouble and trouble.lasting:
+            self._report(LauncherFailed(f"no worker can be started: {trouble.reason}"))
+        elif trouble and self._image_timer is None:
+            self._image_timer = loop.call_later(self._timeouts.image, self._give_up_image)
+        elif self._image_timer and not trouble:
+            self._image_timer.cancel()
+            self._image_timer = None
+        self._changed.set()
+
+    def _plan_removal(self) -> None:
+        """Of pods that are over, when the first of them need not be kept any more."""
+        loop = asyncio.get_running_loop()
+        if self._removal is None and not self._closed and (wait := self._leftovers.next(loop.time())) is not None:
+            self._removal = loop.call_later(max(wait, POLL_SECONDS), self._remove)
+
+    def _remove(self) -> None:
+        self._removal = None
+        if numbers := self._leftovers.take(asyncio.get_running_loop().time()):
+            ask = partial(self._call, self._api.remove, numbers)
+            self._start(retry(ask, "remove pods that are over", self._backoff()))
+        self._plan_removal()
+
+    def _give_up_image(self) -> None:
+        if trouble := self._ledger.image_trouble:
+            seconds = f"{self._timeouts.image:g} s"
+            self._report(LauncherFailed(f"no worker could be started within {seconds}: {trouble.reason}"))
+
+
+def _soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any) -> None:
+    """From a watch's thread."""
+    with contextlib.suppress(RuntimeError):  # the event loop is over
+        loop.call_soon_threadsafe(callback, *arguments)

@@ -1,0 +1,100 @@
+"""docs/walks.md, whose lists a traced job writes: which files act, from an event to its end, in the order in which they come in.
+
+With ELASTICDL_WRITE_WALKS=1 the lists are written into the document; without it they must be those that are there.
+"""
+
+import ast
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from running_job import REPOSITORY, run_cli, start
+from test_cli_commands import FOREVER, SIMULATED
+
+DOCUMENT = REPOSITORY / "docs" / "walks.md"
+TRACED = str(Path(__file__).with_name("traced"))
+# The walk of a name is the list of the document that follows this comment.
+MARK = "<!-- walk: {} -->"
+# What a reader of a walk need not open: values and their names, ways to say something, and the protocol.
+VALUES = {
+    *("common/backoff.py", "common/credentials.py", "common/front_ends.py", "common/reason.py", "job/jobdir.py"),
+    *("job/messages.py", "job/quantities.py", "job/spec.py", "master/core/events.py", "master/core/values.py"),
+    *("master/core/worker_record.py", "proto/elasticdl_pb2_grpc.py"),
+}
+# What records, shows, or looks at the job with each tick and finds nothing here.
+LISTENERS = {
+    *("cli/course.py", "cli/folder_job.py", "cli/job_handle.py", "cli/printed.py", "cli/screens.py", "cli/signals.py"),
+    *("job/facts.py", "job/history.py", "job/journal.py", "master/core/rule.py", "master/core/slowness.py"),
+    *("master/core/watching.py", "master/shell/journal_file.py", "master/shell/observers.py"),
+}
+# So many files may act. Somebody has to read them.
+MOST = {"death": 13, "start": 20, "status": 15}
+
+
+@pytest.fixture(scope="module")
+def walks(tmp_path_factory):
+    """The files that act in each walk."""
+    folder = tmp_path_factory.mktemp("walks")
+    traced = {"ELASTICDL_TRACE": str(folder / "job"), "PYTHONPATH": TRACED}
+    typed = time.time()
+    with start(folder, "run", "--num_workers", "2", "--", *SIMULATED, FOREVER, **traced) as job:
+        first = job.wait_for_world(size=2)
+        killed = time.time()
+        job.signal(first["members"][1], signal.SIGKILL)
+        job.wait_for("a replacement", lambda: 2 in job.entries("world_formed")[-1]["members"])
+        replaced = job.entries("world_formed")[-1]
+        run_cli(folder, "status", "job", env={**traced, "ELASTICDL_TRACE": str(folder / "status")})
+        pid = job.process.pid
+    of_job = calls(folder / f"job.{pid}")
+    return {
+        "death": acting(path for at, path, _ in of_job if killed <= at <= replaced["time"]),
+        "start": acting(path for at, path, _ in of_job if typed <= at <= first["time"]),
+        "status": acting(
+            [
+                *(path for each in folder.glob("status.*") for _, path, _ in calls(each)),
+                *(path for _, path, call in of_job if call == "Status"),
+            ],
+            listeners={"cli/signals.py", "job/journal.py"},
+        ),
+    }
+
+
+def calls(trace):
+    """Time, file and call of the protocol of each line."""
+    lines = (line.split(" ") for line in trace.read_text().splitlines())
+    return [(float(at), path, call) for at, path, call in lines]
+
+
+def acting(walked, listeners=LISTENERS):
+    return [path for path in dict.fromkeys(walked) if path not in VALUES | listeners]
+
+
+def said(path):
+    """The first sentence of a file's docstring."""
+    text = ast.get_docstring(ast.parse((REPOSITORY / "elasticdl" / path).read_text())) or ""
+    return re.split(r"(?<=\w)[.:](?:\s|$)", " ".join(text.split("\n\n")[0].split()), maxsplit=1)[0].rstrip(".")
+
+
+def listed(walk):
+    """The list of a walk in the document, and where it is."""
+    text = DOCUMENT.read_text()
+    found = re.search(re.escape(MARK.format(walk)) + r"\n```text\n(.*?)```", text, re.DOTALL)
+    assert found, f"{DOCUMENT} has no {MARK.format(walk)}"
+    return found
+
+
+@pytest.mark.parametrize("walk", MOST)
+def test_a_walk_has_few_files_and_the_document_names_them(walks, walk):
+    print(f"{walk}: {len(walks[walk])} files\n", *walks[walk], sep="\n")
+    found = listed(walk)
+    if os.environ.get("ELASTICDL_WRITE_WALKS"):
+        width = max(map(len, walks[walk])) + 2
+        lines = "".join(f"{path:{width}}{said(path)}\n" for path in walks[walk])
+        text = DOCUMENT.read_text()
+        DOCUMENT.write_text(text[: found.start(1)] + lines + text[found.end(1) :])
+        found = listed(walk)
+    assert {line.split()[0] for line in found[1].splitlines()} == set(walks[walk])
+    assert len(walks[walk]) <= MOST[walk]
