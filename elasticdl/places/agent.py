@@ -21,13 +21,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import grpc
 
+from elasticdl.common.background import Background
 from elasticdl.common.channel import metadata, open_aio_channel, own_address
 from elasticdl.common.credentials import HOST, LOGS, MASTER, NODE, PLACE, STACKS, WORKER_ID, WorkerEnvironment
 from elasticdl.common.errors import UnreachableError, UserError
@@ -199,7 +200,7 @@ class Agent:
         self._memory_kills = MemoryKills()
         self._untold: dict[int, pb.Ended] = {}
         self._leaving = ""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background("workers are looked after", self._fail)
         self.exit_code = 0
         self.over = asyncio.Event()
 
@@ -222,7 +223,7 @@ class Agent:
                 self._end_if_over()
             case "read_stacks":
                 if run := self._runs.get(order.read_stacks.worker_id):
-                    self._track(self._tell_stacks(run))
+                    self._background.start(self._tell_stacks(run))
             case "leave":
                 self.leave("the master gives the place back", 0, grace=0)
 
@@ -241,8 +242,7 @@ class Agent:
 
     async def close(self) -> None:
         """Until nothing of a worker is left, which may take as long as that is given."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._background.wait()
 
     def _end_if_over(self) -> None:
         if not self._leaving or self._runs:
@@ -265,12 +265,13 @@ class Agent:
             run = self._runs[worker_id] = WorkerRun(worker_id, output)
             if not self._spawner.done():
                 _log.info("worker %d starts when what it needs is imported", worker_id)
-            self._track(self._live(run, {**self._environment, **order.environment}))
+            self._background.start(self._live(run, {**self._environment, **order.environment}))
 
-    def _track(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _fail(self, why: str) -> None:
+        """The place is given up: its worker's end could not be told."""
+        self.exit_code = 1
+        self.end_workers(0)
+        self.over.set()
 
     async def _live(self, run: WorkerRun, environment: Mapping[str, str]) -> None:
         async with self._turn:

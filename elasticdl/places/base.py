@@ -154,8 +154,10 @@ class PlaceEnding:
     reason: str
 
 
-# `WorkerPending`: a place is there, and what starts workers in it is not ready yet.
-StarterReport = Callable[[WorkerPending | WorkerPlaced | WorkerExited | StacksFound | PlaceEnding], None]
+# `WorkerPending`: a place is there, and what starts workers in it is not ready yet. `LauncherFailed`: no worker can be looked after.
+StarterReport = Callable[
+    [WorkerPending | WorkerPlaced | WorkerExited | StacksFound | PlaceEnding | LauncherFailed], None
+]
 
 
 class Starter(Protocol):

@@ -15,15 +15,16 @@ import re
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 from urllib.parse import quote
 
+from elasticdl.common.background import Background
 from elasticdl.common.credentials import SHARED_GPU
-from elasticdl.master.core.events import ExitCause, StacksFound, WorkerExited, WorkerPlaced
+from elasticdl.master.core.events import ExitCause, LauncherFailed, StacksFound, WorkerExited, WorkerPlaced
 from elasticdl.places.base import FoundInPlace, Place, PlaceChanged, PlaceLost, PlaceReport, PlaceState, StarterReport
 from elasticdl.places.launcher import Seconds
 from elasticdl.places.worker_process import InFile, MemoryKills, Spawner, WorkerRun, judge_end, look_at, what_failed
@@ -234,7 +235,7 @@ class LocalStarter:
         self._runs: dict[int, WorkerRun] = {}
         self._places: dict[str, int] = {}  # the worker that was started there last
         self._silent: set[int] = set()  # workers whose place is gone
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._background = Background("workers are looked after", lambda why: report(LauncherFailed(why)))
         self._memory_kills = MemoryKills()
         self._closed = False
 
@@ -248,7 +249,7 @@ class LocalStarter:
         run = self._runs[worker_id] = WorkerRun(worker_id, InFile(self._command.log(worker_id), out))
         if self._closed:
             run.end(0)
-        self._track(self._run(run, place))
+        self._background.start(self._run(run, place))
 
     def end(self, worker_id: int, grace: float | None) -> None:
         if run := self._runs.get(worker_id):
@@ -262,7 +263,7 @@ class LocalStarter:
 
     def read_stacks(self, worker_id: int) -> None:
         if (run := self._runs.get(worker_id)) and not self._closed:
-            self._track(self._tell_stacks(run))
+            self._background.start(self._tell_stacks(run))
 
     async def _tell_stacks(self, run: WorkerRun) -> None:
         if found := await run.look(self._stacks):
@@ -279,17 +280,8 @@ class LocalStarter:
         for worker_id in list(self._runs):
             self.end(worker_id, 0)
         await self._command.spawner.close()
-        while self._tasks:
-            _, hanging = await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
-            if hanging:
-                _log.error("workers %s can't be killed: leaving them behind", sorted(self._runs))
-                return
-
-    def _track(self, work: Coroutine[Any, Any, None]) -> None:
-        """`close` waits for it."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        if not await self._background.wait(CLOSE_SECONDS):
+            _log.error("workers %s can't be killed: leaving them behind", sorted(self._runs))
 
     def _tell(self, report: WorkerPlaced | WorkerExited | StacksFound) -> None:
         if report.worker_id not in self._silent:

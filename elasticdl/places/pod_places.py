@@ -20,13 +20,14 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from elasticdl.common.background import Background
 from elasticdl.common.backoff import Backoff
 from elasticdl.common.errors import UnreachableError
 from elasticdl.common.retry import retry, until
@@ -117,7 +118,7 @@ class PodPlaces:
         self._ledger = Ledger(pods.name, first_number)
         self._changed = asyncio.Event()  # what the ledger says
         self._threads = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="kubernetes")
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._background = Background("pods are looked after", lambda why: report(LauncherFailed(why)))
         self._parting: set[asyncio.Task[Any]] = set()  # of these: pods are deleted that only other containers keep
         soon = partial(_soon, asyncio.get_running_loop())
         listed, changed = partial(soon, self.pods_listed), partial(soon, self.pod_changed)
@@ -135,7 +136,9 @@ class PodPlaces:
 
     async def found(self) -> tuple[Place, ...]:
         ask = partial(self._call, self._api.pods.list)
-        listing = await self._start(retry(ask, "list the workers' pods", self._backoff(), self._timeouts.start))
+        listing = await self._background.start(
+            retry(ask, "list the workers' pods", self._backoff(), self._timeouts.start)
+        )
         found = tuple(self._ledger.adopt(pod) for pod in listing.items if self._pods.owns(pod))
         # What becomes of them is reported only after the caller knows that they were found.
         asyncio.get_running_loop().call_soon(self._begin, listing)
@@ -153,7 +156,7 @@ class PodPlaces:
             self._orders[number] = self._pods.manifest(number, index, avoid)
             self._report(PlaceChanged(self._ledger.place(number)))
         if self._orders and self._creator is None:
-            self._creator = self._start(self._create())
+            self._creator = self._background.start(self._create())
 
     def give_back(self, place_id: str, *, at_once: bool) -> None:
         number = self._number(place_id)
@@ -171,10 +174,10 @@ class PodPlaces:
         if self._pods.is_group:
             ask = partial(self._call, self._api.end_group)
             with contextlib.suppress(UnreachableError):
-                await self._start(retry(ask, "end the gang", self._backoff(), self._timeouts.leave))
+                await self._background.start(retry(ask, "end the gang", self._backoff(), self._timeouts.leave))
         await until(lambda: not self._ledger.runs(), self._changed, self._timeouts.leave)
         if self._ledger.numbers:
-            self._start(self._delete_all())
+            self._background.start(self._delete_all())
         await until(lambda: not self._ledger.numbers, self._changed, self._timeouts.close)
         if self._parting:
             await asyncio.wait(self._parting, timeout=self._timeouts.close)
@@ -188,11 +191,9 @@ class PodPlaces:
         for timer in (self._image_timer, self._removal):
             if timer:
                 timer.cancel()
-        for task in self._tasks:
-            task.cancel()
         self._watch.stop()
         # A request that is under way is waited for, and has its own time limit.
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.cancel()
         await asyncio.to_thread(self._watch.join)
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
 
@@ -202,22 +203,7 @@ class PodPlaces:
         if not self._closed:
             self._watch.start(listing)
             self.pods_listed(listing.items)
-            self._start(self._explain())
-
-    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A task that ends with this."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        self._parting.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, UnreachableError):  # else the pod would be waited for, for ever
-            _log.error("pods are looked after no longer", exc_info=error)
-            self._report(LauncherFailed(f"pods are looked after no longer: {type(error).__name__}: {error}"))
+            self._background.start(self._explain())
 
     async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Do what blocks."""
@@ -279,7 +265,7 @@ class PodPlaces:
         self._look(number, self._ledger.created(pod))
         # It may have been seen to go before the answer to the request for it has come.
         if not (wanted and (number in self._ledger or number in self._leftovers)):
-            self._start(self._delete(number, KILL_GRACE))
+            self._background.start(self._delete(number, KILL_GRACE))
 
     def _give_up(self, number: int) -> None:
         """A pod is wanted no more, and for all that is known it was not made. Of one for which a request is under way this is said
@@ -289,7 +275,7 @@ class PodPlaces:
             return
         if number in self._doubtful:
             self._doubtful.discard(number)
-            self._start(self._delete(number, KILL_GRACE))
+            self._background.start(self._delete(number, KILL_GRACE))
         else:
             self._look(number, self._ledger.never(number, ExitCause.KILLED, "it had no place yet"))
 
@@ -329,7 +315,7 @@ class PodPlaces:
         if number in self._orders:
             self._give_up(number)
         elif number != self._asking:
-            self._start(self._delete(number, grace))
+            self._background.start(self._delete(number, grace))
 
     async def _delete(self, number: int, grace: int | None) -> None:
         """Until the cluster has heard of it; one that is killed until it is gone."""
@@ -375,7 +361,7 @@ class PodPlaces:
         for pod in ours:
             self.pod_changed("MODIFIED", pod)
         for number in self._ledger.missing(ours):
-            self._start(self._check(number))
+            self._background.start(self._check(number))
 
     def pod_changed(self, kind: str, pod: Manifest) -> None:
         if not self._pods.owns(pod):
@@ -390,7 +376,7 @@ class PodPlaces:
         self._look(number, self._ledger.seen(pod))
         # It was given up; or only a container beside the agent's still runs.
         if not (over or number in self._ledger or pod["metadata"].get("deletionTimestamp")):
-            self._parting.add(self._start(self._ask(number, self._api.delete, KILL_GRACE)))
+            self._parting.add(self._background.start(self._ask(number, self._api.delete, KILL_GRACE)))
 
     def _look(self, number: int, reports: Reports) -> None:
         """Pass reports on, and see what else follows from the state that led to them."""
@@ -420,7 +406,7 @@ class PodPlaces:
         self._removal = None
         if numbers := self._leftovers.take(asyncio.get_running_loop().time()):
             ask = partial(self._call, self._api.remove, numbers)
-            self._start(retry(ask, "remove pods that are over", self._backoff()))
+            self._background.start(retry(ask, "remove pods that are over", self._backoff()))
         self._plan_removal()
 
     def _give_up_image(self) -> None:

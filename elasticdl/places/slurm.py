@@ -13,12 +13,13 @@ import random
 import re
 import shlex
 import subprocess
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
+from elasticdl.common.background import Background
 from elasticdl.common.backoff import Backoff
 from elasticdl.common.credentials import NODE, PLACE
 from elasticdl.common.errors import UnreachableError, UserError
@@ -83,7 +84,7 @@ class PolledPlaces:
         self._unsure = False  # a place was asked for without an answer, and the list since does not say whether it came
         self._turns = asyncio.Semaphore(ENDED_AT_ONCE)
         self._changed, self._seen = asyncio.Event(), asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background("places are watched", lambda why: report(LauncherFailed(why)))
 
     async def found(self) -> Sequence[Place]:
         backoff = Backoff(random.Random(), first=self._seconds, longest=LONGEST_DELAY)
@@ -93,7 +94,7 @@ class PolledPlaces:
             place_id: place if isinstance(place, Place) else Place(place_id, state=PlaceState.LOST)
             for place_id, place in listing.items()
         }
-        self._start(self._keep())
+        self._background.start(self._keep())
         return tuple(self._places.values())
 
     def want(self, most: int, avoid: AbstractSet[str]) -> None:
@@ -108,7 +109,7 @@ class PolledPlaces:
             return
         if told_at_once is None or (at_once and not told_at_once):
             self._given_back[place_id] = at_once
-            self._start(self._end(place_id, at_once))
+            self._background.start(self._end(place_id, at_once))
 
     async def close(self) -> None:
         self.want(0, frozenset())
@@ -126,9 +127,7 @@ class PolledPlaces:
             await self.detach()
 
     async def detach(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.cancel()
         self._places.clear()
 
     async def _keep(self) -> None:
@@ -217,17 +216,6 @@ class PolledPlaces:
 
         await retry(end, f"end place {place_id}", Backoff(random.Random(), longest=LONGEST_DELAY))
         self._changed.set()
-
-    def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):  # nobody else would hear of it
-            _log.error("places are watched no longer", exc_info=error)
-            self._report(LauncherFailed(f"places are watched no longer: {type(error).__name__}: {error}"))
 
 
 # Slurm's programs: how they are called, and what their answers mean. Masters wait with `ask`, commands with `run`.

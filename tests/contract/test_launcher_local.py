@@ -5,15 +5,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 
 import psutil
 import pytest
-from fork_kit import run_one
+from fork_kit import launcher_of, next_of, run_one
 
 from elasticdl.common.process_group import tethered
 from elasticdl.job.jobdir import JobDir, MasterAddress
 from elasticdl.job.spec import JobSpec, WorkerRange
-from elasticdl.master.core.events import ExitCause, WorkerExited
+from elasticdl.master.core.events import ExitCause, LauncherFailed, WorkerExited
 from elasticdl.master.shell.serve import LocalWorkers
 from elasticdl.places.worker_process import judge_exit
 
@@ -65,6 +66,16 @@ def test_what_a_worker_prints_is_in_its_log_and_why_it_has_ended_in_the_report(t
     report, log = run_worker(tmp_path, script), tmp_path / "0.log"
     assert report.detail == f"{told}; its log: {log}"
     assert log.read_text().splitlines()[-1] == report.output.splitlines()[-1]
+
+
+def test_a_mistake_of_our_own_ends_the_job_and_is_not_waited_for(tmp_path):
+    async def run():
+        async with launcher_of([sys.executable, "-c", ""], tmp_path) as (launcher, reports):
+            launcher._starter._command = replace(launcher._starter._command, environment=lambda number, place: {}["a"])
+            await launcher.launch(0)
+            return await next_of(reports, LauncherFailed)
+
+    assert asyncio.run(run()).reason == "workers are looked after no longer: KeyError: 'a'"
 
 
 def test_the_temporary_files_of_a_worker_that_is_killed_go_with_it(tmp_path, monkeypatch):
