@@ -198,7 +198,7 @@ class Checks:
         if process.told_at is None:
             return
         process.steps_since_told += 1
-        seconds = self._site.clock.now - process.told_at
+        seconds = self._site.clock.now - process.told_at - process.held_up
         if process.steps_since_told > STEPS_TO_LEAVE and seconds > SECONDS_TO_LEAVE:
             raise Violation(LEAVES, f"worker {process.worker_id} was told {seconds:.1f} s ago, and trains on")
 
@@ -215,7 +215,16 @@ class Checks:
         if not process.held_when_told or not model.comes_from(self._head):
             return
         others = [each for each in self._site.cluster.processes if each is not process and not each.doomed]
-        held = any(each.state.weights.comes_from(self._head) and not each.session.closing for each in others)
+        # Of the world that this one leaves: a collective may have failed for the other one alone, which then goes on from its last commit.
+        world = process.core.world.version
+        held = any(
+            (
+                each.state.weights.comes_from(self._head)
+                or (each.core.position.has_state and each.core.world.version == world)
+            )
+            and not each.session.closing
+            for each in others
+        )
         known = self._holder_died < process.told_at - HEARTBEAT_TIMEOUT  # the master may have counted on another before
         if not held and known and now - process.told_at < LINGER_SECONDS:
             text = f"worker {process.worker_id} was told {now - process.told_at:.2f} s ago, and leaves with {model}"

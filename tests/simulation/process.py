@@ -52,6 +52,7 @@ class Process:
         self.last_word: m.Message | None = None
         self.asked_at = 0.0  # for a world
         self.told_at: float | None = None  # to leave
+        self.held_up = 0.0  # seconds since then in which it could not: it, or another of its world, was frozen
         self.held_when_told = False  # a state
         self.steps_since_told = 0
         self.disturbed = False  # by a fault
@@ -98,7 +99,7 @@ class Process:
         for each in self.site.cluster.processes:  # the others of its world could make no step without it, nor leave
             waited = each is self or self.core.world.version == each.core.world.version > 0
             if waited and each.told_at is not None:
-                each.told_at += min(seconds, now - each.told_at)
+                each.held_up += min(seconds, now - each.told_at - each.held_up)
         held, self._held = self._held, []
         for function, arguments in held:
             self.call(function, *arguments)
