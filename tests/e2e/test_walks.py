@@ -18,9 +18,16 @@ DOCUMENT = REPOSITORY / "docs" / "walks.md"
 TRACED = str(Path(__file__).with_name("traced"))
 # The walk of a name is the list of the document that follows this comment.
 MARK = "<!-- walk: {} -->"
-# What a reader of a walk need not open: values and their names, ways to say something, and the protocol.
+# What a reader of a walk need not open: values and their names, ways to wait or to say something, and the protocol.
 VALUES = {
-    *("common/backoff.py", "common/credentials.py", "common/front_ends.py", "common/reason.py", "job/jobdir.py"),
+    *(
+        "common/background.py",
+        "common/backoff.py",
+        "common/credentials.py",
+        "common/front_ends.py",
+        "common/reason.py",
+        "job/jobdir.py",
+    ),
     *("job/messages.py", "job/quantities.py", "job/spec.py", "master/core/events.py", "master/core/values.py"),
     *("master/core/worker_record.py", "proto/elasticdl_pb2_grpc.py"),
 }
@@ -36,8 +43,12 @@ MOST = {"death": 13, "start": 20, "status": 15}
 
 @pytest.fixture(scope="module")
 def walks(tmp_path_factory):
-    """The files that act in each walk."""
-    folder = tmp_path_factory.mktemp("walks")
+    """The files that act in each walk, in two jobs: what comes in by chance (a tick, a slow start) does so in one of them."""
+    first, second = (walked(tmp_path_factory.mktemp("walks")) for _ in range(2))
+    return {walk: [path for path in first[walk] if path in second[walk]] for walk in first}
+
+
+def walked(folder):
     traced = {"ELASTICDL_TRACE": str(folder / "job"), "PYTHONPATH": TRACED}
     typed = time.time()
     with start(folder, "run", "--num_workers", "2", "--", *SIMULATED, FOREVER, **traced) as job:
