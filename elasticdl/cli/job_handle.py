@@ -48,7 +48,6 @@ class MasterClient:
         self._stub = rpc.MasterStub(channel)
         self._master = master
         self._metadata = metadata(master.credentials)
-        self._under_way: list[grpc.Future[pb.StopReply]] = []  # a call that nobody holds is cancelled
 
     def status(self) -> pb.JobStatus:
         status: pb.JobStatus = self._call(self._stub.Status, pb.StatusRequest())
@@ -62,11 +61,6 @@ class MasterClient:
 
     def stop(self, reason: str, checkpoint: bool = True, now: bool = False) -> None:
         self._call(self._stub.Stop, pb.StopRequest(reason=reason, checkpoint=checkpoint, now=now))
-
-    def stop_soon(self, reason: str, now: bool = False) -> None:
-        """As `stop`, without waiting for the answer; with a checkpoint unless it is to be ``now``."""
-        request = pb.StopRequest(reason=reason, checkpoint=not now, now=now)
-        self._under_way.append(self._stub.Stop.future(request, metadata=self._metadata, timeout=CALL_TIMEOUT))
 
     def watch(self) -> Iterator[pb.JobStatus]:
         """The status now and after each change, until the job has ended."""

@@ -23,9 +23,9 @@ from kubernetes.client import ApiClient, ApiException, Configuration
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
 from elasticdl.common.reason import flat
 from elasticdl.kube import kubeconfig
-from elasticdl.kube import pod as kueue_group
 from elasticdl.kube.kubeconfig import ClusterTarget, is_configured
 from elasticdl.kube.names import CONTAINER
+from elasticdl.kube.pod import OVER, is_kept
 
 # What may come of a request to an API server: one error for each, in one line.
 
@@ -383,9 +383,9 @@ def end_group(client: Client, pods: Iterable[Object]) -> None:
     Raises:
         ApiError: the cluster does not take it.
     """
-    for pod in filter(kueue_group.is_kept, pods):
+    for pod in filter(is_kept, pods):
         try:
-            client.patch("Pod", pod["metadata"]["name"], kueue_group.OVER)
+            client.patch("Pod", pod["metadata"]["name"], OVER)
         except NotDoneError as error:
             if error.status != ABSENT:
                 raise

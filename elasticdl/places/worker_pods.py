@@ -11,7 +11,6 @@ from typing import Any
 from elasticdl.common.credentials import Role
 from elasticdl.common.reason import flat
 from elasticdl.job.quantities import Priority
-from elasticdl.kube import pod as kueue_group
 from elasticdl.kube.client import FORBIDDEN, INVALID, ApiError, Client, end_group
 from elasticdl.kube.names import (
     KUEUE_GROUP_LABEL,
@@ -23,6 +22,7 @@ from elasticdl.kube.names import (
     worker_name,
 )
 from elasticdl.kube.object_watch import Source
+from elasticdl.kube.pod import size_of
 from elasticdl.places.base import Limits
 
 Manifest = dict[str, Any]
@@ -114,11 +114,11 @@ class WorkerPods:
     @property
     def is_group(self) -> bool:
         """Whether Kueue admits them together."""
-        return kueue_group.size_of(self.template) is not None
+        return size_of(self.template) is not None
 
     def may_ask(self, missing: int, there: int) -> int:
         """How many of those that are missing may be asked for while ``there`` are there, those that leave among them."""
-        size = kueue_group.size_of(self.template)
+        size = size_of(self.template)
         return missing if size is None else max(0, min(missing, size - there))
 
     @property

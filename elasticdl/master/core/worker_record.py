@@ -1,4 +1,4 @@
-"""What the master knows of one worker."""
+"""What the master knows of its workers and of their training, and what of that a next master must know."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
-import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -156,7 +155,6 @@ CLOSE_SECONDS = 2.0
 SETTLE_SECONDS = 10.0
 LAST_WORDS = ("finished", "failed")
 _LEFT = "this master leaves the job to another one: ask again"
-_log = logging.getLogger(__name__)
 
 
 class SharedStatus:
