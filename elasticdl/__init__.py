@@ -5,7 +5,15 @@ training script imports), ``worker`` (runs a model-zoo module on that library), 
 decides who trains), ``cli`` (the ``elasticdl`` command). The master and the workers meet only in ``proto``.
 """
 
-from elasticdl.common.mode import Mode
+from enum import StrEnum
 
 __all__ = ["Mode"]
 __version__ = "0.1.0"
+
+
+class Mode(StrEnum):
+    """What data is read for: the first argument of ``dataset`` and the second of ``feed``; equal to its text."""
+
+    TRAINING = "training"
+    EVALUATION = "evaluation"
+    PREDICTION = "prediction"

@@ -1,12 +1,12 @@
 """TensorFlow and Keras for this package, kept quiet: ``from elasticdl.tensorflow import keras, tf``.
 
-Nothing else in the package imports them; `elasticdl.common.triton_first` says why. What the user has set in the environment
+Nothing else in the package imports them; `elasticdl.triton_first` says why. What the user has set in the environment
 stays as it is.
 """
 
 import os
 
-from elasticdl.common.triton_first import import_triton
+from elasticdl.triton_first import import_triton
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

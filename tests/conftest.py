@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from elasticdl.common.triton_first import import_triton
+from elasticdl.triton_first import import_triton
 from tests.cluster.session import pytest_report_header, pytest_terminal_summary  # noqa: F401
 
 # What is tested is meant for the CPU, where several workers can be. Tests that need a GPU have their jobs see it.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-TRITON = "elasticdl.common.triton_first:import_triton"
+TRITON = "elasticdl.triton_first:import_triton"
 TORCH = ("torch", "torch._dynamo")  # PyTorch's first optimizer would import its compiler
 
 

@@ -25,10 +25,10 @@ import psutil
 from elasticdl.common.credentials import STACKS, WORKER_ID
 from elasticdl.common.process_group import ProcessGroup, tethered
 from elasticdl.common.reason import last_exception, last_line, last_words
-from elasticdl.common.triton_first import why_it_crashed
 from elasticdl.job.journal import without_marks
 from elasticdl.master.core.events import ExitCause, StacksFound
 from elasticdl.places.fork_server import CannotFork, ForkServer
+from elasticdl.triton_first import why_it_crashed
 
 # What the end of a worker's process says: by its exit code, and by the last that it has printed.
 

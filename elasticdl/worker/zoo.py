@@ -18,8 +18,8 @@ from typing import Any, cast
 from elasticdl.callbacks import Callback
 from elasticdl.common.errors import ArgumentError, UserError
 from elasticdl.common.reason import name_of, shown
-from elasticdl.common.triton_first import import_triton
 from elasticdl.job.spec import JobSpec
+from elasticdl.triton_first import import_triton
 from elasticdl.worker.user_code import blame
 
 log = logging.getLogger(__name__)

@@ -141,7 +141,7 @@ MODULES = {
         Module("elasticdl.data.feed", []),
         Module(
             "elasticdl",
-            [Name("Mode", "elasticdl.common.mode.Mode", ("TRAINING", "EVALUATION", "PREDICTION"))],
+            [Name("Mode", members=("TRAINING", "EVALUATION", "PREDICTION"))],
             is_for_users=False,
         ),
     ),

@@ -122,7 +122,7 @@ def test_what_is_imported_beforehand_is_the_framework_of_the_program(tmp_path, m
 @pytest.mark.parametrize(("imported", "modules"), OF_SCRIPTS.items())
 def test_tensorflow_is_never_imported_before_triton(imported, modules):
     if {"tensorflow", "keras"} & set(modules):
-        assert modules[0] == "elasticdl.common.triton_first:import_triton"
+        assert modules[0] == "elasticdl.triton_first:import_triton"
 
 
 @pytest.mark.parametrize("model_def", ["digits.cnn_torch", "digits.cnn_torch.custom_model", "digits.cnn_keras"])

@@ -11,7 +11,7 @@ import importlib.util
 import sys
 from typing import Any, NoReturn
 
-from elasticdl.common.triton_first import require_triton_first
+from elasticdl.triton_first import require_triton_first
 
 require_triton_first("elasticdl.elastic.lightning")
 

@@ -30,7 +30,7 @@ import importlib
 from collections.abc import Sized
 from typing import TYPE_CHECKING, Any
 
-from elasticdl.common.triton_first import require_triton_first
+from elasticdl.triton_first import require_triton_first
 
 require_triton_first("elasticdl.elastic.torch")
 

@@ -11,7 +11,7 @@ while workers come and go; started by ``python train.py`` it runs alone. See doc
 
 from __future__ import annotations
 
-from elasticdl.common.triton_first import require_triton_first
+from elasticdl.triton_first import require_triton_first
 
 require_triton_first("elasticdl.elastic.transformers")
 

@@ -1,6 +1,6 @@
 """Gradient accumulation for PyTorch; see `elasticdl.ga.torch.optim`."""
 
-from elasticdl.common.triton_first import require_triton_first
+from elasticdl.triton_first import require_triton_first
 
 require_triton_first("elasticdl.ga.torch")
 

@@ -1,6 +1,6 @@
 """As in ElasticDL."""
 
-from elasticdl.common.mode import Mode
+from elasticdl import Mode
 
 __all__ = ["MaxComputeConfig", "Mode"]
 

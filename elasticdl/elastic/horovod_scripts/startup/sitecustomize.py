@@ -90,7 +90,7 @@ class PatchingFinder:
     def look_at(self, module: ModuleType) -> None:
         """Before it runs."""
         if module.__name__ == TRITON and "tensorflow" in sys.modules:
-            from elasticdl.common.triton_first import refuse_triton
+            from elasticdl.triton_first import refuse_triton
 
             refuse_triton()
 
