@@ -189,11 +189,8 @@ class SimulatedLauncher:
     def read_stacks(self, worker_id: int) -> None:
         """Simulated workers have none."""
 
-    async def detach(self) -> None:
+    async def close(self, *, keep: bool = False) -> None:
         """Nothing runs here."""
-
-    async def close(self) -> None:
-        """Likewise."""
 
 
 async def master(job_dir: JobDir) -> None:

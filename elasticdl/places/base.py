@@ -119,13 +119,10 @@ class Places(Protocol):
         What still runs in it has SIGTERM, and as many seconds as are usual there, or is killed ``at_once``.
         """
 
-    async def close(self) -> None:
-        """Give all places back and wait until they are gone, and reported; nothing is wanted afterwards."""
+    async def close(self, *, keep: bool = False) -> None:
+        """Give all places back and wait until they are gone, and reported; nothing is wanted afterwards.
 
-    async def detach(self) -> None:
-        """This master ends, and the job may not: leave the places to another master, and report nothing more of them.
-
-        Where places can't outlive a master, it is `close`. Nothing is left to do after `close`.
+        ``keep``: where places can outlive this master, leave them to another one, and report nothing more of them.
         """
 
 
@@ -195,11 +192,11 @@ class Starter(Protocol):
     def read_stacks(self, worker_id: int) -> None:
         """Find out where this worker stands: `StacksFound` within `STACKS_SECONDS`, unless it ends meanwhile."""
 
-    async def close(self) -> None:
-        """Kill all workers, and wait a limited time until they are gone and reported; nothing is started afterwards."""
+    async def close(self, *, keep: bool = False) -> None:
+        """Kill all workers, and wait a limited time until they are gone and reported; nothing is started afterwards.
 
-    async def detach(self) -> None:
-        """Leave the workers to another master, where workers can outlive this one; else it is `close`."""
+        ``keep``: where workers can outlive this master, leave them to another one, and report nothing more of them.
+        """
 
 
 StarterFactory = Callable[[StarterReport], Starter]
@@ -215,7 +212,7 @@ class Launcher(Protocol):
 
     For each worker launched: `WorkerPending` while it can't run (again when the reason changes), `WorkerPlaced`
     once it runs, and in the end exactly one `WorkerExited`, after its process is gone and its place is free again.
-    Every failure is reported that way, none is raised. No method waits for a worker except `close` and `detach`.
+    Every failure is reported that way, none is raised. No method waits for a worker except `close`.
     """
 
     async def find(self, remembered: Mapping[int, str]) -> Sequence[FoundWorker]:
@@ -241,12 +238,10 @@ class Launcher(Protocol):
         """Find out where this worker stands, and report it as `StacksFound` within `STACKS_SECONDS`; nothing comes for a
         worker that does not run, or is gone meanwhile."""
 
-    async def close(self) -> None:
-        """Kill what is left, wait until it is gone and give every place back. Nothing can be launched afterwards."""
+    async def close(self, *, keep: bool = False) -> None:
+        """Kill what is left, wait until it is gone and give every place back. Nothing can be launched afterwards, and nothing is left
+        to close.
 
-    async def detach(self) -> None:
-        """This master ends and has not decided that the job does: let workers be that another master could take over, and
+        ``keep``: this master ends and has not decided that the job does: let workers be that another master could take over, and
         report nothing more of any.
-
-        Where there will be no other, it is `close`. Nothing is left to do after `close`.
         """

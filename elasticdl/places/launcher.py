@@ -16,7 +16,7 @@
 | another master begins                        | the places for which workers waited are kept until the workers are launched; |
 |                                              | who was in a place that is lost since is found, and has ended with it        |
 
-Everything but `find`, `close` and `detach` is a function of what was called and reported. Timers are passed in.
+Everything but `find` and `close` is a function of what was called and reported. Timers are passed in.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -50,8 +50,6 @@ from elasticdl.places.base import (
     StarterFactory,
 )
 
-# Which worker is in which place, which are still without, and who goes where: the launcher's books. Nothing here acts.
-
 
 class Timer(Protocol):
     def cancel(self) -> None: ...
@@ -59,24 +57,20 @@ class Timer(Protocol):
 
 @dataclass(slots=True)
 class Spot:
-    """A place and what is in it."""
+    """A place and who is in it. After each change of its fields `PlaceLauncher._file` follows."""
 
     place: Place
     number: int  # of the places that were seen before
-    worker: int | None = None  # runs in it, or is being started
+    worker: int | None = None  # waits for it while it is WAITING; runs in it, or is being started
     used: bool = False  # has had a worker: whatever starts the next is warm
-    awaited_by: int | None = None  # pending worker that is told what this WAITING place waits for
-    meant_for: int | None = None  # it was READY next, and this worker waited for it
     was_left: bool = False  # by a worker that has ended by itself, or was told to
     ends: bool = False  # its starter was told to end
     held: WorkerExited | None = None  # the end of its worker, until the place is lost
-    given_back: bool = False
-    lost: bool = False
+    over: bool = False  # given back, or lost: nobody may count on it
     timer: Timer | None = None  # gives it back
 
     def is_(self, state: PlaceState) -> bool:
-        """Whether somebody may still count on it, and it is in this state."""
-        return self.place.state is state and not self.given_back and not self.lost
+        return self.place.state is state and not self.over
 
     @property
     def is_usable(self) -> bool:
@@ -87,11 +81,6 @@ class Spot:
     def is_ending(self) -> bool:
         return self.is_(PlaceState.ENDING) or (self.is_(PlaceState.READY) and self.ends)
 
-    @property
-    def is_empty(self) -> bool:
-        """Nobody is in it, and it costs something."""
-        return self.worker is None and (self.is_usable or self.is_ending)
-
 
 @dataclass(slots=True)
 class Launched:
@@ -99,161 +88,13 @@ class Launched:
 
     away_from: frozenset[str] = frozenset()
     places_before: int = 0  # places that were seen when it was launched
-    spot: Spot | None = None  # in which it was started
-    awaits: Spot | None = None
+    spot: Spot | None = None  # for which it waits, or in which it was started
     placed: bool = False  # its process was started
     told: tuple[str, str] = ("", "")  # why it is pending, and where, as last reported
 
     def may_be_in(self, spot: Spot) -> bool:
         """A place on a node to avoid will do if it has come since: it was wanted elsewhere, and there is no other."""
         return spot.place.node not in self.away_from or spot.number >= self.places_before
-
-
-class Pairing:
-    """After each change of a spot's fields it has to be filed."""
-
-    def __init__(self) -> None:
-        self.workers: dict[int, Launched] = {}
-        # Of these those without a place, in the order in which they were launched. Of these again: who avoids nodes, and who
-        # awaits none of the places that there are.
-        self.pending: dict[int, Launched] = {}
-        self._avoided: dict[int, frozenset[str]] = {}
-        self.without_promise: dict[int, Launched] = {}
-        self.spots: dict[str, Spot] = {}
-        # Of these, which are READY. Of these again, in which a worker can be and none is: have had one, and never had.
-        self._ready: dict[str, Spot] = {}
-        self._idle: dict[str, Spot] = {}
-        self._fresh: dict[str, Spot] = {}
-        self._unawaited: dict[str, Spot] = {}
-        self._lost: set[str] = set()
-        self._seen = 0  # places
-
-    @property
-    def needed(self) -> int:
-        """Places: all that there are and those that are missing."""
-        return len(self.pending) + len(self._ready)
-
-    @property
-    def counted(self) -> int:
-        """Places that there are, or for which somebody waits in a queue."""
-        return len(self._ready) + sum(spot.is_(PlaceState.WAITING) for spot in self.spots.values())
-
-    @property
-    def avoided(self) -> frozenset[str]:
-        """Nodes."""
-        return frozenset().union(*self._avoided.values())
-
-    @property
-    def free(self) -> list[Spot]:
-        """Those in which a worker can be, and none is."""
-        return [*self._idle.values(), *self._fresh.values()]
-
-    # ---- places ----
-
-    def see(self, place: Place) -> Spot | None:
-        """As it is now; None for one that is lost."""
-        if place.id in self._lost:
-            return None
-        spot = self.spots.get(place.id)
-        if spot is None:
-            spot = self.spots[place.id] = Spot(place, self._seen)
-            self._seen += 1
-        spot.place = place
-        if not spot.is_(PlaceState.WAITING):
-            self._break_promise(spot)
-        self.file(spot)
-        return spot
-
-    def lose(self, place_id: str) -> Spot | None:
-        self._lost.add(place_id)
-        spot = self.spots.pop(place_id, None)
-        if spot:
-            spot.lost = True
-            self._break_promise(spot)
-            self.file(spot)
-        return spot
-
-    def file(self, spot: Spot) -> None:
-        free = spot.is_usable and spot.worker is None
-        for book, belongs in (
-            (self._ready, spot.is_(PlaceState.READY)),
-            (self._idle, free and spot.used),
-            (self._fresh, free and not spot.used),
-            (self._unawaited, spot.is_(PlaceState.WAITING) and spot.awaited_by is None),
-        ):
-            if belongs:
-                book[spot.place.id] = spot
-            else:
-                book.pop(spot.place.id, None)
-
-    def _break_promise(self, spot: Spot) -> None:
-        if spot.awaited_by is not None:
-            worker = self.workers[spot.awaited_by]
-            worker.awaits, spot.meant_for = None, spot.awaited_by
-            self.without_promise[spot.awaited_by] = worker
-            spot.awaited_by = None
-
-    # ---- workers ----
-
-    def launch(self, worker_id: int, away_from: Iterable[str]) -> None:
-        worker = self.workers[worker_id] = Launched(frozenset(away_from), self._seen)
-        self.pending[worker_id] = self.without_promise[worker_id] = worker
-        if worker.away_from:
-            self._avoided[worker_id] = worker.away_from
-
-    def put(self, worker_id: int, spot: Spot) -> None:
-        """The worker is started there, or was found there."""
-        worker = self.workers.setdefault(worker_id, Launched())
-        self._not_pending(worker_id, worker)
-        worker.spot, spot.worker, spot.used = spot, worker_id, True
-        self.file(spot)
-
-    def others_in(self, spot: Spot) -> list[int]:
-        """Of two workers that were found there the one that does not run."""
-        return [number for number, each in self.workers.items() if each.spot is spot and number != spot.worker]
-
-    def forget(self, worker_id: int) -> None:
-        """The worker has ended."""
-        worker = self.workers.pop(worker_id)
-        self._not_pending(worker_id, worker)
-        if worker.spot and worker.spot.worker == worker_id:  # of two that were found there the second may run
-            worker.spot.worker = worker.spot.held = None
-            self.file(worker.spot)
-
-    def _not_pending(self, worker_id: int, worker: Launched) -> None:
-        for book in (self.pending, self.without_promise, self._avoided):
-            book.pop(worker_id, None)
-        if spot := worker.awaits:
-            worker.awaits = spot.awaited_by = None
-            self.file(spot)
-
-    # ---- who goes where ----
-
-    def pairs(self) -> Iterator[tuple[int, Spot]]:
-        """Who is to be put where, one after another; rather into a place that has had a worker, whose starter is warm."""
-        while pair := self._next_pair():
-            yield pair
-
-    def _next_pair(self) -> tuple[int, Spot] | None:
-        for spots in (self._idle, self._fresh) if self.pending else ():
-            for spot in spots.values():
-                meant = self.pending.get(spot.meant_for) if spot.meant_for is not None else None
-                if spot.meant_for is not None and meant and meant.may_be_in(spot):
-                    return spot.meant_for, spot
-                for worker_id, worker in self.pending.items():
-                    if worker.may_be_in(spot):
-                        return worker_id, spot
-        return None
-
-    def promises(self) -> Iterator[tuple[int, Spot]]:
-        """Pending workers and WAITING places, one for each, as far as there are any that are new."""
-        while self.without_promise and self._unawaited:
-            worker_id, worker = next(iter(self.without_promise.items()))
-            spot = next(iter(self._unawaited.values()))
-            worker.awaits, spot.awaited_by = spot, worker_id
-            del self.without_promise[worker_id]
-            self.file(spot)
-            yield worker_id, spot
 
 
 # So long a place without a worker is kept: longer than it takes until a worker that is replaced at once has been launched.
@@ -313,7 +154,19 @@ class PlaceLauncher:
         self._seconds = seconds
         self._call_later: CallLater = call_later or asyncio.get_running_loop().call_later
         self._known: set[int] = set()
-        self._pairing = Pairing()
+        self._workers: dict[int, Launched] = {}
+        # Of these those that are not started, in the order in which they were launched. Of these again: who avoids nodes, and for
+        # whom there is no place to wait for.
+        self._pending: dict[int, Launched] = {}
+        self._avoiding: dict[int, frozenset[str]] = {}
+        self._without: dict[int, Launched] = {}
+        self._spots: dict[str, Spot] = {}
+        # Of these: READY; in which a worker can be, and none is; WAITING, and nobody waits for it.
+        self._ready: dict[str, Spot] = {}
+        self._free: dict[str, Spot] = {}
+        self._unclaimed: dict[str, Spot] = {}
+        self._seen = 0  # places
+        self._lost: set[str] = set()
         self._wanted: tuple[int, frozenset[str]] | None = None
         # Places for which an earlier master's workers waited: they are launched anew, and would have to queue again.
         self._keeps_waiting = False
@@ -330,7 +183,7 @@ class PlaceLauncher:
         try:
             for place in await self._places.found():
                 self._see(place)
-            spots = self._pairing.spots
+            spots = self._spots
             self._keeps_waiting = bool(spots)
             found = await self._starter.found([spot.place for spot in spots.values()], remembered)
             workers = [self._adopt(spots[each.place_id], each.worker) for each in found]
@@ -343,10 +196,11 @@ class PlaceLauncher:
             self._call_later(0.0, self._work)
 
     def _adopt(self, spot: Spot, worker: FoundWorker) -> FoundWorker:
+        """There may be two in a place: one that has ended, and the next."""
         self._known.add(worker.worker_id)
-        self._pairing.put(worker.worker_id, spot)
-        self._pairing.workers[worker.worker_id].placed = True
-        self._watch(spot)
+        self._workers[worker.worker_id] = Launched(spot=spot, placed=True)
+        spot.worker, spot.used = worker.worker_id, True
+        self._file(spot)
         doubtful = worker.doubtful or not spot.is_usable
         return replace(worker, node=worker.node or spot.place.node, doubtful=doubtful, place=spot.place.id)
 
@@ -354,7 +208,10 @@ class PlaceLauncher:
         if worker_id in self._known:
             raise ValueError(f"worker {worker_id} was launched before")
         self._known.add(worker_id)
-        self._pairing.launch(worker_id, away_from)
+        worker = self._workers[worker_id] = Launched(frozenset(away_from), self._seen)
+        self._pending[worker_id] = self._without[worker_id] = worker
+        if away_from:
+            self._avoiding[worker_id] = worker.away_from
         if self._keeps_waiting and self._sparing is None:
             self._sparing = self._call_later(self._seconds.idle, self._keep_no_longer)
         if self._closed:
@@ -362,39 +219,32 @@ class PlaceLauncher:
         self._work()
 
     def terminate(self, worker_id: int) -> None:
-        if (worker := self._pairing.workers.get(worker_id)) and worker.spot:
-            worker.spot.was_left = True
+        if spot := self._spot_of(worker_id):
+            spot.was_left = True
         self._end(worker_id, None)
 
     def kill(self, worker_id: int) -> None:
+        spot = self._spot_of(worker_id)
         self._end(worker_id, 0.0)
-        worker = self._pairing.workers.get(worker_id)
-        if worker and worker.spot and self._seconds.kill is not None:
-            seconds = 0.0 if worker.spot.is_ending else self._seconds.kill  # its node may not answer
-            self._call_later(seconds, partial(self._force, worker_id, worker.spot))
+        if spot and self._seconds.kill is not None:
+            seconds = 0.0 if spot.is_ending else self._seconds.kill  # its node may not answer
+            self._call_later(seconds, partial(self._force, worker_id, spot))
 
     def read_stacks(self, worker_id: int) -> None:
         self._starter.read_stacks(worker_id)
 
-    async def close(self) -> None:
-        if not self._closed:
-            self._shut()
-            for worker_id in list(self._pairing.workers):
-                self._end(worker_id, 0.0)
-            await self._starter.close()
-            await self._places.close()
-
-    async def detach(self) -> None:
-        if not self._closed:
-            self._shut()
-            self._report = lambda event: None
-            await self._starter.detach()
-            await self._places.detach()
-
-    def _shut(self) -> None:
+    async def close(self, *, keep: bool = False) -> None:
+        if self._closed:
+            return
         self._closed = True
-        for spot in self._pairing.spots.values():
-            self._watch(spot)
+        for spot in self._spots.values():
+            self._file(spot)
+        if keep:
+            self._report = lambda event: None
+        for worker_id in () if keep else list(self._workers):
+            self._end(worker_id, 0.0)
+        await self._starter.close(keep=keep)
+        await self._places.close(keep=keep)
 
     # ---- what the ports report ----
 
@@ -416,113 +266,175 @@ class PlaceLauncher:
             self._busy = False
 
     def _handle(self, report: PortReport) -> None:
-        workers = self._pairing.workers
         match report:
             case PlaceChanged(place):
                 self._see(place)
             case PlaceEnding(place_id):
-                if spot := self._pairing.spots.get(place_id):
+                if spot := self._spots.get(place_id):
                     spot.ends = True
-                    self._pairing.file(spot)
-                    self._watch(spot)
+                    self._file(spot)
             case PlaceLost():
                 self._lose(report)
             case PlacesRefused(reason):
                 self._refused = reason
             case WorkerPlaced(worker_id):
-                if worker_id not in workers:
-                    self._starter.end(worker_id, 0.0)
-                elif spot := workers[worker_id].spot:
-                    workers[worker_id].placed = True
+                if spot := self._spot_of(worker_id):
+                    self._workers[worker_id].placed = True
                     self._report(replace(report, node=report.node or spot.place.node, place=spot.place.id))
+                elif worker_id not in self._workers:
+                    self._starter.end(worker_id, 0.0)
             case WorkerExited():
                 self._exited(report)
             case WorkerPending(worker_id) | StacksFound(worker_id):
-                if worker_id in workers:
+                if worker_id in self._workers:
                     self._report(report)
             case LauncherFailed():
                 self._report(report)
 
     def _see(self, place: Place) -> None:
-        before = self._pairing.spots.get(place.id)
-        if place.state is PlaceState.ENDING or (before and before.place.state is PlaceState.ENDING):
-            self._wanted = None  # another may be wanted for it, or none any more
-        spot = self._pairing.see(place)
-        if spot is None:
+        if place.id in self._lost:
             return
-        self._watch(spot)
-        if spot.awaited_by is not None:
-            self._tell(spot.awaited_by, spot.place)
+        spot = self._spots.get(place.id)
+        if spot is None:
+            spot = self._spots[place.id] = Spot(place, self._seen)
+            self._seen += 1
+        if PlaceState.ENDING in (place.state, spot.place.state):
+            self._wanted = None  # another may be wanted for it, or none any more
+        spot.place = place
+        waits = spot.worker if spot.worker in self._pending else None
+        if waits is not None and spot.is_(PlaceState.WAITING):
+            self._tell(waits, place)
+        elif waits is not None:
+            self._part(waits)
+            if spot.is_usable and self._pending[waits].may_be_in(spot) and not self._closed:
+                self._start(waits, spot)
+        self._file(spot)
         if spot.held and spot.is_usable:  # it stays after all
             self._forget(spot.held)
         if spot.worker is not None and spot.is_ending and self._seconds.kill is not None:
             self._call_later(self._seconds.kill, partial(self._is_cut_off, spot.worker, spot))
 
     def _lose(self, lost: PlaceLost) -> None:
-        before = self._pairing.spots.get(lost.place_id)
-        awaiting = before.awaited_by if before else None
-        spot = self._pairing.lose(lost.place_id)
+        self._lost.add(lost.place_id)
+        spot = self._spots.pop(lost.place_id, None)
         if spot is None:
             return
         self._wanted = None  # another may be wanted for it
-        self._watch(spot)
+        spot.over = True
+        self._file(spot)
         self._starter.lost(lost.place_id)
-        for worker_id in self._pairing.others_in(spot):
-            self._forget(WorkerExited(worker_id, lost.cause, lost.code, lost.detail))
-        cause, code, detail, output = lost.cause, lost.code, lost.detail, lost.output
-        if spot.worker is None:
-            if awaiting is not None and cause is not ExitCause.KILLED:
-                self._forget(WorkerExited(awaiting, cause, code, detail, output, spot.place.node))
+        waits = spot.worker if spot.worker in self._pending else None
+        if waits is not None and lost.cause is ExitCause.KILLED:  # as it was not wanted any more
+            self._part(waits)
             return
-        if spot.held:
-            code, output = spot.held.code, spot.held.output or output
-            if cause in _OF_THE_PROCESS:
-                cause, detail = spot.held.cause, spot.held.detail
-        self._forget(WorkerExited(spot.worker, cause, code, detail, output))
+        for worker_id in [number for number, each in self._workers.items() if each.spot is spot]:
+            node = spot.place.node if worker_id == waits else ""
+            exited = WorkerExited(worker_id, lost.cause, lost.code, lost.detail, lost.output, node)
+            if (held := spot.held) and held.worker_id == worker_id:
+                exited = replace(exited, code=held.code, output=held.output or lost.output)
+                if lost.cause in _OF_THE_PROCESS:
+                    exited = replace(exited, cause=held.cause, detail=held.detail)
+            self._forget(exited)
 
     def _exited(self, exited: WorkerExited) -> None:
-        worker = self._pairing.workers.get(exited.worker_id)
-        if worker is None or worker.spot is None:
+        spot = self._spot_of(exited.worker_id)
+        if spot is None:
             return
-        worker.spot.was_left = worker.spot.was_left or exited.cause is ExitCause.CLEAN
-        if exited.cause is ExitCause.CRASHED and (log := worker.spot.place.log):
+        spot.was_left = spot.was_left or exited.cause is ExitCause.CLEAN
+        if exited.cause is ExitCause.CRASHED and (log := spot.place.log):
             exited = replace(exited, detail=f"{exited.detail}; its log: {log}")
-        if worker.spot.is_ending and worker.spot.worker == exited.worker_id and not self._closed:
-            worker.spot.held = exited
+        if spot.is_ending and spot.worker == exited.worker_id and not self._closed:
+            spot.held = exited
         else:
             self._forget(exited)
 
+    # ---- who is where ----
+
+    def _spot_of(self, worker_id: int) -> Spot | None:
+        """In which it was started."""
+        worker = self._workers.get(worker_id)
+        return worker.spot if worker and worker_id not in self._pending else None
+
+    def _file(self, spot: Spot) -> None:
+        """Put it in the books where it belongs; give it back after a while, if it is empty and costs something."""
+        is_empty = spot.worker is None
+        for book, belongs in (
+            (self._ready, spot.is_(PlaceState.READY)),
+            (self._free, spot.is_usable and is_empty),
+            (self._unclaimed, spot.is_(PlaceState.WAITING) and is_empty),
+        ):
+            if belongs:
+                book[spot.place.id] = spot
+            else:
+                book.pop(spot.place.id, None)
+        if is_empty and (spot.is_usable or spot.is_ending) and not self._closed:
+            seconds = self._seconds.left if spot.was_left else self._seconds.idle
+            spot.timer = spot.timer or self._call_later(seconds, partial(self._idle_too_long, spot))
+        elif spot.timer:
+            spot.timer.cancel()
+            spot.timer = None
+
+    def _part(self, worker_id: int) -> None:
+        """Of the place for which it waits."""
+        worker = self._without[worker_id] = self._pending[worker_id]
+        if spot := worker.spot:
+            worker.spot = spot.worker = None
+            self._file(spot)
+
+    def _start(self, worker_id: int, spot: Spot) -> None:
+        self._part(worker_id)
+        worker = self._pending.pop(worker_id)
+        for book in (self._without, self._avoiding):
+            book.pop(worker_id, None)
+        worker.spot, spot.worker, spot.used, spot.was_left = spot, worker_id, True, False
+        self._file(spot)
+        self._starter.start(worker_id, spot.place)
+        if self._seconds.start is not None:
+            self._call_later(self._seconds.start, partial(self._is_late, worker_id, spot))
+
     def _forget(self, exited: WorkerExited) -> None:
-        spot = self._pairing.workers[exited.worker_id].spot
-        self._pairing.forget(exited.worker_id)
-        if spot:
-            self._watch(spot)
+        worker_id = exited.worker_id
+        spot = self._workers.pop(worker_id).spot
+        for book in (self._pending, self._without, self._avoiding):
+            book.pop(worker_id, None)
+        if spot and spot.worker == worker_id:
+            spot.worker = spot.held = None
+            self._file(spot)
         self._report(exited)
 
     # ---- what follows ----
 
     def _settle(self) -> None:
         """Start pending workers where there is a place, and say how many places are wanted."""
-        pairing = self._pairing
         if self._closed:
             return
-        for worker_id, spot in pairing.pairs():
-            pairing.put(worker_id, spot)
-            spot.was_left = False
-            self._watch(spot)
-            self._starter.start(worker_id, spot.place)
-            if self._seconds.start is not None:
-                self._call_later(self._seconds.start, partial(self._is_late, worker_id, spot))
-        for spot in pairing.free if pairing.pending else ():  # nobody wants to be there
+        while pair := self._next_pair():
+            self._start(*pair)
+        for spot in list(self._free.values()) if self._pending else ():  # nobody wants to be there
             self._give_back(spot)
-        most = max(pairing.needed, pairing.counted) if self._keeps_waiting else pairing.needed
-        if self._wanted != (most, pairing.avoided):
-            self._wanted = most, pairing.avoided
-            self._places.want(*self._wanted)
-        for worker_id, spot in pairing.promises():
+        most = len(self._pending) + len(self._ready)
+        if self._keeps_waiting:
+            waiting = sum(spot.is_(PlaceState.WAITING) for spot in self._spots.values())
+            most = len(self._ready) + max(waiting, len(self._pending))
+        wanted = most, frozenset[str]().union(*self._avoiding.values())
+        if self._wanted != wanted:
+            self._wanted = wanted
+            self._places.want(*wanted)
+        while self._without and self._unclaimed:
+            worker_id, spot = next(iter(self._without)), next(iter(self._unclaimed.values()))
+            self._without.pop(worker_id).spot, spot.worker = spot, worker_id
+            self._file(spot)
             self._tell(worker_id, spot.place)
-        for worker_id in pairing.without_promise if self._refused else ():
+        for worker_id in self._without if self._refused else ():
             self._tell(worker_id, Place("", reason=self._refused))
+
+    def _next_pair(self) -> tuple[int, Spot] | None:
+        """Who is to be started where; rather in a place that has had a worker, whose starter is warm."""
+        for spot in sorted(self._free.values(), key=lambda spot: not spot.used) if self._pending else ():
+            for worker_id, worker in self._pending.items():
+                if worker.may_be_in(spot):
+                    return worker_id, spot
+        return None
 
     def _keep_no_longer(self) -> None:
         self._keeps_waiting = False
@@ -530,18 +442,15 @@ class PlaceLauncher:
 
     def _tell(self, worker_id: int, place: Place) -> None:
         """What a pending worker waits for, if that is new."""
-        worker, why = self._pairing.workers[worker_id], (place.reason, place.node)
+        worker, why = self._workers[worker_id], (place.reason, place.node)
         if place.reason and worker.told != why:
             worker.told = why
             self._report(WorkerPending(worker_id, *why))
 
     def _end(self, worker_id: int, grace: float | None) -> None:
-        worker = self._pairing.workers.get(worker_id)
-        if worker is None:
-            return
-        if worker.spot is None:
+        if worker_id in self._pending:
             self._forget(WorkerExited(worker_id, ExitCause.KILLED, -signal.SIGKILL, "it had no place yet"))
-        else:
+        elif worker_id in self._workers:
             self._starter.end(worker_id, grace)
         self._work()
 
@@ -556,34 +465,23 @@ class PlaceLauncher:
 
     def _give_up(self, worker_id: int, spot: Spot, why: str) -> None:
         """A worker that has not begun can begin elsewhere sooner."""
-        worker = self._pairing.workers.get(worker_id)
-        if worker and spot.worker == worker_id and not (worker.placed or spot.held or spot.given_back):
+        worker = self._workers.get(worker_id)
+        if worker and spot.worker == worker_id and not (worker.placed or spot.held or spot.over):
             spot.held = WorkerExited(worker_id, ExitCause.NODE_LOST, -signal.SIGKILL, why)
             self._force(worker_id, spot)
 
     def _force(self, worker_id: int, spot: Spot) -> None:
         """The worker can't be had any other way."""
-        if spot.worker == worker_id and not (spot.given_back or spot.lost or self._closed):
+        if spot.worker == worker_id and not (spot.over or self._closed):
             self._give_back(spot, at_once=True)
             self._work()
 
-    def _watch(self, spot: Spot) -> None:
-        """Give it back after a while, if it is empty."""
-        if spot.is_empty and not self._closed:
-            seconds = self._seconds.left if spot.was_left else self._seconds.idle
-            spot.timer = spot.timer or self._call_later(seconds, partial(self._idle_too_long, spot))
-        elif spot.timer:
-            spot.timer.cancel()
-            spot.timer = None
-
     def _idle_too_long(self, spot: Spot) -> None:
-        spot.timer = None
         self._give_back(spot)
         self._work()
 
     def _give_back(self, spot: Spot, *, at_once: bool = False) -> None:
-        spot.given_back = True
+        spot.over = True
         self._wanted = None
-        self._pairing.file(spot)
-        self._watch(spot)
+        self._file(spot)
         self._places.give_back(spot.place.id, at_once=at_once)

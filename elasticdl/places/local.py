@@ -114,13 +114,10 @@ class Slots:
         self._end(place_id)
         self._lease_all()
 
-    async def close(self) -> None:
+    async def close(self, *, keep: bool = False) -> None:
         self._stop_trying()
         for place_id in [*self._waiting, *self._leases]:
             self._end(place_id)
-
-    async def detach(self) -> None:
-        await self.close()
 
     def _end(self, place_id: str) -> None:
         if place_id in self._leases:
@@ -272,10 +269,7 @@ class LocalStarter:
     def _stacks(self, run: WorkerRun, pid: int) -> StacksFound:
         return look_at(run.worker_id, pid, run.dump, self._command.log(run.worker_id))
 
-    async def detach(self) -> None:
-        await self.close()
-
-    async def close(self) -> None:
+    async def close(self, *, keep: bool = False) -> None:
         self._closed = True
         for worker_id in list(self._runs):
             self.end(worker_id, 0)

@@ -163,10 +163,23 @@ class PodPlaces:
         if number is not None:
             self._end(number, KILL_GRACE if at_once else None)
 
-    async def close(self) -> None:
-        if self._closed:
-            return
+    async def close(self, *, keep: bool = False) -> None:
+        if not self._closed and not keep:
+            self._closed = True  # first, as the pods that go are not to be replaced
+            await self._end_all()
         self._closed = True
+        for timer in (self._image_timer, self._removal):
+            if timer:
+                timer.cancel()
+        self._watch.stop()
+        # A request that is under way is waited for, and has its own time limit.
+        await self._background.cancel()
+        await asyncio.to_thread(self._watch.join)
+        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+
+    # ---- its own work ----
+
+    async def _end_all(self) -> None:
         for number in self._ledger.numbers:
             self._ledger.tell(number)
         for number in list(self._orders):
@@ -183,21 +196,6 @@ class PodPlaces:
             await asyncio.wait(self._parting, timeout=self._timeouts.close)
         if left := self._ledger.numbers:
             _log.error("the pods %s could not be deleted: they go with the job", ", ".join(map(self._pods.name, left)))
-        await self.detach()
-
-    async def detach(self) -> None:
-        """Let the pods be: another master takes them over. None is asked for afterwards."""
-        self._closed = True
-        for timer in (self._image_timer, self._removal):
-            if timer:
-                timer.cancel()
-        self._watch.stop()
-        # A request that is under way is waited for, and has its own time limit.
-        await self._background.cancel()
-        await asyncio.to_thread(self._watch.join)
-        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
-
-    # ---- its own work ----
 
     def _begin(self, listing: Listing) -> None:
         if not self._closed:

@@ -111,7 +111,15 @@ class PolledPlaces:
             self._given_back[place_id] = at_once
             self._background.start(self._end(place_id, at_once))
 
-    async def close(self) -> None:
+    async def close(self, *, keep: bool = False) -> None:
+        try:
+            if not keep:
+                await self._end_all()
+        finally:
+            await self._background.cancel()
+            self._places.clear()
+
+    async def _end_all(self) -> None:
         self.want(0, frozenset())
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
@@ -123,12 +131,6 @@ class PolledPlaces:
         except TimeoutError:
             left = ", ".join(self._places) or "that were asked for"
             _log.error("places %s have not ended in %g s: leaving them behind", left, CLOSE_SECONDS)
-        finally:
-            await self.detach()
-
-    async def detach(self) -> None:
-        await self._background.cancel()
-        self._places.clear()
 
     async def _keep(self) -> None:
         """Look what became of the places, and ask for those that are missing, one after the other."""

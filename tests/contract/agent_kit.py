@@ -86,7 +86,7 @@ class Master:
 
     async def leave(self):
         """As one that is told to, or dies: its successor may come."""
-        await self.agents.detach()
+        await self.agents.close(keep=True)
         await self.server.close()
 
 

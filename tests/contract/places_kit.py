@@ -51,13 +51,10 @@ class FakePlaces:
                 self.lose(place_id)
                 self.fill()
 
-    async def close(self):
+    async def close(self, *, keep=False):
         self.room = 0
-        for place_id in [*self.places, *self.given_back]:
+        for place_id in [] if keep else [*self.places, *self.given_back]:
             self.lose(place_id)
-
-    async def detach(self):
-        self.room = 0
 
     # ---- what the test has happen ----
 
@@ -121,12 +118,9 @@ class FakeStarter:
         if worker_id in self.started:
             self.report(StacksFound(worker_id, ""))
 
-    async def close(self):
-        for worker_id in list(self.started):
+    async def close(self, *, keep=False):
+        for worker_id in [] if keep else list(self.started):
             self.exit(worker_id, GONE[1])
-
-    async def detach(self):
-        """They live on."""
 
     # ---- what the test has happen ----
 

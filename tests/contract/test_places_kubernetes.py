@@ -110,7 +110,7 @@ async def test_an_api_server_that_is_away_for_a_while_costs_nothing(scene, own_c
 @on(on_cluster)
 async def test_another_master_takes_over_what_it_finds(scene):
     await scene.become_ready(2)
-    await scene.places.detach()
+    await scene.places.close(keep=True)
     scene.places = scene.another()
     found = await scene.places.found()
     assert {place.id for place in found} == {name(0), name(1)}

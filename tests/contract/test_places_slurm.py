@@ -98,7 +98,7 @@ async def test_a_job_of_higher_priority_takes_a_place_and_it_comes_back(scene, s
 @on(on_slurm)
 async def test_another_master_finds_the_places_and_a_cancelled_one_is_told(scene, slurm):
     await scene.become_ready(2)
-    await scene.places.detach()
+    await scene.places.close(keep=True)
     scene.places = scene.successor()
     found = await scene.places.found()
     gone, stays = sorted(scene.now)

@@ -103,11 +103,9 @@ class _Launcher:
         self._master.burn()
         self._cluster.read_stacks(worker_id)
 
-    async def close(self) -> None:
-        self._cluster.kill_all()
-
-    async def detach(self) -> None:
-        """Workers live on."""
+    async def close(self, *, keep: bool = False) -> None:
+        if not keep:
+            self._cluster.kill_all()
 
 
 class Master:

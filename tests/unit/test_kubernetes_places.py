@@ -184,7 +184,7 @@ async def test_a_pod_of_somebody_elses_making_that_the_job_owns_is_left_alone(sc
 @on(pods_scene)
 async def test_what_a_master_before_has_left_is_found_and_then_told(scene):
     await scene.ready(2)
-    await scene.places.detach()
+    await scene.places.close(keep=True)
     scene.show(0, "Failed", terminated(3))
     scene.pods._create(PODS.manifest(7, 2))
     scene.places = scene.another()
@@ -207,7 +207,7 @@ async def test_in_a_pod_that_may_never_be_heard_of_again_nobody_is_started(scene
     scene.show(1, deleted=True)
     assert (await scene.changed(0, PlaceState.ENDING)).reason == "node n0 does not answer"
     assert (await scene.changed(1, PlaceState.ENDING)).reason == "its pod is being deleted"
-    await scene.places.detach()
+    await scene.places.close(keep=True)
     scene.places = scene.another()
     states = [place.state for place in await scene.places.found()]
     assert states == [PlaceState.ENDING, PlaceState.ENDING, PlaceState.READY]

@@ -266,7 +266,7 @@ async def test_who_may_never_come_is_not_waited_for_as_long_as_the_others(desk, 
 async def test_who_detaches_says_nothing_to_agents_and_hears_nothing(desk):
     line = await desk.starts(begun=False)
     desk.agents.start(1, B)  # whose agent is late
-    await desk.agents.detach()
+    await desk.agents.close(keep=True)
     assert await orders(line) == ["start", "end of stream"]
     desk.says(line, ended=ended(0))
     assert await orders(desk.comes(A, ended(0))) == ["end of stream"]

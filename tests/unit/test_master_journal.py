@@ -70,9 +70,7 @@ class Launcher:
         self.launched.append(worker_id)
         self.post(e.WorkerPlaced(worker_id, "h", 7, place="slot 0"))
 
-    async def close(self): ...
-
-    async def detach(self): ...
+    async def close(self, *, keep=False): ...
 
 
 class Town:

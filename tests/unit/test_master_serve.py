@@ -43,12 +43,9 @@ class NoPlace:
     def kill(self, worker_id):
         self.report(e.WorkerExited(worker_id, e.ExitCause.KILLED, -9))
 
-    async def close(self):
-        self.calls.append("close")
-        self.seen = self.closing()
-
-    async def detach(self):
-        self.calls.append("detach")
+    async def close(self, *, keep=False):
+        self.calls.append("keep" if keep else "close")
+        self.seen = self.seen if keep else self.closing()
 
 
 class Taken(NoStore):
@@ -119,7 +116,7 @@ def test_a_decided_end_is_told_and_then_takes_the_workers_along(tmp_path):
     run.launcher.closing = lambda: (json.loads(run.job_dir.status.read_text())["phase"], run.ears.heard[-1])
     assert run.to_the_end().phase is Phase.STOPPED
     assert run.launcher.seen == ("stopped", "job_finished"), "before the places are closed"
-    assert run.launcher.calls[-2:] == ["close", "detach"]
+    assert run.launcher.calls[-2:] == ["close", "keep"]
     assert (run.ears.heard[0], run.ears.heard[-1], run.ears.closed) == ("job_started", "job_finished", True)
 
 
@@ -127,7 +124,7 @@ def test_a_status_that_can_not_be_written_keeps_no_place(tmp_path, caplog):
     run = Run(tmp_path)
     run.job_dir.status.mkdir()
     assert run.to_the_end().phase is Phase.STOPPED
-    assert run.launcher.calls[-2:] == ["close", "detach"]
+    assert run.launcher.calls[-2:] == ["close", "keep"]
     assert f"job stopped, and that can't be written to {run.job_dir.status}: Is a directory" in caplog.text
 
 
@@ -135,7 +132,7 @@ def test_a_master_that_breaks_leaves_the_workers_to_the_next(tmp_path):
     run = Run(tmp_path, broken="launcher")
     with pytest.raises(ZeroDivisionError):
         run.to_the_end()
-    assert run.launcher.calls[-1] == "detach"
+    assert run.launcher.calls[-1] == "keep"
     assert "close" not in run.launcher.calls
     assert run.ears.closed
 
@@ -145,7 +142,7 @@ def test_a_master_that_leaves_does_not_end_the_workers(tmp_path, when):
     run = Run(tmp_path, leaves=when)
     with pytest.raises(RelievedError, match=r"^leaving the job to another master: it has taken over$"):
         run.to_the_end()
-    assert set(run.launcher.calls) == (set() if when == "at once" else {"detach"})
+    assert set(run.launcher.calls) == (set() if when == "at once" else {"keep"})
     assert not run.job_dir.status.exists()
 
 

@@ -82,9 +82,9 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def each_pending_worker_has_one_waiting_place(self):
-        started = {worker for worker, spot in self.scene.launcher._pairing.workers.items() if spot.spot}
-        pending = self.launched - len(started) - len(self.exits)
-        assert len(self.scene.places.in_state(WAITING)) == pending
+        launcher = self.scene.launcher
+        assert len(launcher._workers) == self.launched - len(self.exits)
+        assert len(self.scene.places.in_state(WAITING)) == len(launcher._pending)
 
     @invariant()
     def nobody_ends_twice(self):

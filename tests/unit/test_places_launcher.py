@@ -276,7 +276,7 @@ def test_of_two_workers_that_were_found_in_a_place_both_ends_are_told(first_ends
 def test_a_master_that_leaves_ends_nobody_and_what_becomes_of_workers_is_for_the_next_to_tell():
     """Else the master would save it, with replacements that nobody has launched."""
     scene = Scene().placed(1)
-    now(scene.launcher.detach())
+    now(scene.launcher.close(keep=True))
     now(scene.launcher.close())
     scene.clock.advance(100)
     assert (scene.starter.started, scene.places.given_back) == ({0: "place-0"}, {})

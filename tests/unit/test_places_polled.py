@@ -111,7 +111,7 @@ async def test_a_mistake_while_places_are_watched_is_told(scene):
     scene.queue.may_answer.set()
     scene.want(1, NOWHERE)
     assert await scene.reports.get() == LauncherFailed("places are watched no longer: ZeroDivisionError: a mistake")
-    await scene.places.detach()
+    await scene.places.close(keep=True)
 
 
 @on(scene)

@@ -105,9 +105,7 @@ class NoPlace:
         self._report(StopRequested("enough"))
         return ()
 
-    async def close(self): ...
-
-    async def detach(self): ...
+    async def close(self, *, keep=False): ...
 
 
 def serve_here(job, look):

@@ -221,7 +221,15 @@ class Agents:
             later = asyncio.get_running_loop().call_later
             self._looks[worker_id] = later(STACKS_SECONDS if line else 0.0, self._saw_nothing, worker_id)
 
-    async def close(self) -> None:
+    async def close(self, *, keep: bool = False) -> None:
+        """Agents that are to keep their workers look for the next master as soon as they miss this one."""
+        if keep:
+            self._detached = True
+            self._report = lambda event: None  # timers may still run
+            for line in self._lines.values():
+                line.close()
+            self._lines.clear()
+            return
         self._closed = True
         for worker_id in list(self._tenants):
             self.end(worker_id, 0)
@@ -230,15 +238,6 @@ class Agents:
             self._take(worker_id)
         for line in self._lines.values():
             line.put(_LEAVE)
-
-    async def detach(self) -> None:
-        """The agents keep their workers, and look for the next master as soon as they miss this one."""
-        if not self._closed:
-            self._detached = True
-            self._report = lambda event: None  # timers may still run
-            for line in self._lines.values():
-                line.close()
-            self._lines.clear()
 
     # ---- what both need ----
 

@@ -173,7 +173,7 @@ class Master:
             if serving.done():
                 return serving.result()
             if self._launcher:
-                await self._launcher.detach()  # before the end of `_serve` could end the workers
+                await self._launcher.close(keep=True)  # before the end of `_serve` could end the workers
         finally:
             serving.cancel()
             await asyncio.wait({serving})
@@ -194,7 +194,7 @@ class Master:
             return await self._train(self._launcher, new=past is None)
         finally:
             if self._launcher:
-                await self._launcher.detach()  # only a decided end takes the workers along
+                await self._launcher.close(keep=True)  # only a decided end takes the workers along
             self._observers.close()
             self._ended.set()
             self._journal.close()
