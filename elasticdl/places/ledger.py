@@ -6,6 +6,7 @@ reported once. Owned by the event loop.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,15 +22,13 @@ Reports = list[PlaceChanged | PlaceLost]
 
 @dataclass(slots=True)
 class Entry:
-    """One pod that is not known to be gone. After each change of what the books are about it has to be filed."""
+    """One pod that is not known to be gone."""
 
     number: int
     index: int
     place: Place  # as last reported
     pod: Object | None = None  # as last seen
-    gone: bool = False  # the object is, and its end is not yet reported
     told: bool = False  # by us, to end
-    holds_index: bool = True  # no other pod may be given its index
     waits: Waiting | None = None  # as last reported
     warning: str = ""  # why it can't be started, as its node said last
 
@@ -44,14 +43,10 @@ class Ledger:
         """``name``: that of a pod by its number, which is its place's id. ``first_number``: that no pod has had before."""
         self._name = name
         self._entries: dict[int, Entry] = {}
-        # Of these, by number, those of which somebody may still want something; thousands are asked for one by one.
-        self._wanted: dict[PlaceState, set[int]] = {PlaceState.WAITING: set(), PlaceState.READY: set()}
-        self._taken: set[int] = set()  # indices of pods that do not leave
-        self._free = 0  # no lower index is
         self._ended: set[int] = set()
         self._highest = first_number - 1  # of all numbers
         self.ever_placed = False
-        self._left: list[int] = []  # whose end is reported, and whose pods are still there
+        self.left: list[int] = []  # whose end is reported, and whose pods are still there, the oldest first
 
     def __len__(self) -> int:
         """As many are not known to be gone."""
@@ -76,25 +71,25 @@ class Ledger:
     def known(self, number: int) -> bool:
         return number in self._entries or number in self._ended
 
-    def wanted(self, state: PlaceState) -> set[int]:
-        """Those of which somebody may still want something, and that are WAITING or READY."""
-        return self._wanted[state]
+    def wanted(self, state: PlaceState) -> list[int]:
+        """Those in this state of which somebody may still want something."""
+        return [number for number, each in self._entries.items() if each.place.state is state and not each.told]
 
     def runs(self) -> bool:
         """Whether there is any that may end by itself."""
         states = (PlaceState.READY, PlaceState.ENDING)
         return any(entry.place.state in states for entry in self._entries.values())
 
-    def ask(self) -> tuple[int, int]:
-        """Begin an entry; its number, and its index: the first that is free, or whose pod is about to leave it."""
-        while self._free in self._taken:
-            self._free += 1
-        number = self._highest = self._highest + 1
-        self._begin(Entry(number, self._free, Place(self._name(number))))
-        return number, self._entries[number].index
-
-    def place(self, number: int) -> Place:
-        return self._entries[number].place
+    def ask(self, count: int) -> list[Entry]:
+        """Begin so many entries. Each index is the first that is free, or whose pod is about to leave it."""
+        taken = {entry.index for entry in self._entries.values() if not entry.leaves}
+        free = itertools.islice((index for index in itertools.count() if index not in taken), count)
+        begun = [
+            Entry(number, index, Place(self._name(number))) for number, index in enumerate(free, self._highest + 1)
+        ]
+        self._entries |= {entry.number: entry for entry in begun}
+        self._highest += count
+        return begun
 
     def adopt(self, pod: Object) -> Place:
         """Begin an entry for a pod that was asked for by somebody else, a master before this one."""
@@ -110,7 +105,7 @@ class Ledger:
                 state = PlaceState.ENDING if why else PlaceState.WAITING
                 place = replace(place, state=state, reason=why or reason, node=waiting.node)
         told = bool(pod["metadata"].get("deletionTimestamp"))
-        self._begin(Entry(number, index_of(pod), place, pod, told=told, holds_index=not told))
+        self._entries[number] = Entry(number, index_of(pod), place, pod, told=told)
         self._highest = max(self._highest, number)
         return place
 
@@ -118,13 +113,7 @@ class Ledger:
         """Note that we have it ended; whether there is anything to end."""
         if entry := self._entries.get(number):
             entry.told = True
-            self._file(entry)
         return entry is not None
-
-    def take_left(self) -> list[int]:
-        """Those whose end was reported since the last call, and whose pods are still there."""
-        left, self._left = self._left, []
-        return left
 
     # ---- what was seen ----
 
@@ -136,18 +125,19 @@ class Ledger:
     def never(self, number: int, cause: ExitCause, detail: str) -> Reports:
         """There is no pod and will be none."""
         code = 1 if cause is ExitCause.CRASHED else -9
-        return self._end(number, Ended(cause, code, detail)) if number in self._entries else []
+        entry = self._entries.get(number)
+        return self._end(entry, Ended(cause, code, detail)) if entry else []
 
     def seen(self, pod: Object) -> Reports:
         number = number_of(pod)
         entry = self._entries.get(number)
-        if entry is None or entry.gone:
+        if entry is None:
             return []
         entry.pod = pod
-        self._file(entry)
         verdict = judge(pod, told=entry.told, warning=entry.warning)
         if isinstance(verdict, Ended):
-            return self._end(number, verdict)
+            self.left.append(number)
+            return self._end(entry, verdict)
         leaves = bool(pod["metadata"].get("deletionTimestamp"))
         if leaves and entry.place.state is PlaceState.WAITING:  # what it still waits for does not matter
             return []
@@ -159,13 +149,13 @@ class Ledger:
     def gone(self, number: int, pod: Object | None = None) -> Reports:
         """The pod's object is not there any more; ``pod`` is the last of it."""
         entry = self._entries.get(number)
-        if entry is None or entry.gone:
+        if entry is None:
             return []
-        entry.pod, entry.gone = pod or entry.pod, True
+        entry.pod = pod or entry.pod
         if entry.pod is None:
             cause = ExitCause.KILLED if entry.told else ExitCause.DELETED
-            return self._end(number, Ended(cause, -9, "its pod is not there any more"))
-        return self._end(number, judge_end(entry.pod, told=entry.told, gone=True))
+            return self._end(entry, Ended(cause, -9, "its pod is not there any more"))
+        return self._end(entry, judge_end(entry.pod, told=entry.told, gone=True))
 
     def created(self, pod: Object) -> Reports:
         """The answer to our request for it, which what was seen since may have overtaken."""
@@ -175,12 +165,12 @@ class Ledger:
     def missing(self, pods: Iterable[Object]) -> list[int]:
         """Those that were seen and are not among these; they may have come after the list was made."""
         there = {number_of(pod) for pod in pods}
-        return [number for number, each in self._entries.items() if each.pod and not each.gone and number not in there]
+        return [number for number, each in self._entries.items() if each.pod and number not in there]
 
     def starting(self) -> dict[int, str]:
         """The pods that have a node, do not run yet, and say nothing of why: their uids by number."""
         found = {}
-        for number in self._wanted[PlaceState.WAITING]:
+        for number in self.wanted(PlaceState.WAITING):
             pod = self._entries[number].pod
             verdict = judge(pod, told=False) if pod else None
             if pod and isinstance(verdict, Waiting) and verdict.node and verdict.on_its_way:
@@ -195,12 +185,9 @@ class Ledger:
         entry.warning = warning
         return self.seen(entry.pod)
 
-    def _end(self, number: int, verdict: Ended) -> Reports:
-        entry = self._entries.pop(number)
-        self._file(entry, over=True)
-        self._ended.add(number)
-        if entry.pod and not entry.gone:
-            self._left.append(number)
+    def _end(self, entry: Entry, verdict: Ended) -> Reports:
+        del self._entries[entry.number]
+        self._ended.add(entry.number)
         node = str((entry.pod or {}).get("spec", {}).get("nodeName") or "")
         # Of one that never ran nobody may know yet which node has refused it.
         told = [] if entry.place.node == node else self._change(entry, replace(entry.place, node=node))
@@ -210,26 +197,7 @@ class Ledger:
         if place == entry.place or entry.place.state is PlaceState.LOST:
             return []
         entry.place = place
-        self._file(entry, over=entry.number not in self._entries)
         return [PlaceChanged(place)]
-
-    def _begin(self, entry: Entry) -> None:
-        self._entries[entry.number] = entry
-        if entry.holds_index:
-            self._taken.add(entry.index)
-        self._file(entry)
-
-    def _file(self, entry: Entry, *, over: bool = False) -> None:
-        """Into the books; ``over``: out of them."""
-        for state, numbers in self._wanted.items():
-            if entry.place.state is state and not (entry.told or over):
-                numbers.add(entry.number)
-            else:
-                numbers.discard(entry.number)
-        if entry.holds_index and (entry.leaves or over):
-            entry.holds_index = False
-            self._taken.discard(entry.index)
-            self._free = min(self._free, entry.index)
 
     def _wait(self, entry: Entry, waiting: Waiting) -> Reports:
         if entry.place.state is not PlaceState.WAITING or waiting == entry.waits:

@@ -39,40 +39,7 @@ from elasticdl.places.base import Place, PlaceChanged, PlaceReport, PlaceState
 from elasticdl.places.ledger import Ledger, Reports
 from elasticdl.places.worker_pods import Manifest, WorkerPodApi, WorkerPods, is_wrong, number_of
 
-# Pods that are over, and nobody needs any more: the newest are kept for their logs.
-
-
-KEPT = 3
-
-
-class Leftovers:
-    """Reads no clock: whoever asks says what time it is. ``seconds``: so long each is kept, as all are at the end of a job."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._over: dict[int, float] = {}  # since when, in that order
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._over
-
-    def add(self, number: int, now: float) -> None:
-        """Its pod is over, and that was reported."""
-        self._over.setdefault(number, now)
-
-    def take(self, now: float) -> list[int]:
-        """The numbers of pods that are to be removed; they are not named again."""
-        older = list(self._over)[:-KEPT]
-        due = [number for number in older if now - self._over[number] >= self._seconds]
-        for number in due:
-            del self._over[number]
-        return due
-
-    def next(self, now: float) -> float | None:
-        """Seconds until there are some to be taken; None if there are none."""
-        older = list(self._over.values())[:-KEPT]
-        return max(0.0, older[0] + self._seconds - now) if older else None
-
-
+KEPT = 3  # pods that are over, the newest, for their logs
 # Of those that delete, read and remove pods.
 REQUESTS_AT_ONCE = 8
 POLL_SECONDS = 0.1
@@ -95,7 +62,7 @@ class PodTimeouts:
     close: float = 60.0
     start: float = 60.0  # for the first list
     first_retry: float = 0.5
-    over: float = 60.0  # for pods that are over to be kept, however many there are
+    over: float = 60.0  # for which each pod that is over is kept
     longest_retry: float = 8.0  # so long may a job be blind after the API server is back
 
 
@@ -123,8 +90,8 @@ class PodPlaces:
         soon = partial(_soon, asyncio.get_running_loop())
         listed, changed = partial(soon, self.pods_listed), partial(soon, self.pod_changed)
         self._watch = Watch(api.pods, listed, changed, self._backoff())
-        self._leftovers = Leftovers(timeouts.over)
-        self._removal: asyncio.TimerHandle | None = None
+        self._wanted: tuple[int, AbstractSet[str]] = 0, frozenset()
+        self._asking_soon: asyncio.Handle | None = None
         self._orders: dict[int, Manifest] = {}  # the pods that are yet to be made, in this order
         self._doubtful: set[int] = set()  # of these: a request had no answer, so the pod may be there
         self._asking: int | None = None  # for which of these a request is under way
@@ -145,18 +112,10 @@ class PodPlaces:
         return found
 
     def want(self, most: int, avoid: AbstractSet[str]) -> None:
-        if self._closed:
-            return
-        waiting, ready = (self._ledger.wanted(state) for state in (PlaceState.WAITING, PlaceState.READY))
-        missing = most - len(waiting) - len(ready)
-        for number in sorted(waiting, reverse=True)[:-missing] if missing < 0 else ():
-            self._end(number, KILL_GRACE)
-        for _ in range(self._pods.may_ask(missing, len(self._ledger))):
-            number, index = self._ledger.ask()
-            self._orders[number] = self._pods.manifest(number, index, avoid)
-            self._report(PlaceChanged(self._ledger.place(number)))
-        if self._orders and self._creator is None:
-            self._creator = self._background.start(self._create())
+        """Thousands of workers are launched one by one: what was wanted last is done once."""
+        self._wanted = most, avoid
+        if self._asking_soon is None and not self._closed:
+            self._asking_soon = asyncio.get_running_loop().call_soon(self._ask_for_places)
 
     def give_back(self, place_id: str, *, at_once: bool) -> None:
         number = self._number(place_id)
@@ -168,7 +127,7 @@ class PodPlaces:
             self._closed = True  # first, as the pods that go are not to be replaced
             await self._end_all()
         self._closed = True
-        for timer in (self._image_timer, self._removal):
+        for timer in (self._image_timer, self._asking_soon):
             if timer:
                 timer.cancel()
         self._watch.stop()
@@ -202,6 +161,7 @@ class PodPlaces:
             self._watch.start(listing)
             self.pods_listed(listing.items)
             self._background.start(self._explain())
+            self._background.start(self._tidy())
 
     async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Do what blocks."""
@@ -217,52 +177,61 @@ class PodPlaces:
 
     # ---- pods come and go ----
 
+    def _ask_for_places(self) -> None:
+        self._asking_soon = None
+        if self._closed:
+            return
+        most, avoid = self._wanted
+        waiting = self._ledger.wanted(PlaceState.WAITING)
+        missing = most - len(waiting) - len(self._ledger.wanted(PlaceState.READY))
+        for number in sorted(waiting, reverse=True)[:-missing] if missing < 0 else ():
+            self._end(number, KILL_GRACE)
+        for entry in self._ledger.ask(self._pods.may_ask(missing, len(self._ledger))):
+            self._orders[entry.number] = self._pods.manifest(entry.number, entry.index, avoid)
+            self._report(PlaceChanged(entry.place))
+        if self._orders and self._creator is None:
+            self._creator = self._background.start(self._create())
+
     async def _create(self) -> None:
         """Make the pods that are ordered, one after another, until there are none."""
-        refusals, conflicts = self._backoff(), self._backoff()
-        in_conflict: set[int] = set()  # since a pod was made: those whose names other pods still have
+        backoff = self._backoff()
         while self._orders:
             number, manifest = next(iter(self._orders.items()))
-            delay, self._asking = 0.0, number
+            self._asking = number
             try:
                 pod = await self._request(manifest)
             except ApiError as failure:
                 self._asking = None
-                if failure.uncertain:
-                    self._doubtful.add(number)
-                if is_wrong(failure):
-                    self._report(LauncherFailed(f"the cluster refuses the pods of the workers: {failure}"))
-                    self._orders.pop(number, None)
-                    self._look(number, self._ledger.never(number, ExitCause.CRASHED, str(failure)))
-                    continue
-                why = f"the cluster does not take its pod: {without_name(str(failure))}"
-                if failure.status == CONFLICT:  # the next pod need not wait for this one
-                    in_conflict.add(number)
-                    self._look(number, self._ledger.refused(number, why))
-                    if number in self._orders:
-                        self._orders[number] = self._orders.pop(number)
-                    delay = conflicts.delay() if in_conflict.issuperset(self._orders) else 0.0
-                else:
-                    for waiting in list(self._orders):
-                        self._look(waiting, self._ledger.refused(waiting, why))
-                    delay = refusals.delay(failure.retry_after)
-                if number not in self._orders:
-                    self._give_up(number)
-                await asyncio.sleep(delay)
+                self._refused(number, failure)
+                if not is_wrong(failure):
+                    await asyncio.sleep(backoff.delay(failure.retry_after))
             else:
                 self._asking = None
-                for backoff in (refusals, conflicts):
-                    backoff.reset()
-                in_conflict.clear()
+                backoff.reset()
                 self._made(number, pod)
         self._creator = None
+
+    def _refused(self, number: int, failure: ApiError) -> None:
+        if failure.uncertain:
+            self._doubtful.add(number)
+        if is_wrong(failure):
+            self._report(LauncherFailed(f"the cluster refuses the pods of the workers: {failure}"))
+            self._orders.pop(number, None)
+            return self._look(number, self._ledger.never(number, ExitCause.CRASHED, str(failure)))
+        if number not in self._orders:
+            return self._give_up(number)
+        if failure.status == CONFLICT:  # the others need not wait until its name is free
+            self._orders[number] = self._orders.pop(number)
+        why = f"the cluster does not take its pod: {without_name(str(failure))}"
+        for waiting in [number] if failure.status == CONFLICT else list(self._orders):
+            self._look(waiting, self._ledger.refused(waiting, why))
+        return None
 
     def _made(self, number: int, pod: Manifest) -> None:
         wanted = self._orders.pop(number, None) is not None
         self._doubtful.discard(number)
         self._look(number, self._ledger.created(pod))
-        # It may have been seen to go before the answer to the request for it has come.
-        if not (wanted and (number in self._ledger or number in self._leftovers)):
+        if not wanted:
             self._background.start(self._delete(number, KILL_GRACE))
 
     def _give_up(self, number: int) -> None:
@@ -291,6 +260,17 @@ class PodPlaces:
                 else:
                     self._look(number, self._ledger.warned(number, warning))
             waited = set(starting)
+
+    async def _tidy(self) -> None:
+        """Have older pods that are over removed."""
+        left = self._ledger.left
+        while True:
+            older = left[:-KEPT]
+            await asyncio.sleep(max(self._timeouts.over, POLL_SECONDS))
+            if older:
+                del left[: len(older)]
+                ask = partial(self._call, self._api.remove, older)
+                await retry(ask, "remove pods that are over", self._backoff())
 
     async def _request(self, manifest: Manifest) -> Manifest:
         """The pod, be it new or made by a request of which the answer was lost."""
@@ -380,32 +360,15 @@ class PodPlaces:
         """Pass reports on, and see what else follows from the state that led to them."""
         for report in reports:
             self._report(report)
-        loop = asyncio.get_running_loop()
-        for left in self._ledger.take_left():
-            self._leftovers.add(left, loop.time())
-        self._plan_removal()
         trouble = self._ledger.image_trouble
         if trouble and trouble.lasting:
             self._report(LauncherFailed(f"no worker can be started: {trouble.reason}"))
         elif trouble and self._image_timer is None:
-            self._image_timer = loop.call_later(self._timeouts.image, self._give_up_image)
+            self._image_timer = asyncio.get_running_loop().call_later(self._timeouts.image, self._give_up_image)
         elif self._image_timer and not trouble:
             self._image_timer.cancel()
             self._image_timer = None
         self._changed.set()
-
-    def _plan_removal(self) -> None:
-        """Of pods that are over, when the first of them need not be kept any more."""
-        loop = asyncio.get_running_loop()
-        if self._removal is None and not self._closed and (wait := self._leftovers.next(loop.time())) is not None:
-            self._removal = loop.call_later(max(wait, POLL_SECONDS), self._remove)
-
-    def _remove(self) -> None:
-        self._removal = None
-        if numbers := self._leftovers.take(asyncio.get_running_loop().time()):
-            ask = partial(self._call, self._api.remove, numbers)
-            self._background.start(retry(ask, "remove pods that are over", self._backoff()))
-        self._plan_removal()
 
     def _give_up_image(self) -> None:
         if trouble := self._ledger.image_trouble:

@@ -119,7 +119,7 @@ class WorkerPods:
     def may_ask(self, missing: int, there: int) -> int:
         """How many of those that are missing may be asked for while ``there`` are there, those that leave among them."""
         size = size_of(self.template)
-        return missing if size is None else max(0, min(missing, size - there))
+        return max(0, missing if size is None else min(missing, size - there))
 
     @property
     def urgent(self) -> int:

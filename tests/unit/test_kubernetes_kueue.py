@@ -37,12 +37,13 @@ async def test_a_preempted_gang_asks_for_others_when_its_pods_are_over(scene):
         scene.show(number, "Running", RUNNING, conditions=[PREEMPTED], deleted=True)
         await scene.changed(number, PlaceState.ENDING)
     scene.want(SIZE)
+    await asyncio.sleep(0)
     assert scene.reports.empty(), "Kueue would delete it: those that leave count"
     for number, successor in ((1, 2), (0, 3)):
         scene.show(number, "Failed", terminated(143), conditions=[PREEMPTED], deleted=True)
         await scene.lost(number)
         scene.want(SIZE)
-        assert scene.reports.get_nowait().place == Place(name(successor))
+        assert (await scene.reports.get()).place == Place(name(successor))
 
 
 @pytest.mark.parametrize("failures", [1, 1000])

@@ -6,8 +6,6 @@ import threading
 from contextlib import asynccontextmanager
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from kubernetes_fake import FakeObjects, FakePods
 from kubernetes_kit import PODS
 
@@ -20,7 +18,7 @@ from elasticdl.master.core.job_core import Job
 from elasticdl.master.core.values import Settings
 from elasticdl.master.shell.agents import Agents
 from elasticdl.places.launcher import PlaceLauncher
-from elasticdl.places.pod_places import KEPT, REQUESTS_AT_ONCE, Leftovers, PodPlaces, PodTimeouts
+from elasticdl.places.pod_places import KEPT, REQUESTS_AT_ONCE, PodPlaces, PodTimeouts
 from tests.stories import on
 
 DEADLINE = 20.0
@@ -51,7 +49,8 @@ class Stage:
         return PlaceLauncher(self._make_places, agents.reporting_to, self.reports.put_nowait)
 
     def _make_places(self, report):
-        return PodPlaces(self.pods, PODS, report, self.timeouts, random.Random(1))
+        self.places = PodPlaces(self.pods, PODS, report, self.timeouts, random.Random(1))
+        return self.places
 
     async def next(self):
         return await asyncio.wait_for(self.reports.get(), DEADLINE)
@@ -155,19 +154,29 @@ async def test_at_the_end_all_pods_are_deleted_though_other_requests_wait_for_th
     assert stage.pods.may_go_on.is_set()
 
 
-@given(st.lists(st.floats(0, 30), max_size=30))
-def test_the_newest_that_are_over_are_kept_and_all_of_them_for_a_while(pauses):
-    leftovers, since, now = Leftovers(60.0), {}, 0.0
-    for worker_id, pause in enumerate(pauses):
-        now += pause
-        leftovers.add(worker_id, now)
-        since[worker_id] = now
-        for removed in leftovers.take(now):
-            assert now - since.pop(removed) >= 60.0
-    now += 1000.0
-    assert leftovers.next(now) == (0.0 if len(since) > KEPT else None)
-    assert leftovers.take(now) == list(since)[:-KEPT]
-    assert (leftovers.take(now), leftovers.next(now)) == ([], None)
+@on(stage(over=0.2))
+async def test_the_newest_that_are_over_are_kept_and_all_of_them_for_a_while(stage):
+    places, over, began = stage.places, KEPT + 2, asyncio.get_running_loop().time()
+    await stage.launch(over)
+    await stage.until(lambda: len(stage.names) == over)
+    for number, each in enumerate(list(stage.names)):
+        stage.pods.objects.put(each, {**stage.pods.objects.objects[each], "status": {"phase": "Failed"}})
+        await stage.until(lambda number=number: number not in places._ledger)
+    await stage.until(lambda: len(stage.names) < over)
+    assert asyncio.get_running_loop().time() - began >= 0.2
+    assert stage.pods.calls[-1] == ("remove", 0, 1)
+
+
+@on(stage(first_retry=10.0))
+async def test_workers_that_are_launched_one_by_one_are_asked_for_together(stage):
+    """Else it takes a job of 10,000 workers minutes of its master's time."""
+    asked = []
+    ask = stage.places._ledger.ask
+    stage.places._ledger.ask = lambda count: asked.append(count) or ask(count)
+    stage.pods.quota = 0
+    await stage.launch(100)
+    await asyncio.sleep(0)
+    assert asked == [100]
 
 
 def test_a_job_that_was_scaled_may_change_as_much_at_once_as_one_that_began_so():
