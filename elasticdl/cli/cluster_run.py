@@ -47,7 +47,7 @@ from elasticdl.kube.client import (
     connect,
     namespace_of,
 )
-from elasticdl.kube.job_objects import ManifestInputs, MasterTrouble, trouble_of
+from elasticdl.kube.job_objects import ManifestInputs
 from elasticdl.kube.job_pods import find_master, is_running
 from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.names import VOLCANO_GROUP, master_name, without_name
@@ -63,6 +63,7 @@ from elasticdl.kube.pod import (
     with_pod_templates,
     worker_pod,
 )
+from elasticdl.places.judge import Waiting
 from elasticdl.proto import elasticdl_pb2 as pb
 
 # Submitting a job: first it is asked whether its pods would be taken, then all of it is made, or none.
@@ -378,7 +379,7 @@ class MasterWatch:
     handle: NamespaceJob
     screen: Screen
     image_timeout: float
-    trouble: MasterTrouble = field(default_factory=lambda: MasterTrouble(""))  # as last shown
+    trouble: Waiting = field(default_factory=lambda: Waiting(""))  # as last shown
     without_image: Stopwatch = field(default_factory=Stopwatch)
     unreached: Stopwatch = field(default_factory=Stopwatch)
     unreached_told: bool = False
@@ -405,11 +406,11 @@ class MasterWatch:
                 return self.show_contact(failure, now)
             if handle.over():
                 return None
-            trouble = trouble_of(pod) if pod is not None else MasterTrouble(self.refusal())
+            trouble = handle.why_no_master(pod)
             failures = handle.client.read("Job", master_name(handle.name)).get("status", {}).get("failed", 0)
             begun = handle.state().memory
         except UnreachableError as error:
-            trouble, failures, begun = MasterTrouble(str(error)), 0, "unknown"
+            trouble, failures, begun = Waiting(str(error)), 0, "unknown"
         self.show_trouble(trouble)
         crashes, where = failures >= STARTS, f"{handle.name}{handle.flags}"
         if (crashes or self.gives_up(trouble, now)) and not begun:
@@ -417,12 +418,12 @@ class MasterWatch:
             raise JobFailedError(f"job {handle.name}: {trouble.reason}{more}; `elasticdl delete {where}` removes it")
         return None
 
-    def gives_up(self, trouble: MasterTrouble, now: float) -> bool:
+    def gives_up(self, trouble: Waiting, now: float) -> bool:
         """Whether the image has been missing for too long, or will not come at all."""
-        seconds = self.without_image.seconds(trouble.image is not None, now)
-        return trouble.image is not None and (trouble.image.lasting or seconds >= self.image_timeout)
+        seconds = self.without_image.seconds(trouble.image, now)
+        return trouble.image and (trouble.lasting or seconds >= self.image_timeout)
 
-    def show_trouble(self, trouble: MasterTrouble) -> None:
+    def show_trouble(self, trouble: Waiting) -> None:
         """An image that is tried for again and again is told of once."""
         before, self.trouble = self.trouble, trouble
         if trouble.reason != before.reason and not (trouble.image and before.image):
@@ -438,12 +439,3 @@ class MasterWatch:
         if not failure and self.unreached_told:
             self.unreached_told = False
             self.screen.line("its master is reached again")
-
-    def refusal(self) -> str:
-        """Why the cluster makes no pod for the master."""
-        involved = f"involvedObject.kind=Job,involvedObject.name={master_name(self.handle.name)}"
-        events = self.handle.client.list("Event", field_selector=f"{involved},reason=FailedCreate")
-        newest = max(events, key=lambda event: str(event.get("lastTimestamp")), default=None)
-        if newest is None:
-            return trouble_of(None).reason
-        return f"the cluster does not take its master's pod: {without_name(str(newest['message']))}"

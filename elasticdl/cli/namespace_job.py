@@ -18,11 +18,11 @@ from elasticdl.common.errors import ElasticDLError, RefusedError, UnreachableErr
 from elasticdl.job.journal import parse_entry
 from elasticdl.kube import names
 from elasticdl.kube.client import ABSENT, Client, NotDoneError, Object, connect, end_group
-from elasticdl.kube.job_objects import finished, trouble_of
 from elasticdl.kube.job_pods import find_master, forwarded, is_running
 from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.packed_state import State, unpack_state
 from elasticdl.kube.pod import SPEC_FILE
+from elasticdl.places.judge import NO_MASTER, Waiting, why_no_master
 
 ANY_JOB = f"{names.APPLICATION_LABEL}={names.APPLICATION},{names.JOB_LABEL}"
 
@@ -67,12 +67,26 @@ class NamespaceJob(JobHandle):
         job = self.client.find("Job", names.master_name(self.name))
         if job is None:
             return "it was deleted"
-        how = finished(job)
+        how = _ended(job)
         return f"its Job is {how.lower()}, and its master has not said how it ended" if how else ""
 
     def absence(self) -> str:
         pod = find_master(self.client, self.name)
-        return "" if is_running(pod) else trouble_of(pod).reason
+        return "" if is_running(pod) else self.why_no_master(pod).reason
+
+    def why_no_master(self, pod: Object | None) -> Waiting:
+        """``pod``: of a master that does not run; None if there is none, as when the cluster does not take it."""
+        if pod is not None:
+            return why_no_master(pod)
+        involved = f"involvedObject.kind=Job,involvedObject.name={names.master_name(self.name)}"
+        try:
+            events = self.client.list("Event", field_selector=f"{involved},reason=FailedCreate")
+        except NotDoneError:  # who may not look at events is not told
+            events = []
+        newest = max(events, key=lambda event: str(event.get("lastTimestamp")), default=None)
+        if newest is None:
+            return Waiting(NO_MASTER)
+        return Waiting(f"the cluster does not take its master's pod: {names.without_name(str(newest['message']))}")
 
     def last_known(self) -> tuple[int, float]:
         kept = self.kept_status()
@@ -82,7 +96,7 @@ class NamespaceJob(JobHandle):
     def reach(self) -> Iterator[Endpoint]:
         pod = find_master(self.client, self.name)
         if pod is None or not is_running(pod):
-            raise AbsentError(trouble_of(pod).reason)
+            raise AbsentError(self.why_no_master(pod).reason)
         try:
             with self._endpoint(pod) as endpoint:
                 yield endpoint
@@ -150,7 +164,7 @@ def find(name: str | None, place: ClusterTarget) -> JobHandle:
     client = connect(place)
     if name is None or not client.find("Job", names.master_name(name)):
         jobs = _jobs(client)
-        running = [_name_of(job) for job in jobs if not finished(job)]
+        running = [_name_of(job) for job in jobs if not _ended(job)]
         name = choose(name, [_name_of(job) for job in jobs], running, f" in namespace {client.namespace}")
     return NamespaceJob(client, name, place)
 
@@ -172,6 +186,12 @@ def _jobs(client: Client) -> list[Object]:
     if not found:
         client.require_namespace()
     return sorted(found, key=lambda job: str(job["metadata"]["creationTimestamp"]), reverse=True)
+
+
+def _ended(job: Object) -> str:
+    """How a Job has ended: "Complete", "Failed", or empty if it has not."""
+    held = [str(each["type"]) for each in job.get("status", {}).get("conditions") or () if each["status"] == "True"]
+    return next((each for each in held if each in ("Complete", "Failed")), "")
 
 
 def _name_of(job: Object) -> str:

@@ -20,11 +20,12 @@ import urllib3
 from elasticdl.cli.job_handle import Lines
 from elasticdl.cli.printed import PRINTS_POLL, Printers
 from elasticdl.cli.screens import Dating, Stream, by_writer, merged, prefix, tell
+from elasticdl.common.credentials import Role
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
 from elasticdl.job.journal import Entry, unmarked
 from elasticdl.kube.client import Client, NotDoneError, Object
 from elasticdl.kube.job_pods import find_pods
-from elasticdl.kube.names import WORKER_LABEL, Role
+from elasticdl.kube.names import WORKER_LABEL
 
 LOOK_SECONDS = 2.0  # between two looks for further pods
 JOIN_SECONDS = 5.0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from elasticdl.common.credentials import Role as Role
+from collections.abc import Mapping
+from typing import Any
+
+from elasticdl.common.credentials import Role
 
 APPLICATION_LABEL = "app.kubernetes.io/name"
 APPLICATION = "elasticdl"
@@ -71,3 +74,8 @@ def without_name(refusal: str) -> str:
     """Why an object is forbidden, without the object's name, which the user does not know."""
     _, forbidden, reason = refusal.partition(" is forbidden: ")
     return reason if forbidden else refusal
+
+
+def owner_uids(made: Mapping[str, Any]) -> set[str]:
+    """Of the objects with which this one goes."""
+    return {str(each["uid"]) for each in made["metadata"].get("ownerReferences") or ()}

@@ -1,4 +1,4 @@
-"""What a pod says of itself: whether it waits, runs or has ended, and why.
+"""What a pod says of itself, a worker's or the master's: whether it waits, runs or has ended, and why.
 
 The condition `DisruptionTarget` says who ended a pod. Where it is missing, the pod's reason and what its node last told do.
 No event is asked for a cause: events come late, or not at all. The first line that fits decides:
@@ -8,7 +8,7 @@ No event is asked for a cause: events come late, or not at all. The first line t
 | the container was `OOMKilled` | out of memory |
 | `TerminationTarget`, by Kueue | as its reason says, with Kueue's own text, which has its preemptor's number |
 | `DisruptionTarget` | as its reason says |
-| the pod's own `reason`: Preempting; Evicted, a node that shuts down or refused it; NodeLost | preempted; evicted; node lost |
+| the pod's own `reason`: Preempting; NodeLost; another, of a node that evicts it, shuts down or refuses it | preempted; node lost; evicted |
 | it was deleted, not ready, and the node never told of its end | node lost |
 | it was deleted by us; by somebody else | killed; deleted |
 | anything else | as its exit code says |
@@ -21,17 +21,15 @@ master takes the finalizer off its own pod, unless the one before it crashed, an
 
 from __future__ import annotations
 
-import itertools
 import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from elasticdl.common.reason import flat
-from elasticdl.kube.job_objects import image_trouble
-from elasticdl.kube.names import CONTAINER
+from elasticdl.kube.names import CONTAINER, owner_uids
 from elasticdl.master.core.events import ExitCause
 from elasticdl.places.worker_process import judge_exit
 
@@ -50,20 +48,10 @@ _DISRUPTIONS = {
     "DeletionByPodGC": ExitCause.NODE_LOST,
 }
 _TAINT = "DeletionByTaintManager"
-_REASONS = {
-    "Preempting": ExitCause.PREEMPTED,  # in favour of a pod that the node itself can't do without
-    "Evicted": ExitCause.EVICTED,
-    "NodeLost": ExitCause.NODE_LOST,
-    "NodeShutdown": ExitCause.EVICTED,
-    "Terminated": ExitCause.EVICTED,
-    "UnexpectedAdmissionError": ExitCause.EVICTED,
-    "NodeAffinity": ExitCause.EVICTED,
-    "NodePorts": ExitCause.EVICTED,
-}
-_OUT_OF = "OutOf"  # ... something, of which another pod took the last just before
+# Preempting: in favour of a pod that the node itself can't do without.
+_REASONS = {"Preempting": ExitCause.PREEMPTED, "NodeLost": ExitCause.NODE_LOST}
 # Kueue sets it before it deletes a pod. Its other reasons are evictions: a queue that is stopped, pods that are not ready in time,
-# a workload that is gone. Older
-# releases say WorkloadEvicted only, and the text says the rest.
+# a workload that is gone. Older releases say WorkloadEvicted only, and the text says the rest.
 _KUEUE = "TerminationTarget"
 _KUEUE_PREEMPTS = ("WorkloadEvictedDueToPreempted", "Preempted")
 _KUEUE_SAYS = "Preempted to accommodate"
@@ -74,6 +62,12 @@ _IN_QUEUE = "it waits in its queue"
 _VOLCANO_WAITS = re.compile(r"pod group is (?:not )?ready, .*?(?:\. Origin reason is[^:]*: (?P<why>.*))?$")
 _DEFAULT_SCHEDULER = "default-scheduler"
 _QUIET = ("ContainerCreating", "PodInitializing")
+# After which a kubelet goes on trying: the registry may be back soon, or the image be pushed.
+_MAY_PASS = ("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable")
+_WILL_NOT = ("InvalidImageName", "ErrImageNeverPull")
+_AS_ROOT = ("runAsNonRoot", "non-root policy")
+_REMEDY = "end the image's Dockerfile with `USER 1000`, or give such a spec.securityContext.runAsUser in --pod_template"
+NO_MASTER = "its master's pod is not there yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,20 +147,47 @@ def judge_end(pod: Object, *, told: bool, gone: bool) -> Ended:
     return _by_code(pod, end, code, output)
 
 
-def crash_loop(crashes: Sequence[Object]) -> str:
+def why_no_master(pod: Object | None) -> Waiting:
+    """Of a master that does not run; ``pod`` is None if there is none."""
+    if pod is None:
+        return Waiting(NO_MASTER)
+    if _deleted(pod):
+        return Waiting("its master is leaving its place, and will be started anew")
+    match judge(pod, told=False):
+        case Ended() as end:
+            return Waiting(f"its master ended: {_last_words(end)}")
+        case Waiting() as waiting if not waiting.on_its_way:
+            why = "waits" if waiting.node else "has no place yet"
+            return waiting if waiting.image else replace(waiting, reason=f"its master {why}: {waiting.reason}")
+    return Waiting("its master is starting")
+
+
+def _last_words(end: Ended) -> str:
+    """How it ended, after the last line that it printed; who was killed has not said why in it."""
+    said = end.output.strip().splitlines()[-1:] if end.cause is ExitCause.CRASHED else []
+    return ", ".join([*said, end.detail])
+
+
+def last_crashes(pods: Iterable[Object], job_uid: str) -> list[Ended]:
+    """How the masters of this job ended that crashed in a row, the last first. ``pods``: those of masters, also of other jobs."""
+    seen = [(end, pod) for pod in pods if job_uid in owner_uids(pod) and (end := _main_status(pod).get("terminated"))]
+    crashes: list[Ended] = []
+    # Those whose end nobody saw have no times.
+    ended = [(end, pod) for end, pod in seen if end.get("startedAt") and end.get("finishedAt")]
+    for end, pod in sorted(ended, key=lambda each: str(each[0]["finishedAt"]), reverse=True):
+        ran = datetime.fromisoformat(end["finishedAt"]) - datetime.fromisoformat(end["startedAt"])
+        verdict = judge_end(pod, told=False, gone=False)
+        if verdict.cause not in (ExitCause.CRASHED, ExitCause.OUT_OF_MEMORY) or ran.total_seconds() >= SOON_SECONDS:
+            break
+        crashes.append(verdict)
+    return crashes
+
+
+def crash_loop(crashes: Sequence[Ended]) -> str:
     """Why no other master should be started after these; empty if one should."""
     if len(crashes) < MOST_CRASHES:
         return ""
-    verdict = judge_end(crashes[0], told=False, gone=False)
-    said = verdict.output.strip().splitlines()[-1:]
-    return f"its master crashed {len(crashes)} times in a row: {', '.join([*said, verdict.detail])}"
-
-
-def last_crashes(pods: Iterable[Object], job_uid: str) -> list[Object]:
-    """The masters of this job that crashed in a row, the last first. ``pods``: those of masters, also of other jobs."""
-    ours = (pod for pod in pods if any(o["uid"] == job_uid for o in pod["metadata"].get("ownerReferences") or ()))
-    ended = sorted(filter(_end, ours), key=_finished, reverse=True)
-    return list(itertools.takewhile(_crashed_soon, ended))
+    return f"its master crashed {len(crashes)} times in a row: {_last_words(crashes[0])}"
 
 
 def counting(pod: Object, *, counted: bool) -> dict[str, Any]:
@@ -177,22 +198,6 @@ def counting(pod: Object, *, counted: bool) -> dict[str, Any]:
     return {"metadata": {"resourceVersion": metadata["resourceVersion"], "finalizers": kept}}
 
 
-def _crashed_soon(pod: Object) -> bool:
-    cause = judge_end(pod, told=False, gone=False).cause
-    seconds = (_finished(pod) - datetime.fromisoformat(_end(pod)["startedAt"])).total_seconds()
-    return cause in (ExitCause.CRASHED, ExitCause.OUT_OF_MEMORY) and seconds < SOON_SECONDS
-
-
-def _end(pod: Object) -> Object:
-    """How its container ended; empty if it has not, or nobody saw it."""
-    end: Object = _main_status(pod).get("terminated") or {}
-    return end if end.get("startedAt") and end.get("finishedAt") else {}
-
-
-def _finished(pod: Object) -> datetime:
-    return datetime.fromisoformat(_end(pod)["finishedAt"])
-
-
 def _silent(pod: Object) -> bool:
     """It runs, for all that is known, and is not ready: nobody can reach its node to ask."""
     return _condition(pod, "Ready").get("status") == "False" and "running" in _main_status(pod)
@@ -200,29 +205,18 @@ def _silent(pod: Object) -> bool:
 
 def _disruption(pod: Object, unseen: bool) -> tuple[ExitCause, str] | None:
     """Who took the pod's place away; ``unseen``: no node has told of its end."""
-    if kueue := _kueue(pod):
-        return kueue
-    condition, status = _condition(pod, "DisruptionTarget"), _status(pod)
+    kueue, condition = _condition(pod, _KUEUE), _condition(pod, "DisruptionTarget")
+    reason, text = str(kueue.get("reason")), flat(kueue.get("message") or "")
+    if kueue.get("status") == "True":
+        preempted = reason in _KUEUE_PREEMPTS or text.startswith(_KUEUE_SAYS)
+        return ExitCause.PREEMPTED if preempted else ExitCause.EVICTED, f"Kueue: {text or reason}"
     if condition.get("status") == "True":
         reason = str(condition.get("reason"))
-        cause = _DISRUPTIONS.get(reason, ExitCause.EVICTED)
-        if reason == _TAINT and unseen:
-            cause = ExitCause.NODE_LOST
+        cause = ExitCause.NODE_LOST if reason == _TAINT and unseen else _DISRUPTIONS.get(reason, ExitCause.EVICTED)
         return cause, flat(condition.get("message") or reason)
-    reason = str(status.get("reason") or "")
-    if reason in _REASONS or reason.startswith(_OUT_OF):
-        return _REASONS.get(reason, ExitCause.EVICTED), flat(status.get("message") or reason)
+    if reason := str(_status(pod).get("reason") or ""):
+        return _REASONS.get(reason, ExitCause.EVICTED), flat(_status(pod).get("message") or reason)
     return None
-
-
-def _kueue(pod: Object) -> tuple[ExitCause, str] | None:
-    """Why Kueue has deleted the pod; None if it has not."""
-    condition = _condition(pod, _KUEUE)
-    if condition.get("status") != "True":
-        return None
-    reason, text = str(condition.get("reason")), flat(condition.get("message") or "")
-    preempted = reason in _KUEUE_PREEMPTS or text.startswith(_KUEUE_SAYS)
-    return ExitCause.PREEMPTED if preempted else ExitCause.EVICTED, f"Kueue: {text or reason}"
 
 
 def _by_code(pod: Object, end: Object, code: int, output: str) -> Ended:
@@ -242,8 +236,13 @@ def _judge_wait(pod: Object, warning: str) -> Waiting:
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason, message = str(waiting.get("reason", "")), flat(waiting.get("message") or "")
-        if trouble := image_trouble(waiting):
-            return Waiting(trouble.reason, image=True, lasting=trouble.lasting, node=node)
+        if reason in _MAY_PASS or reason in _WILL_NOT:
+            why = f"the image can't be pulled: {message or reason}"
+            return Waiting(why, image=True, lasting=reason in _WILL_NOT, node=node)
+        if any(words in message for words in _AS_ROOT):  # also for a user whose number the node does not know
+            said, _, _ = message.partition(" (pod: ")
+            why = f"nothing may run as root here: {said}; {_REMEDY}"
+            return Waiting(why, image=True, lasting=True, node=node)
         if reason and reason not in _QUIET:
             return Waiting(f"its container can't be started on {_node(pod)}: {message or reason}", node=node)
     if warning:

@@ -17,6 +17,7 @@ from elasticdl.kube.names import (
     PLACE_LABEL,
     WORKER_LABEL,
     group_name,
+    owner_uids,
     selector,
     state_name,
     worker_name,
@@ -52,8 +53,7 @@ class Owner:
     @classmethod
     def of(cls, job: Mapping[str, Any], state: Mapping[str, Any]) -> Owner:
         made = job["metadata"]
-        goes_along = any(each["uid"] == made["uid"] for each in state["metadata"].get("ownerReferences") or ())
-        return cls(made["name"], made["uid"], state["metadata"]["uid"] if goes_along else "")
+        return cls(made["name"], made["uid"], state["metadata"]["uid"] if made["uid"] in owner_uids(state) else "")
 
     def reference(self) -> Manifest:
         return {"apiVersion": "batch/v1", "kind": "Job", "name": self.name, "uid": self.uid}
@@ -132,9 +132,10 @@ class WorkerPods:
         metadata = pod["metadata"]
         labels = metadata.get("labels") or {}
         number = labels.get(WORKER_LABEL, "")
-        owners = {self.owner.uid, self.owner.state_uid}  # of two, one that is gone is taken from the pod
         return (
-            any(owner["uid"] in owners for owner in metadata.get("ownerReferences") or ())
+            not owner_uids(pod).isdisjoint(
+                {self.owner.uid, self.owner.state_uid}
+            )  # one that is gone is taken from the pod
             and number.isdecimal()
             and metadata["name"] == self.name(int(number))
             and labels.get(PLACE_LABEL, "0").isdecimal()

@@ -14,11 +14,11 @@ from elasticdl.cli.job_handle import JobHandle
 from elasticdl.cli.namespace_job import NamespaceJob
 from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.job.journal import number_of
-from elasticdl.kube.job_objects import ImageTrouble, MasterTrouble, trouble_of
 from elasticdl.kube.job_pods import find_master
 from elasticdl.master.core.values import Phase
 from elasticdl.master.shell.cluster_master import exit_code
 from elasticdl.master.shell.journal_file import NUMBERS
+from elasticdl.places.judge import Waiting, why_no_master
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
@@ -27,16 +27,17 @@ def watching(home, seen=None):
 
 
 def pod(state=None, **status):
-    status = {"containerStatuses": [{"state": state}], **status} if state else status
-    return {"metadata": {"name": "m"}, "status": status}
+    status = {"containerStatuses": [{"name": "elasticdl", "state": state}], **status} if state else status
+    return {"metadata": {"name": "m"}, "spec": {} if status.get("conditions") else {"nodeName": "n"}, "status": status}
 
 
+NO_START, LOG = "its container can't be started on node n: ", "; its log: kubectl logs -n default m"
+FAILED = {"phase": "Failed"}
 UNSCHEDULED = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes"}
 
 
 def missing(why, *, lasting=False):
-    reason = f"the image can't be pulled: {why}"
-    return MasterTrouble(reason, ImageTrouble(reason, lasting))
+    return Waiting(f"the image can't be pulled: {why}", image=True, lasting=lasting, node="n")
 
 
 @pytest.mark.parametrize(
@@ -46,27 +47,32 @@ def missing(why, *, lasting=False):
         (pod({"waiting": {"reason": "ErrImagePull", "message": "no\nsuch"}}), missing("no such")),
         (pod({"waiting": {"reason": "InvalidImageName"}}), missing("InvalidImageName", lasting=True)),
         (pod({"waiting": {"reason": "ContainerCreating"}}), "its master is starting"),
-        (pod({"terminated": {"exitCode": 137, "message": "at work"}}), "its master ended with exit code 137"),
-        (pod({"terminated": {"exitCode": 1, "message": "a\nb\n"}}), "its master ended with exit code 1: b"),
+        (pod({"waiting": {"reason": "E", "message": "no key"}}), f"its master waits: {NO_START}no key"),
+        (pod({"terminated": {"exitCode": 137, "message": "at work"}}, **FAILED), "its master ended: SIGKILL"),
+        (
+            pod({"terminated": {"exitCode": 2, "message": "a\nb\n"}}, **FAILED),
+            f"its master ended: b, exit code 2: b{LOG}",
+        ),
         (pod(conditions=[UNSCHEDULED]), "its master has no place yet: 0/2 nodes"),
         (pod(phase="Failed", reason="Evicted"), "its master ended: Evicted"),
     ],
 )
 def test_what_is_the_matter_with_a_master(seen, trouble):
-    assert trouble_of(seen) == (MasterTrouble(trouble) if isinstance(trouble, str) else trouble)
+    found = why_no_master(seen)
+    assert (found.reason if isinstance(trouble, str) else found) == trouble
 
 
 def test_an_image_is_waited_for_as_long_as_told_and_from_the_beginning_after_it_was_there():
     view, late = watching(None), missing("Back-off")
     assert [view.gives_up(late, now) for now in (5.0, 64.9, 65.0)] == [False, False, True]
-    assert view.gives_up(MasterTrouble("its master is starting"), 70.0) is False
+    assert view.gives_up(Waiting("its master is starting"), 70.0) is False
     assert [view.gives_up(late, now) for now in (71.0, 130.0, 131.0)] == [False, False, True]
     assert watching(None).gives_up(missing("InvalidImageName", lasting=True), 0.0) is True
 
 
 def test_a_job_without_its_image_stays_and_the_command_says_how_to_remove_it():
     waiting = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
-    imageless = {**master(), "status": pod(waiting)["status"]}
+    imageless = {**master(), **pod(waiting), "metadata": master()["metadata"]}
     seen, job = [], NamespaceJob(OneJob(master=imageless), "digits")
     view = watching(job, seen)
     view.hear(None, "", 5.0)
@@ -80,9 +86,9 @@ def test_why_a_master_does_not_run_is_told_once_and_again_when_it_changes():
     """An image is tried for again and again."""
     seen = []
     view = watching(None, seen)
-    for trouble in (MasterTrouble("quota"), MasterTrouble("quota"), *map(missing, ("not found", "Back-off") * 2)):
+    for trouble in (Waiting("quota"), Waiting("quota"), *map(missing, ("not found", "Back-off") * 2)):
         view.show_trouble(trouble)
-    view.show_trouble(MasterTrouble("its master is starting"))
+    view.show_trouble(Waiting("its master is starting"))
     assert seen == ["quota", "the image can't be pulled: not found", "its master is starting"]
 
 

@@ -285,7 +285,7 @@ def test_all_jobs_are_those_of_the_cluster_as_well_and_one_line_if_they_can_not_
     assert written.err.startswith(
         "warning: the cluster's jobs are missing: the cluster at https://127.0.0.1:9 does not"
     )
-    monkeypatch.setattr(Client, "list", lambda *_, **__: [JOB])
+    monkeypatch.setattr(Client, "list", lambda _, kind, **__: [JOB] if kind == "Job" else [])
     monkeypatch.setattr(Client, "find", lambda *_, **__: None)
     assert main(["status"]) == 0
     title, row = capsys.readouterr().out.splitlines()

@@ -8,7 +8,6 @@ import pytest
 from elasticdl.common.credentials import Role, interface_of
 from elasticdl.common.errors import UserError
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube.job_objects import ImageTrouble, image_trouble
 from elasticdl.kube.pod import finish_pod, master_pod, merge, with_pod_templates, worker_pod
 
 
@@ -312,27 +311,3 @@ def test_the_interface_of_an_address():
         interface_of("203.0.113.7")
     with pytest.raises(UserError, match="'here' is no IP address"):
         interface_of("here")
-
-
-ROOT = "container has runAsNonRoot and image will run as root"
-USER = "container's runAsUser breaks non-root policy"
-ABOUT = '(pod: "digits-master-x_lab(1)", container: elasticdl)'
-NO_PULL, AS_ROOT = "the image can't be pulled: ", "nothing may run as root here: "
-REMEDY = "end the image's Dockerfile with `USER 1000`, or give such a spec.securityContext.runAsUser in --pod_template"
-
-
-@pytest.mark.parametrize(
-    ("reason", "message", "told", "lasting"),
-    [
-        ("ErrImagePull", "no\nsuch", f"{NO_PULL}no such", False),
-        ("ImagePullBackOff", None, f"{NO_PULL}ImagePullBackOff", False),
-        ("InvalidImageName", "", f"{NO_PULL}InvalidImageName", True),
-        ("CreateContainerConfigError", f"{ROOT} {ABOUT}", f"{AS_ROOT}{ROOT}; {REMEDY}", True),
-        ("CreateContainerConfigError", f"{USER} {ABOUT}", f"{AS_ROOT}{USER}; {REMEDY}", True),
-        ("CreateContainerConfigError", 'secret "a" not found', None, False),
-        ("ContainerCreating", None, None, False),
-    ],
-)
-def test_what_is_wrong_with_an_image(reason, message, told, lasting):
-    trouble = told and ImageTrouble(told, lasting=lasting)
-    assert image_trouble({"reason": reason, "message": message}) == trouble

@@ -68,6 +68,30 @@ def test_what_a_pod_waits_for(seen, warning, image, reason):
     assert (found.image, found.reason) == (image, reason)
 
 
+ROOT = "container has runAsNonRoot and image will run as root"
+USER = "container's runAsUser breaks non-root policy"
+ABOUT = '(pod: "digits-master-x_lab(1)", container: elasticdl)'
+NO_PULL, AS_ROOT = "the image can't be pulled: ", "nothing may run as root here: "
+REMEDY = "end the image's Dockerfile with `USER 1000`, or give such a spec.securityContext.runAsUser in --pod_template"
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "told", "lasting"),
+    [
+        ("ErrImagePull", "no\nsuch", f"{NO_PULL}no such", False),
+        ("ImagePullBackOff", None, f"{NO_PULL}ImagePullBackOff", False),
+        ("InvalidImageName", "", f"{NO_PULL}InvalidImageName", True),
+        ("CreateContainerConfigError", f"{ROOT} {ABOUT}", f"{AS_ROOT}{ROOT}; {REMEDY}", True),
+        ("CreateContainerConfigError", f"{USER} {ABOUT}", f"{AS_ROOT}{USER}; {REMEDY}", True),
+        ("CreateContainerConfigError", 'secret "a" not found', None, False),
+        ("ContainerCreating", None, None, False),
+    ],
+)
+def test_what_is_wrong_with_an_image(reason, message, told, lasting):
+    found = judge(pod(state=waiting(reason, message)), told=False)
+    assert (found.reason if found.image else None, found.lasting) == (told, lasting)
+
+
 def test_a_pod_runs_when_its_container_does():
     assert judge(pod(phase="Running", state=RUNNING), told=False) == Running("n0")
     leaving = pod(phase="Running", state=RUNNING, deleted=True)
@@ -148,7 +172,7 @@ LIKE_A_LEAVING_ONE = pod(phase="Running", state=terminated(0), deleted=True)
         (failed(OOM), False, C.OUT_OF_MEMORY, 137, "its node was out of memory"),
         (failed(OOM, deleted=True), True, C.OUT_OF_MEMORY, 137, "its node was out of memory"),
         (failed(terminated(128, "StartError", "no python")), False, C.CRASHED, 128, "can't start it: no python"),
-        (refused("SomethingNew", "who knows"), False, C.CRASHED, 1, "who knows"),
+        (refused("SomethingNew", "who knows"), False, C.EVICTED, -9, "who knows"),
     ],
 )
 def test_why_a_worker_ended(last, gone, cause, code, detail):
