@@ -51,8 +51,8 @@ OF_WORKERS: Mapping[str, Callable[[WorkerRecord, Job], bool]] = {
     "who trains, waits or has finished has no deadline unless it leaves": lambda r, job: (
         r.deadline is None or r.waits_for_successor or r.state not in _UNHURRIED
     ),
-    "only one who is in the world, or left it for the next, waits for its successor": lambda r, job: (
-        not r.waits_for_successor or r.state in IN_WORLD
+    "only one who does not leave yet waits for its successor": lambda r, job: (
+        not r.waits_for_successor or r.state in LIVE
     ),
     "silence means nothing of who has finished, failed or was given up": lambda r, job: (
         r.pulse is None or r.state in (*LIVE, _S.DRAINING)

@@ -12,7 +12,7 @@ from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core import events as i
 from elasticdl.master.core.job_core import Job
-from elasticdl.master.core.values import IN_WORLD, LIVE, Settings, SuspicionKind, WorkerState, World
+from elasticdl.master.core.values import LIVE, Settings, SuspicionKind, WorkerState, World
 from elasticdl.master.core.watching import TABLE
 from elasticdl.master.core.worker_record import Records, WorkerRecord
 from elasticdl.master.shell.loop import to_event
@@ -116,9 +116,9 @@ def test_it_agrees_with_a_look_at_all(deeds):
         elif record and deed == "drop":
             del records[worker_id]
         elif record and deed == "linger":
-            record.waits_for_successor = record.state in IN_WORLD
+            record.waits_for_successor = record.state in LIVE
         for record in records.values():  # as the table of states has it
-            record.waits_for_successor &= record.state in IN_WORLD
+            record.waits_for_successor &= record.state in LIVE
         everybody = [records[worker_id] for worker_id in sorted(records)]
         for states in [(each,) for each in WorkerState] + [LIVE]:
             there = [record for record in everybody if record.state in states]

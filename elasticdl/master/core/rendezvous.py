@@ -117,11 +117,9 @@ class Rendezvous:
         return bool(is_recent and self._records.count(WorkerState.MEMBER))
 
     def alone(self, record: WorkerRecord) -> bool:
-        """Nobody else holds the state who is to stay."""
+        """No member of a world holds the state who is to stay, as far as this master knows: it may not know the worker's own world."""
         others = (each for each in self._records.each_of(*IN_WORLD) if each is not record)
-        return record.state in IN_WORLD and not any(
-            (each.has_state or each.step) and not each.waits_for_successor for each in others
-        )
+        return not any((each.has_state or each.step) and not each.waits_for_successor for each in others)
 
     def leaves_others(self, record: WorkerRecord) -> bool:
         """Others may still be in its world, and would wait for it."""

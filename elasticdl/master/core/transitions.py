@@ -104,7 +104,7 @@ class Transitions:
         if state is not before or trigger in (Trigger.NO_PLACE, Trigger.LINGER):
             record.reason = context.reason
         waited = record.waits_for_successor
-        record.waits_for_successor = waited and state in IN_WORLD
+        record.waits_for_successor = waited and state in LIVE
         if state is not before:
             self._enter(record, context, overstays=waited)
         # That a worker leaves is written when it begins to wait for its successor, and not again when it goes.
@@ -257,7 +257,8 @@ ROWS: tuple[Transition, ...] = (
     ((State.DRAINING,), On.CONNECT, None, (Do.order,)),
     ((State.DRAINING,), On.CONNECT_IN_WORLD, None, (Do.order,)),
     # It leaves, by itself (SIGTERM) or because it is told to.
-    ((State.MEMBER, State.REJOINING), On.LINGER, None, (Do.note_draining, Do.stay)),
+    # Its world may be one that this master does not know: then it is EXCLUDED, and asks for the next.
+    ((*ABSENT, State.MEMBER), On.LINGER, None, (Do.note_draining, Do.stay)),
     ((*STARTING, *ABSENT), On.DRAIN, State.DRAINING, (Do.note_draining,)),
     ((State.MEMBER,), On.DRAIN, State.DRAINING, (Do.note_draining, Do.change_world)),
     (STARTING, On.LET_GO, State.DRAINING, (Do.note_draining, Do.kill)),

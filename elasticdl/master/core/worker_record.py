@@ -92,7 +92,7 @@ class WorkerRecord:
     connected: bool = False
     unheard: bool = False  # was launched by an earlier master, and has had no session with this one
     ready: bool = False  # has asked for a world, so it has imported everything and can send heartbeats
-    waits_for_successor: bool = False  # MEMBER or REJOINING: leaves as soon as another member has its state
+    waits_for_successor: bool = False  # LIVE: leaves as soon as another member has its state
     outgoing: bool = False  # slow, and lets go of its place when its replacement, which is asked for, is ready
     failure: str = ""  # why it has crashed, whatever its exit code says
     unfit: bool = False  # it could not begin to train, where others can
@@ -211,8 +211,8 @@ class Records(dict[int, WorkerRecord]):
         del self._kept[record.state, record.connected][record.worker_id]
 
     def lingering(self) -> list[WorkerRecord]:
-        members = self.each_of(WorkerState.MEMBER, WorkerState.REJOINING)
-        return [record for record in members if record.waits_for_successor]
+        waiting = (record for record in self.each_of(*LIVE) if record.waits_for_successor)
+        return sorted(waiting, key=attrgetter("worker_id"))
 
     @property
     def live(self) -> int:
