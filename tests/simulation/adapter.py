@@ -21,7 +21,8 @@ from elasticdl.master.core import sizing
 from elasticdl.master.core import sizing as worker_target
 from elasticdl.master.core.job_core import Job
 from elasticdl.master.core.sizing import MeasuredSteps
-from elasticdl.master.core.values import Observation, Settings
+from elasticdl.master.core.speedup import Observation
+from elasticdl.master.core.values import Settings
 from elasticdl.master.core.worker_record import JobSnapshot, Snapshot
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.loop import SLOW_SAVE_SECONDS as SLOW_SAVE_SECONDS

@@ -11,10 +11,9 @@ from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.job import messages as m
-from elasticdl.master.core import events as i
-from elasticdl.master.core.events import Phase
+from elasticdl.master.core import values
 from elasticdl.master.core.fleet import BURST, LEAST_BURST, LEAST_RATE
-from elasticdl.master.core.values import CRASHES_AT_START
+from elasticdl.master.core.values import CRASHES_AT_START, Phase
 from tests.simulation.adapter import HEARTBEAT_TIMEOUT, LINGER_SECONDS
 from tests.simulation.lineage import Model, Violation
 from tests.simulation.plan import Kind
@@ -91,7 +90,7 @@ class Checks:
 
     # ---- worlds ----
 
-    def published(self, master: Master, world: i.World) -> None:
+    def published(self, master: Master, world: values.World) -> None:
         known = self._worlds.get(world.version)
         alive = [process for process in known.processes if process.alive and not process.doomed] if known else []
         if known and known.members != world.members and alive and not self.saves_lost:
@@ -104,7 +103,7 @@ class Checks:
         if holding and not (root.has_state and root.step == max(holding)):
             raise Violation(NEWEST_FIRST, f"world {world.version}: {world.members}")
 
-    def _note_world(self, master: Master, world: i.World) -> None:
+    def _note_world(self, master: Master, world: values.World) -> None:
         if self._acknowledged and not self.saves_lost and not any(member.has_state for member in world.members):
             text = f"worker {self._acknowledged.worker_id} had finished, and world {world.version} begins anew"
             raise Violation(DONE_ONCE, text)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core import events as e
-from elasticdl.master.core.events import ExitCause, Phase
+from elasticdl.master.core.events import ExitCause
+from elasticdl.master.core.values import Phase
 from tests.simulation.plan import Fault, Kind
 from tests.simulation.unlike import Reading
 

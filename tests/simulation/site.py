@@ -9,7 +9,7 @@ from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import SampleOrder
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core import events as e
-from elasticdl.master.core.events import Phase
+from elasticdl.master.core.values import Phase
 from elasticdl.master.core.worker_record import JobSnapshot
 from tests.simulation.checks import Checks
 from tests.simulation.clock import Clock

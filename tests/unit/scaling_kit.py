@@ -9,7 +9,7 @@ import numpy as np
 from elasticdl.job.messages import StepReport
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.sizing import MeasuredSteps, Situation, WorkerTarget
-from elasticdl.master.core.values import Curve
+from elasticdl.master.core.speedup import Curve
 
 
 class Truth:

@@ -14,6 +14,7 @@ from google.protobuf import json_format
 
 from elasticdl.common.errors import ReplacedError, UserError
 from elasticdl.job.journal import dump_entry
+from elasticdl.job.messages import Member
 from elasticdl.job.spec import MOST_WORKERS, WorkerRange
 from elasticdl.kube import packed_state
 from elasticdl.kube.client import ApiError
@@ -28,8 +29,7 @@ from elasticdl.kube.packed_state import (
     packed_piece,
     unpack_state,
 )
-from elasticdl.master.core.events import Phase
-from elasticdl.master.core.values import Member, WorkerState, World
+from elasticdl.master.core.values import Phase, WorkerState, World
 from elasticdl.master.core.worker_record import JobSnapshot, Snapshot, TrainingSnapshot, WorkerSnapshot
 from elasticdl.master.shell import state_config_map as state_module
 from elasticdl.master.shell.cluster_master import uncounted

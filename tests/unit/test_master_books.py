@@ -15,9 +15,9 @@ from elasticdl.job.messages import MOST_MARKS, Pace
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core import events as i
-from elasticdl.master.core.events import EndJob, Phase
+from elasticdl.master.core.events import EndJob
 from elasticdl.master.core.job_core import Job
-from elasticdl.master.core.values import Settings
+from elasticdl.master.core.values import Phase, Settings
 from elasticdl.master.core.worker_record import MOST_EPOCHS, Training
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.loop import to_event, to_status
@@ -183,7 +183,7 @@ def test_the_summary_tells_the_whole_story(tmp_path):
         ("world_formed", {"world": 2, "members": [0], "step": 1, "reason": "1 leaves", "seconds": 0.1}),
         ("pause", {"world": 2, "worker": 0, "kind": "shrink", "total": 0.2}),
         ("world_broken", {"world": 2, "reason": "worker 0 killed"}),
-        ("advice", {"text": "1 worker: a 2nd would ...", "curve": curve}),
+        ("advice", {"text": "1 worker: one more would ...", "curve": curve}),
         ("decision", {"workers": 1, "reason": "stays at 1"}),
         ("job_finished", {"phase": "stopped"}),
     ):
@@ -213,7 +213,7 @@ def test_the_summary_tells_the_whole_story(tmp_path):
         "compared": {"step": 1, "workers": 2},
         "worlds": [dict(zip(names, world, strict=True)) for world in worlds],
         "pauses": [pause],
-        "scaling": {"advice": "1 worker: a 2nd would ...", "curve": curve, "workers": 1, "decision": "stays at 1"},
+        "scaling": {"advice": "1 worker: one more would ...", "curve": curve, "workers": 1, "decision": "stays at 1"},
         "wall_time": 5.0,
     }
 

@@ -12,9 +12,9 @@ from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core import events as i
 from elasticdl.master.core.job_core import Job
-from elasticdl.master.core.values import LIVE, Settings, SuspicionKind, WorkerState, World
+from elasticdl.master.core.values import LIVE, Settings, WorkerState, World
 from elasticdl.master.core.watching import TABLE
-from elasticdl.master.core.worker_record import Records, WorkerRecord
+from elasticdl.master.core.worker_record import Records, SuspicionKind, WorkerRecord
 from elasticdl.master.shell.loop import to_event
 from elasticdl.proto import elasticdl_pb2 as pb
 

@@ -7,8 +7,8 @@ from elasticdl.job import messages as m
 from elasticdl.job.journal import standing
 from elasticdl.master.core import events as e
 from elasticdl.master.core import events as i
-from elasticdl.master.core.events import ExitCause, Phase
-from elasticdl.master.core.values import CRASHES_AT_START
+from elasticdl.master.core.events import ExitCause
+from elasticdl.master.core.values import CRASHES_AT_START, Phase
 from elasticdl.master.core.worker_record import Training
 
 DUMP = 'Timeout (0:00:04)!\nThread 0x1 (most recent call first):\n  File "/job/train.py", line 90 in say_goodbye\n'

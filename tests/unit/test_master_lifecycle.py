@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.master.core.events import Phase
 from elasticdl.master.core.transitions import ROWS, WORKERS, Trigger
-from elasticdl.master.core.values import JOB, LIVE, Condition, WorkerState
+from elasticdl.master.core.values import JOB, LIVE, Condition, Phase, WorkerState
 from scripts.draw_states import draw_job, draw_worker_core, draw_workers
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -18,9 +18,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from elasticdl.cli.cluster_run import make_parts
 from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import Role, TlsFolder
+from elasticdl.job.messages import Pace, StepReport
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube import job_objects, names
-from elasticdl.master.core.values import Pace, StepReport
 from elasticdl.master.shell.metrics import MetricsServer, Prometheus
 from elasticdl.master.shell.observers import LiveFacts, StepLog
 from elasticdl.proto import elasticdl_pb2 as pb

@@ -4,12 +4,12 @@ import pytest
 from master_kit import HEARTBEAT_TIMEOUT, NEVER, RECOVERY_TIMEOUT, TICK, Cluster, only, step
 
 from elasticdl.job import messages as m
+from elasticdl.job.messages import Member
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core import events as i
-from elasticdl.master.core.events import Phase
 from elasticdl.master.core.job_core import Job
-from elasticdl.master.core.values import Member, Settings, WorkerState, World
+from elasticdl.master.core.values import Phase, Settings, WorkerState, World
 from elasticdl.master.core.worker_record import JobSnapshot, WorkerSnapshot
 
 SOON = int(RECOVERY_TIMEOUT / TICK) - 2  # ticks within which everybody is back in time

@@ -10,7 +10,7 @@ from elasticdl.common.errors import ReplacedError, UserError
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.core import events as e
-from elasticdl.master.core.events import Phase
+from elasticdl.master.core.values import Phase
 from elasticdl.master.shell.loop import NoStore
 from elasticdl.master.shell.observers import MOST_IN_A_ROW, Observer, Observers
 from elasticdl.master.shell.serve import Master, RelievedError

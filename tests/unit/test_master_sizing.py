@@ -10,8 +10,8 @@ from master_kit import Cluster, launched
 from elasticdl.job import messages as m
 from elasticdl.job.journal import KINDS
 from elasticdl.master.core import events as e
-from elasticdl.master.core.sizing import FIRST_SECONDS, LONGEST_BACKOFF
-from elasticdl.master.core.values import Learnt, Observation, Rejection
+from elasticdl.master.core.sizing import FIRST_SECONDS
+from elasticdl.master.core.speedup import Learnt, Observation
 from elasticdl.master.core.worker_record import Snapshot
 from elasticdl.master.shell.loop import to_event, to_message, to_status
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -37,10 +37,6 @@ class Sized(Cluster):
     @property
     def target(self):
         return self.job.snapshot().target
-
-    @property
-    def rejected(self):
-        return [each.workers for each in self.job.learnt.rejections]
 
     def learns(self, efficiency, **more):
         """Each member does that part of what one does alone in a second."""
@@ -87,7 +83,7 @@ def test_what_was_measured_is_said_again_only_when_it_changes():
     cluster.learns(0.9)
     (first,) = cluster.records("advice")
     assert first["text"].startswith(
-        "2 workers do 1.8 times the work of one (each does 0.90 of one worker, measured); a 3rd"
+        "2 workers do 1.8 times the work of one (each does 0.90 of one worker, measured); one more"
     )
     assert first["curve"][1] == {"workers": 2, "speedup": 1.8, "measured": True}
     json.dumps(first)
@@ -206,7 +202,6 @@ def test_another_master_goes_on_with_the_target_and_what_was_learnt():
     cluster.live(10)
     snapshot = cluster.job.snapshot()
     assert (snapshot.target, snapshot.learnt) == (1, cluster.saved.learnt)
-    assert [(each.workers, each.backoff) for each in snapshot.learnt.rejections] == [(2, 600.0)]
     cluster.learns(1.0)
     assert cluster.target == 1, "what was rejected stays so"
     text = Snapshot(snapshot, 0.0).to_json()
@@ -215,48 +210,30 @@ def test_another_master_goes_on_with_the_target_and_what_was_learnt():
 
 
 def test_what_a_checkpoint_says_is_taken_up():
-    past = Learnt((SEEN,), (Rejection(2, 600.0, 600.0),))
+    past = Learnt((Observation(2, 64, 0.9),))
     fields = {"step": 7, "epoch": 1, "samples": 448, "path": "there"}
     told = json.dumps({**fields, "learnt": past.to_json()})
     cluster = Sized(1, 4)
     cluster.post(to_event(0, pb.WorkerMessage(notice=pb.Notice(event="resumed", fields_json=told))))
     assert cluster.records("resumed") == [{**fields, "worker": 0}]
     cluster.learns(1.0)
-    assert (cluster.target, cluster.rejected) == (1, [2])
+    assert cluster.target == 1
     assert [each.workers for each in cluster.job.learnt.observations] == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("samples", "seconds", "left", "target"), [(500, 1.0, 100.0, 2), (64, 0.1, 100.0, 2), (64, 1.0, 1e12, 1)]
-)
-def test_what_did_not_pay_with_another_batch_or_time_is_tried(samples, seconds, left, target):
-    """The observations are dropped, and so what followed from them; and none counts for longer than any."""
+@pytest.mark.parametrize(("samples", "seconds", "target"), [(500, 1.0, 2), (64, 0.1, 2), (64, 1.0, 1)])
+def test_what_did_not_pay_with_another_batch_or_time_is_tried(samples, seconds, target):
+    """The observations are dropped, and so what followed from them."""
     cluster = Sized(1, 4)
-    past = Learnt((Observation(1, 64, 1.0), Observation(2, 64, 1.0)), (Rejection(2, left, left),))
-    cluster.resumes(past.to_json())
+    cluster.resumes(Learnt((Observation(1, 64, 1.0), Observation(2, 64, 1.0))).to_json())
     cluster.train(seconds, samples=samples)
     cluster.live(FIRST_SECONDS + 1)
     assert cluster.target == target
-    if target == 1:
-        cluster.now += LONGEST_BACKOFF
-        cluster.learns(1.0)
-        assert cluster.target == 2
-
-
-def test_a_back_off_is_kept_by_the_next_master_though_the_measurement_is_forgotten():
-    """That more workers were slower is forgotten after ten minutes, and their back-off may be four hours."""
-    cluster = Sized(1, 4)
-    seen = (Observation(1, 64, 1.0), Observation(2, 64, 1.1), Observation(3, 64, 1.2, age=1000.0))
-    rejected = (Rejection(2, 14_000.0, 14_400.0),)
-    cluster.resumes(Learnt(seen, rejected).to_json())
-    cluster.learns(1.0)
-    assert (cluster.target, cluster.rejected) == (1, [2])
-    assert [each.workers for each in cluster.job.learnt.observations] == [1, 2]
 
 
 def test_a_job_that_learns_nothing_itself_keeps_what_the_last_one_has_learnt():
     """It may be over, or stopped, before it knows."""
-    past = Learnt((SEEN,), (Rejection(2, 100.0, 600.0),))
+    past = Learnt((SEEN,))
     cluster = Sized(1, 4, "all")
     cluster.resumes(past.to_json())
     assert cluster.job.learnt == past
@@ -270,15 +247,6 @@ def test_members_are_told_what_a_checkpoint_is_to_hold_when_it_changes():
     cluster.live(100)
     (told,) = cluster.all(m.Learnt)
     assert (told.to, Learnt.from_json(to_message(told.message).learnt.json).observations[0].workers) == ((0,), 1)
-
-
-def test_however_many_numbers_did_not_pay_the_next_master_can_read_it():
-    cluster = Sized(1, 99)
-    cluster.resumes(Learnt(rejections=tuple(Rejection(n, 100.0, 600.0) for n in range(3, 35))).to_json())
-    cluster.learns(1.0)
-    cluster.learns(0.5)
-    text = Snapshot(cluster.job.snapshot(), 0.0).to_json()
-    assert [each.workers for each in Snapshot.from_json(text).job.learnt.rejections] == list(range(2, 34))
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ import json
 import pytest
 
 from elasticdl.job.journal import STEPS, Steps
-from elasticdl.job.messages import StepReport
+from elasticdl.job.messages import Pace, StepReport
 from elasticdl.kube import packed_state
-from elasticdl.master.core.values import Pace
 from elasticdl.master.core.worker_record import TrainingSnapshot
 from elasticdl.master.shell.observers import StepLog
 from elasticdl.master.shell.state_config_map import MOST_JOURNAL_BYTES

@@ -9,7 +9,7 @@ from scaling_kit import Truth, VirtualJob
 
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.sizing import FIRST_BACKOFF, HORIZON, Situation, WorkerTarget
-from elasticdl.master.core.values import Point, Rejection
+from elasticdl.master.core.speedup import Point
 
 HOURS = 2
 
@@ -121,7 +121,7 @@ def test_what_does_not_pay_is_given_up_and_tried_again_after_a_back_off_that_dou
     for tries in range(3):
         backoff = FIRST_BACKOFF * 2**tries
         assert policy.decide(bad, at(3, now=now))
-        assert (policy.target, policy.rejections(now)) == (2, (Rejection(3, backoff, backoff),))
+        assert policy.target == 2
         policy.decide(good, at(2, now=now + 0.99 * backoff))
         assert policy.target == 2
         now += backoff
@@ -146,16 +146,6 @@ def test_what_was_measured_in_a_busy_moment_is_measured_again():
     assert job.moves[2][2] == says
     assert job.moves[2][0] > FIRST_BACKOFF
     assert abs(job.workers - job.best()) <= 1
-
-
-def test_it_is_tried_again_sooner_if_it_has_come_to_pay_surely():
-    policy = WorkerTarget(0.6, 3)
-    policy.decide(Believed(1.0, 0.8, 0.5, measured={1, 2, 3}), at(3))
-    early = FIRST_BACKOFF / 8
-    policy.decide(Believed(1.0, 0.9, 0.8), at(2, now=early - 1))
-    assert policy.target == 2
-    policy.decide(Believed(1.0, 0.9, 0.8), at(2, now=early))
-    assert policy.target == 3
 
 
 def test_what_did_not_pay_waits_for_its_time_though_its_measurement_is_forgotten():

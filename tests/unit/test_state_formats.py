@@ -7,19 +7,11 @@ from pathlib import Path
 import pytest
 from test_kubernetes_state import STATE, Bench, FakeApi
 
+from elasticdl.job.messages import Member
 from elasticdl.job.spec import WorkerRange
 from elasticdl.kube.packed_state import MEMORY, pack
-from elasticdl.master.core.values import (
-    Crashes,
-    Learnt,
-    Member,
-    Observation,
-    Outcome,
-    Phase,
-    Rejection,
-    WorkerState,
-    World,
-)
+from elasticdl.master.core.speedup import Learnt, Observation
+from elasticdl.master.core.values import Crashes, Outcome, Phase, WorkerState, World
 from elasticdl.master.core.worker_record import (
     JobSnapshot,
     Snapshot,
@@ -62,7 +54,7 @@ JOB = JobSnapshot(
     ),
     crashes=Crashes(at_start=1, in_training=2, steps_since=7, most=3, given_up="no place"),
     target=2,
-    learnt=Learnt((Observation(2, 16, 0.25, 30.0),), (Rejection(4, 100.0, 600.0),)),
+    learnt=Learnt((Observation(2, 16, 0.25, 30.0),)),
 )
 WRITTEN = Snapshot(JOB, 1.7e9, 2, {2: 17, 4: 1}, UnwrittenSteps({"step": 24, "steps": 4}, 0.25), journal_bytes=3830)
 

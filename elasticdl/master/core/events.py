@@ -1,4 +1,4 @@
-"""What can happen to a job: everything that the core hears of.
+"""What can happen to a job, and what its core then wants done.
 
 Sessions, launchers, timers and commands only make these; `elasticdl.master.core.job_core.Job.step` alone acts on them. Any
 event may come late, twice or out of order.
@@ -14,9 +14,7 @@ from typing import Any
 from elasticdl.job import messages
 from elasticdl.job.messages import Message, Pace, StepReport
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.values import Outcome as Outcome
-from elasticdl.master.core.values import Phase as Phase
-from elasticdl.master.core.values import World as World
+from elasticdl.master.core.values import Phase, World
 
 
 class ExitCause(StrEnum):

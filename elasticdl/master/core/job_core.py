@@ -21,8 +21,6 @@ from elasticdl.master.core.events import (
     KillWorker,
     LaunchWorker,
     NewSteps,
-    Outcome,
-    Phase,
     Record,
     SaveState,
     Tell,
@@ -34,8 +32,20 @@ from elasticdl.master.core.rendezvous import NOBODY, Rendezvous
 from elasticdl.master.core.rule import ProgressLimits, Rule
 from elasticdl.master.core.sizing import SizeRule
 from elasticdl.master.core.slowness import SlowRule, pace_of
+from elasticdl.master.core.speedup import Learnt
 from elasticdl.master.core.transitions import Ending, TransitionContext, Transitions, Trigger
-from elasticdl.master.core.values import DONE, IN_WORLD, JOB, STARTING, Condition, Learnt, Settings, WorkerState, World
+from elasticdl.master.core.values import (
+    DONE,
+    IN_WORLD,
+    JOB,
+    STARTING,
+    Condition,
+    Outcome,
+    Phase,
+    Settings,
+    WorkerState,
+    World,
+)
 from elasticdl.master.core.watching import Liveness, StuckRule
 from elasticdl.master.core.worker_record import (
     JobSnapshot,

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elasticdl.job.messages import Ask, Heartbeat, Hello
+from elasticdl.job.messages import Ask, Heartbeat, Hello, Member
 from elasticdl.master.core import events
 from elasticdl.master.core.events import ExitCause, Instruction, KillWorker, Record
-from elasticdl.master.core.values import LEAVING, LIVE, STARTING, Member, Settings, WorkerState, World
+from elasticdl.master.core.values import LEAVING, LIVE, STARTING, Settings, WorkerState, World
 from elasticdl.master.core.worker_record import JobSnapshot, Records, WorkerRecord, WorkerSnapshot
 
 _OF_A_SESSION = (events.FromWorker, events.WorkerDisconnected)

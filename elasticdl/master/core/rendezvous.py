@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from elasticdl.job.messages import Broken, Change
+from elasticdl.job.messages import Broken, Change, Member
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.values import DONE, IN_WORLD, Member, WorkerState, World
+from elasticdl.master.core.values import DONE, IN_WORLD, WorkerState, World
 from elasticdl.master.core.worker_record import JobSnapshot, NotificationLevel, Records, WorkerRecord
 
 REASONS_SHOWN = 3

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from elasticdl.job.messages import StepReport
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.events import Instruction
 from elasticdl.master.core.rendezvous import Rendezvous
-from elasticdl.master.core.values import Settings, StepReport
+from elasticdl.master.core.values import Settings
 from elasticdl.master.core.worker_record import Pulse, Records, Training, WorkerRecord
 
 # How long a member may go without progress: learnt from the gaps that this job's members survived.

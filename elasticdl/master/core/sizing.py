@@ -17,17 +17,8 @@ from elasticdl.job.messages import StepReport
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.events import Instruction, Record, Tell
 from elasticdl.master.core.rule import RuledJob
-from elasticdl.master.core.values import (
-    LIVE,
-    MOST_OBSERVATIONS,
-    Curve,
-    Learnt,
-    Observation,
-    Point,
-    Rejection,
-    Settings,
-    World,
-)
+from elasticdl.master.core.speedup import MOST_OBSERVATIONS, Curve, Learnt, Observation, Point
+from elasticdl.master.core.values import LIVE, Settings, World
 from elasticdl.master.core.worker_record import JobSnapshot
 
 # From the steps that are reported to one observation for each number of workers.
@@ -61,7 +52,6 @@ class MeasuredSteps:
         self._compared = False
         self._last = 0.0  # time of the last of them
         self._known: dict[int, tuple[float, Observation]] = {}  # of earlier worlds, and when; the newest last
-        self.dropped = False  # what was recalled was dropped: it is outdated, or of another batch
 
     def recall(self, observations: Sequence[Observation], now: float) -> None:
         """What an earlier job, or an earlier master of this one, has measured."""
@@ -131,17 +121,13 @@ class MeasuredSteps:
             return
         others = [before for _, before in self._known.values()]
         if any(_is_impossible(present, before) or _is_of_another_batch(present, before) for before in others):
-            self._drop()
+            self._known.clear()
         if self._compared or self.workers not in self._known:
             return
         self._compared = True
         _, before = self._known[self.workers]
         if abs(math.log(present.seconds / before.seconds)) > CONTRADICTION:
-            self._drop()
-
-    def _drop(self) -> None:
-        self._known.clear()
-        self.dropped = True
+            self._known.clear()
 
 
 def _is_impossible(one: Observation, other: Observation) -> bool:
@@ -190,7 +176,7 @@ def summarize(workers: int, alike: Sequence[StepReport]) -> Observation:
 # - starts with the fewest, and tries more: up to twice as many if they pay even where the estimate is wrong by `DOUBT`, else one
 #   more if it may pay, or if nothing is known of it;
 # - stays until it has measured, and gives up a number that does not pay. That one, and any above it, is tried again after a
-#   back-off that doubles each time, or after an eighth of it if by then it surely pays;
+#   back-off that doubles each time;
 # - changes only if what is gained within the horizon is more than what a pause costs.
 #
 # So in a time t there are at most about 2 log2(t / FIRST_BACKOFF) changes over each number of workers, however noisy the speed is.
@@ -198,7 +184,6 @@ def summarize(workers: int, alike: Sequence[StepReport]) -> Observation:
 
 FIRST_BACKOFF = 600.0
 LONGEST_BACKOFF = 4 * 3600.0
-EARLY = 1 / 8
 # Seconds for which a gain is counted, unless the job is over sooner.
 HORIZON = 600.0
 UNKNOWN = "how the job scales is not known yet"
@@ -236,17 +221,6 @@ class WorkerTarget:
     def reason(self) -> str:
         """Why as many workers are wanted."""
         return f"{self._does}: {self._why}"
-
-    def rejections(self, now: float) -> tuple[Rejection, ...]:
-        each = sorted(self._rejected.items())
-        return tuple(Rejection(n, max(0.0, until - now), backoff.bound()) for n, (until, backoff) in each)
-
-    def recall(self, rejections: Sequence[Rejection], now: float) -> None:
-        """What an earlier job, or an earlier master of this one, has found not to pay."""
-        for each in rejections:
-            backoff = Backoff(first=each.backoff, longest=LONGEST_BACKOFF)
-            backoff.delay()  # which is the one that it had
-            self._rejected.setdefault(each.workers, (now + min(each.left, LONGEST_BACKOFF), backoff))
 
     def decide(self, curve: Curve, at: Situation) -> bool:
         """Returns whether it does something else now than before; numbers in the reason may change with each measurement."""
@@ -291,7 +265,7 @@ class WorkerTarget:
         if at.present == at.limits.maximum:
             self._stay("--num_workers allows no more")
             return
-        most, here, more = self._most(curve, at), curve.at(at.present), curve.at(at.present + 1)
+        most, here, more = self._most(at), curve.at(at.present), curve.at(at.present + 1)
         if here is None or more is None:  # the first number that is measured tells nothing of others
             if at.present == most:
                 self._stay("a further worker does not pay, and is not yet tried again")
@@ -340,15 +314,10 @@ class WorkerTarget:
         _, backoff = self._rejected[point.workers]
         return backoff.bound() == FIRST_BACKOFF
 
-    def _most(self, curve: Curve, at: Situation) -> int:
+    def _most(self, at: Situation) -> int:
         """The largest number that may be tried now."""
-        most = at.limits.maximum
-        for workers, (until, backoff) in self._rejected.items():
-            point = curve.at(workers)
-            pays = point is not None and self._surely_pays(point)
-            if at.now < until - (backoff.bound() * (1 - EARLY) if pays else 0.0):
-                most = min(most, workers - 1)
-        return most
+        waiting = [workers for workers, (until, _) in self._rejected.items() if at.now < until]
+        return min([at.limits.maximum, *(workers - 1 for workers in waiting)])
 
     def _pays(self, point: Point) -> bool:
         return point.efficiency >= self._least
@@ -375,9 +344,6 @@ PAUSES_KEPT = 32
 UNKNOWN_PAUSE = 1.0
 # After a world has formed, what its steps tell counts after so long at first, and then after twice as long each time.
 FIRST_SECONDS, LONGEST_SECONDS = 4.0, 60.0
-# The journal has advice again after so many seconds, if a speedup has changed by this part.
-ADVICE_SECONDS = 30.0
-MATERIAL_CHANGE = 0.1
 
 
 class SizeRule:
@@ -395,8 +361,8 @@ class SizeRule:
         self._recalled: Learnt | None = past.learnt
         self._pauses: deque[float] = deque(maxlen=PAUSES_KEPT)
         self._present = 0  # workers that were last measured
-        self._advised: tuple[float, int, Curve] | None = None  # when, for how many, by what
         self._told = Learnt()  # what the workers were told
+        self._advised: tuple[int, Learnt] | None = None  # for how many workers, by what
 
     # ---- what is so ----
 
@@ -483,15 +449,11 @@ class SizeRule:
         observations = self._steps.observations(now)
         curve, self._present = Curve(observations), self._steps.workers
         self._curve = curve if curve.can_be else Curve()
-        if recalled is not None and self._policy is not None and not self._steps.dropped:
-            # What was measured of another batch, or on faster machines, was dropped, and so is what followed from it.
-            self._policy.recall(recalled.rejections, now)
         if self._policy is not None:
             yield from self._decide(self._policy, job, now, can_be=curve.can_be)
-        rejections = self._policy.rejections(now)[:MOST_OBSERVATIONS] if self._policy else ()
-        self._learnt = Learnt(observations, rejections)
+        self._learnt = Learnt(observations)
         yield from self._tell(job)
-        yield from self._advise(now)
+        yield from self._advise()
 
     def _tell(self, job: RuledJob) -> list[Instruction]:
         """Any worker may write the next checkpoint; those that connect later are told then."""
@@ -515,14 +477,9 @@ class SizeRule:
         changed = policy.decide(self._curve, situation)
         return [Record("decision", {"workers": policy.target, "reason": policy.reason})] if changed else []
 
-    def _advise(self, now: float) -> list[Instruction]:
-        text, present = self.advice, self._present
-        if not text:
+    def _advise(self) -> list[Instruction]:
+        is_old = self._advised and self._advised[0] == self._present and not self._learnt.differs(self._advised[1])
+        if is_old or not self.advice:
             return []
-        if self._advised is not None:
-            at, before, curve = self._advised
-            recent = now - at < ADVICE_SECONDS or not self._curve.differs(curve, present, MATERIAL_CHANGE)
-            if recent and before == present:
-                return []
-        self._advised = now, present, self._curve
-        return [Record("advice", {"text": text, "curve": self._curve.published(present)})]
+        self._advised = self._present, self._learnt
+        return [Record("advice", {"text": self.advice, "curve": self._curve.published(self._present)})]

@@ -17,18 +17,19 @@ from dataclasses import dataclass
 from enum import Enum
 
 from elasticdl.job.messages import Ask, Broken, Drain, Failed, Hello, Message, StopWork
-from elasticdl.master.core.events import (
-    ExitCause,
-    Instruction,
-    KillWorker,
+from elasticdl.master.core.events import ExitCause, Instruction, KillWorker, Record, Tell, TerminateWorker
+from elasticdl.master.core.rendezvous import Rendezvous
+from elasticdl.master.core.values import (
+    ABSENT,
+    IN_WORLD,
+    LEAVING,
+    LIVE,
+    STARTING,
     Outcome,
     Phase,
-    Record,
-    Tell,
-    TerminateWorker,
+    Settings,
+    WorkerState,
 )
-from elasticdl.master.core.rendezvous import Rendezvous
-from elasticdl.master.core.values import ABSENT, IN_WORLD, LEAVING, LIVE, STARTING, Settings, WorkerState
 from elasticdl.master.core.worker_record import Records, WorkerRecord
 
 _NO_DEADLINE = (*IN_WORLD, WorkerState.STANDBY, WorkerState.EXCLUDED, WorkerState.FINISHED)

@@ -20,8 +20,8 @@ from typing import TypeVar
 from elasticdl.job.messages import DumpStacks, Heartbeat, Notice
 from elasticdl.master.core.events import Instruction, ReadStacks, Record, StacksFound, Tell
 from elasticdl.master.core.rule import GIVE_UP_MOVING, UNLEARNT_GIVE_UP, ProgressLimits, RuledJob
-from elasticdl.master.core.values import LEAVING, Settings, StackReport, Suspicion, SuspicionKind, WorkerState
-from elasticdl.master.core.worker_record import Records, WorkerRecord
+from elasticdl.master.core.values import LEAVING, Settings, WorkerState
+from elasticdl.master.core.worker_record import Records, StackReport, Suspicion, SuspicionKind, WorkerRecord
 
 # What heartbeats tell of workers. `elasticdl.master.core.watching` judges from that who is silent or stuck.
 

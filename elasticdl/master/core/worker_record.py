@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -15,10 +15,12 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from elasticdl.common.errors import first_finding
-from elasticdl.job.messages import Finished, Notice, Progress, StepReport, newest_marks
+from elasticdl.common.reason import describe, parse
+from elasticdl.job.messages import Finished, Notice, Progress, StepReport, StepTimes, newest_marks
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.events import ExitCause, Record
-from elasticdl.master.core.values import LIVE, Crashes, Learnt, Outcome, Phase, StepTimes, Suspicion, WorkerState, World
+from elasticdl.master.core.speedup import Learnt
+from elasticdl.master.core.values import LIVE, Crashes, Outcome, Phase, WorkerState, World
 
 MOST_FACTOR = 99.0  # of what the others need; above it they need next to nothing
 
@@ -65,6 +67,82 @@ class Verdict:
     def __str__(self) -> str:
         factor = f"{self.factor:.1f}" if self.factor <= MOST_FACTOR else f"over {MOST_FACTOR:.0f}"
         return f"{factor}x the others ({self.phase})"
+
+
+# ---- what seems wrong with a worker, and where it stands, as it or its launcher has reported ----
+
+
+class SuspicionKind(StrEnum):
+    """Why a worker is asked where it stands."""
+
+    STUCK = "stuck"
+    LATE = "not ready"
+    SILENT = "no heartbeat"
+    UNREACHED = "no session"
+    ABSENT = "not connected"  # a user's own program, which may do without a session
+    OVER = "runs on after its training"
+    WAITS = "waits for the others, as they do"
+
+
+@dataclass(frozen=True, slots=True)
+class StackReport:
+    """Where a worker stands, as it or its launcher has reported."""
+
+    where: str = ""  # as in train.py:31 in load
+    stack: tuple[str, ...] = ()
+    moves: bool = False  # its stack was seen to change, so it does something
+    collectives: int = 0  # that it has begun in its world
+    state: str = ""  # of its process, if that is why it can't move
+    itself: bool = False  # it has told this itself
+
+    @classmethod
+    def told(cls, fields: Mapping[str, Any]) -> StackReport:
+        """By the worker itself."""
+        last = [f"last collectives: {', '.join(fields.get('last_collectives', ()))}"]
+        stack = (*fields.get("stack", ()), *(last if fields.get("last_collectives") else ()))
+        moves, begun = bool(fields.get("moves")), int(fields.get("collectives", 0))
+        return cls(str(fields.get("where", "")), stack, moves, begun, itself=True)
+
+    @classmethod
+    def found(cls, text: str, state: str) -> StackReport:
+        """By the launcher: ``text`` with what `faulthandler` and the worker have written, ``state`` if the process can't run."""
+        stacks = parse(text)
+        if not stacks:
+            return cls(state=state)
+        stack = tuple(describe(stacks[0], stacks[1:]))
+        return cls(stacks[0].where, stack, state=state)
+
+    def __str__(self) -> str:
+        """To be put after what is wrong; empty if nothing is known."""
+        return "".join([f", {self.state}" if self.state else "", f", at {self.where}" if self.where else ""])
+
+
+@dataclass(slots=True)
+class Suspicion:
+    """Something seems wrong with a worker: from the moment at which it was asked where it stands."""
+
+    kind: SuspicionKind
+    asked: float  # when it was asked last
+    report: StackReport | None = None  # the last one
+    answered: bool = False  # by it, or by its launcher, since it was asked last
+    launcher_asked: bool = False  # likewise
+    is_due: bool = False  # it is to be named though its stack moves
+    named: StackReport | None = None  # the report that people were shown last
+
+    @property
+    def answers(self) -> bool:
+        """The worker itself has answered the last question."""
+        return self.answered and self.report is not None and self.report.itself
+
+    @property
+    def moves(self) -> bool:
+        return self.report is not None and self.report.moves
+
+    def __str__(self) -> str:
+        return str(self.report or "")
+
+
+# ---- the worker ----
 
 
 @dataclass(slots=True)

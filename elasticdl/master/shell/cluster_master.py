@@ -44,7 +44,8 @@ from elasticdl.kube.client import CONFLICT, ApiError, Client, NotDoneError, Writ
 from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.names import MASTER_PORT, METRICS_PORT, master_name, selector, state_name
 from elasticdl.kube.pod import TEMPLATE_FILE
-from elasticdl.master.core.events import EndJob, Phase
+from elasticdl.master.core.events import EndJob
+from elasticdl.master.core.values import Phase
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.metrics import MetricsServer, Prometheus
 from elasticdl.master.shell.observers import Observer

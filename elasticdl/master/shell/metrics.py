@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 from elasticdl.common.credentials import TlsFolder
 from elasticdl.job.facts import Facts
 from elasticdl.job.history import TimeSpent, TimeUse
-from elasticdl.master.core.events import Phase
+from elasticdl.master.core.values import Phase
 from elasticdl.master.shell.observers import Observer
 from elasticdl.proto import elasticdl_pb2 as pb
 

@@ -18,8 +18,8 @@ from elasticdl.job.facts import Facts
 from elasticdl.job.history import History, PauseRecord, TimeUse, WorldSpan
 from elasticdl.job.jobdir import write_aside
 from elasticdl.job.journal import KINDS, STEPS, Steps, plain
+from elasticdl.job.messages import Pace, StepReport
 from elasticdl.master.core.events import EndJob
-from elasticdl.master.core.values import Pace, StepReport
 from elasticdl.master.core.worker_record import Training, TrainingSnapshot, UnwrittenSteps
 from elasticdl.proto import elasticdl_pb2 as pb
 

@@ -24,9 +24,9 @@ from elasticdl.job.jobdir import JobDir, MasterAddress, jobs_root, require_writa
 from elasticdl.job.journal import FORMAT, STEPS
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.master.core import events as e
-from elasticdl.master.core.events import EndJob, Phase
+from elasticdl.master.core.events import EndJob
 from elasticdl.master.core.job_core import Job
-from elasticdl.master.core.values import Settings
+from elasticdl.master.core.values import Phase, Settings
 from elasticdl.master.core.worker_record import JobSnapshot, Snapshot
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.journal_file import Journal

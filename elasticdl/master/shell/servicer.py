@@ -19,7 +19,7 @@ from elasticdl.common.credentials import Identity, Role, TlsFolder, Token
 from elasticdl.common.errors import UserError
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core import events
-from elasticdl.master.core.events import Phase
+from elasticdl.master.core.values import Phase
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.loop import Mailbox, SessionOutbox, Sessions, to_event

@@ -32,7 +32,7 @@ from elasticdl.kube.packed_state import (
     whole_pieces,
 )
 from elasticdl.kube.pod import Manifest
-from elasticdl.master.core.events import Phase
+from elasticdl.master.core.values import Phase
 from elasticdl.master.core.worker_record import Snapshot
 
 # If only the journal has grown, at least so long after the last write is the next; longer, the more there is to write.
