@@ -13,17 +13,15 @@ import asyncio
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 REAP_SECONDS = 0.01
 CHILDREN_SECONDS = 5.0
-TRACKER_SECONDS = 2.0
-TRACKER = b"resource_tracker import main"  # in its command line
+TRACKER_SECONDS = 2.0  # for trackers, to end by themselves
+TRACKER = "resource_tracker import main"  # in its command line
 
 
 class ProcessGroup:
@@ -74,18 +72,16 @@ class ProcessGroup:
 
     def end(self) -> int:
         """Kill whatever is left, and reap the leader; returns its exit code, or minus a signal's number."""
-        deadline = time.monotonic() + TRACKER_SECONDS
-        while self._code is None and self._spare_trackers() and time.monotonic() < deadline:
+        for _ in self._ending():
             time.sleep(REAP_SECONDS)
-        return self._end_all()
+        return self._reaped()
 
     async def wait(self) -> int:
         """Until the leader has ended, and the children that it left behind; returns as `end`."""
         await self.has_ended()
-        deadline = time.monotonic() + TRACKER_SECONDS
-        while self._code is None and self._spare_trackers() and time.monotonic() < deadline:
+        for _ in self._ending():
             await asyncio.sleep(REAP_SECONDS)
-        code = self._end_all()
+        code = self._reaped()
         # Where this process is a subreaper, the children have become its own.
         deadline = time.monotonic() + CHILDREN_SECONDS
         with contextlib.suppress(ChildProcessError):
@@ -94,7 +90,13 @@ class ProcessGroup:
                     await asyncio.sleep(REAP_SECONDS)
         return code
 
-    def _end_all(self) -> int:
+    def _ending(self) -> Iterator[None]:
+        """Kills what is left, and goes on as long as there are trackers that may end by themselves."""
+        deadline = time.monotonic() + TRACKER_SECONDS
+        while self._code is None and self._spare_trackers() and time.monotonic() < deadline:
+            yield
+
+    def _reaped(self) -> int:
         if self._code is None:
             self._kill_all()  # while the number can't be another's
             self._code = self._reap()
@@ -106,23 +108,19 @@ class ProcessGroup:
 
     def _spare_trackers(self) -> bool:
         """If there are trackers, kill the others; returns whether there are any."""
-        trackers, others = list[int](), list[int]()
-        with contextlib.ExitStack() as opened:
-            try:
-                for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
-                    with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it has just ended
-                        if os.getpgid(pid) != self.pid:
-                            continue
-                        process = os.pidfd_open(pid)
-                        opened.callback(os.close, process)
-                        is_tracker = TRACKER in Path(f"/proc/{pid}/cmdline").read_bytes()
-                        if os.getpgid(pid) == self.pid:  # its number has not become another's meanwhile
-                            (trackers if is_tracker else others).append(process)
-            except OSError:  # as when this process has no more file descriptors
-                return False
-            for process in others if trackers else ():
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    signal.pidfd_send_signal(process, signal.SIGKILL)
+        import psutil  # the program below does without installed libraries
+
+        trackers, others = list[psutil.Process](), list[psutil.Process]()
+        try:
+            for process in psutil.process_iter():
+                with contextlib.suppress(psutil.Error, ProcessLookupError):  # it has just ended
+                    if os.getpgid(process.pid) == self.pid:
+                        (trackers if TRACKER in " ".join(process.cmdline()) else others).append(process)
+        except OSError:  # as when this process has no more file descriptors
+            return False
+        for process in others if trackers else ():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
         return bool(trackers)
 
 
@@ -157,49 +155,6 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         print(f"can't run {command[0]}: {error.strerror}", file=sys.stderr)
         return 127
-
-
-# What a worker has started in sessions of its own, which do not end with the worker's process group.
-
-
-END_SECONDS = 5.0
-
-
-def end_left_behind(entry: str) -> None:
-    """Kill all processes that were started with this entry, NAME=VALUE, in their environment; the children among them are reaped."""
-    deadline = time.monotonic() + END_SECONDS
-    while time.monotonic() < deadline:  # they may start others meanwhile
-        found = list(_started_with(entry.encode()))
-        if not found:
-            return
-        for _, descriptor in found:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        for pid, descriptor in found:
-            select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-            os.close(descriptor)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-
-
-def _started_with(entry: bytes) -> Iterator[tuple[int, int]]:
-    """Their numbers, with descriptors by which no other process of that number is meant; to be closed."""
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            descriptor = os.pidfd_open(int(name))
-            if entry in _environment(name):
-                yield int(name), descriptor
-            else:
-                os.close(descriptor)
-
-
-def _environment(pid: str) -> list[bytes]:
-    """As it was started; of one that has ended, empty."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read().split(b"\0")
-    except OSError:
-        return []
 
 
 if __name__ == "__main__":

@@ -27,15 +27,15 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import grpc
+import psutil
 
 from elasticdl.common.background import Background
 from elasticdl.common.channel import metadata, open_aio_channel, own_address
 from elasticdl.common.credentials import HOST, LOGS, MASTER, NODE, PLACE, STACKS, WORKER_ID, WorkerEnvironment
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.front_ends import HASH_SEED, RUN_MODULE, python_path
-from elasticdl.common.process_group import end_left_behind
 from elasticdl.common.retry import Silence, in_words
-from elasticdl.places.worker_process import InFile, MemoryKills, PassedOn, Spawner, WorkerRun, what_failed
+from elasticdl.places.worker_process import InFile, MemoryKills, PassedOn, Spawner, WorkerRun, look_at, what_failed
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
@@ -176,6 +176,7 @@ EXIT_LOST, EXIT_USER_ERROR, EXIT_TERMINATED = 1, 2, 128 + signal.SIGTERM
 END_SECONDS = 60.0
 # For the master to take a worker's end before the agent's own.
 TELL_SECONDS = 5.0
+LEFT_BEHIND_SECONDS = 5.0
 _log = logging.getLogger("elasticdl.places.agent")  # by which its lines are told from those of its workers
 
 
@@ -280,7 +281,7 @@ class Agent:
                 _log.info("starting worker %d", run.worker_id)
                 code = await run.to_its_end(lambda: self._spawner, environment, partial(self._placed, run))
                 # The place outlives the worker, and what is left in it may hold the GPU of the next.
-                await asyncio.to_thread(end_left_behind, f"{STACKS}={run.dump}")
+                await asyncio.to_thread(_end_left_behind, str(run.dump))
                 text = await asyncio.to_thread(run.output.all) if run.was_started else ""
                 ended = pb.Ended(code=code, output=text, out_of_memory=self._memory_kills.happened())
             except OSError as error:
@@ -306,9 +307,28 @@ class Agent:
             self._say(looked=looked)
 
 
-def _stacks(run: WorkerRun, pid: int) -> pb.Looked:
-    from elasticdl.places.worker_process import look_at  # large, and seldom needed
+def _end_left_behind(dump: str) -> None:
+    """Kill what a worker has started in sessions of their own, which do not end with its process group: all that were started with its
+    file for stacks in their environment."""
+    deadline = time.monotonic() + LEFT_BEHIND_SECONDS
+    while time.monotonic() < deadline:  # they may start others meanwhile
+        found = [each for each in psutil.process_iter() if _environment(each).get(STACKS) == dump]
+        if not found:
+            return
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(found, timeout=max(0.0, deadline - time.monotonic()))  # reaps the children among them
 
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    """As it was started; empty of one that has ended, or is another user's."""
+    with contextlib.suppress(psutil.Error, OSError):
+        return process.environ()
+    return {}
+
+
+def _stacks(run: WorkerRun, pid: int) -> pb.Looked:
     found = look_at(run.worker_id, pid, run.dump)
     return pb.Looked(worker_id=run.worker_id, text=found.text, state=found.state, has_session=found.has_session)
 
