@@ -39,7 +39,8 @@ from elasticdl.job import jobdir
 from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir, elsewhere, jobs_root, write_aside
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.core.events import StopRequested
-from elasticdl.places.fork_server import NoSuchProgram, UnclearCommand, program_of
+from elasticdl.places.fork_server import CannotFork
+from elasticdl.places.preload import NoSuchProgram, program_of
 
 if TYPE_CHECKING:
     from elasticdl.master.shell.serve import LauncherFactory, Master
@@ -106,7 +107,7 @@ def require_executable(command: tuple[str, ...]) -> None:
         program_of(command)
     except NoSuchProgram as error:
         raise UserError(f"{error}: name the script as it is called from {Path.cwd()}") from None
-    except UnclearCommand:
+    except CannotFork:
         pass  # it may have a script all the same
 
 

@@ -7,12 +7,9 @@ import contextlib
 import ctypes
 import json
 import os
-import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from elasticdl.common.credentials import SHARED_GPU, STACKS, WORKER_ID
@@ -20,74 +17,11 @@ from elasticdl.common.front_ends import python_path
 from elasticdl.common.process_group import ProcessGroup, tethered
 from elasticdl.common.template import GO, MESSAGE_BYTES, TEMPLATE, Reply, Request
 
-# A command line that runs Python, taken apart.
-
-
-_FLAGS = frozenset("bBdOPqRsuv")  # of the interpreter, without an argument, that mean nothing for what is run
-_WITH_ARGUMENT = frozenset("WX")
-
-
-class UnclearCommand(Exception):
-    """The command runs another Python, or has options that do more than name the program."""
-
-
-class NoSuchProgram(UnclearCommand):
-    """The script does not exist."""
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """``kind``: how Python is given the program: "file", "module" (-m) or "code" (-c)."""
-
-    kind: str
-    target: str
-
-
-def program_of(argv: Sequence[str]) -> Program:
-    """The program that a command runs.
-
-    Raises:
-        UnclearCommand: that can't be told.
-    """
-    if not _is_this_python(argv[0]):
-        raise UnclearCommand(f"{argv[0]} is not {sys.executable}")
-    words = iter(argv[1:])
-    for word in words:
-        if word in ("-", "--") or not word.startswith("-"):
-            break
-        if word.startswith("--"):
-            raise UnclearCommand(f"option {word} of Python")
-        for place, letter in enumerate(word[1:], 2):
-            if letter in "mc":
-                return Program("module" if letter == "m" else "code", word[place:] or next(words, ""))
-            if letter in _WITH_ARGUMENT:
-                if not word[place:]:
-                    next(words, "")
-                break
-            if letter not in _FLAGS:
-                raise UnclearCommand(f"option -{letter} of Python")
-    else:
-        raise UnclearCommand("Python is given no program")
-    if word != "-" and not Path(word).exists():
-        raise NoSuchProgram(f"there is no {Path(word).absolute()}")
-    if not Path(word).is_file():
-        raise UnclearCommand(f"{word} is no file")
-    return Program("file", word)
-
-
-def _is_this_python(name: str) -> bool:
-    """Whether it is this file in this folder: the Python of an environment is a link to another Python."""
-    path, other = os.path.abspath(shutil.which(name) or name), os.path.abspath(sys.executable)
-    return os.path.dirname(path) == os.path.dirname(other) and os.path.realpath(path) == os.path.realpath(other)
-
-
 # In these a worker's environment may differ from the template's: nothing reads them while it is imported.
 OF_A_WORKER = frozenset({WORKER_ID, SHARED_GPU, "CUDA_VISIBLE_DEVICES", "TMPDIR", STACKS})
 IMPORT_SECONDS = 120.0
 FORK_SECONDS = 30.0
 END_SECONDS = 5.0  # for what is killed
-ENDING_SECONDS = 0.2  # between the end of a process's line to here and its own
-MOST_KILLED = 3  # times that one is started which somebody kills while it imports
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -96,8 +30,8 @@ class CannotFork(Exception):
 
 
 class ForkServer:
-    """One template, started anew when it was killed, or when workers are given another environment; `CannotFork` for good once
-    one says that forks are not safe."""
+    """One template, started anew when it has ended, or when workers are given another environment; `CannotFork` for good once
+    one says that forks are not safe, or ends while it imports."""
 
     def __init__(
         self, argv: Sequence[str], environment: Mapping[str, str], modules: Sequence[str], log: Path | int
@@ -110,7 +44,6 @@ class ForkServer:
         self._process: ProcessGroup | None = None
         self._channel: socket.socket | None = None
         self._greeted = False
-        self._killed = 0  # times, before it was ready
         self._refusal = ""
         self._turn = asyncio.Lock()
 
@@ -155,11 +88,9 @@ class ForkServer:
             except (OSError, TimeoutError) as error:
                 what = "took too long" if isinstance(error, TimeoutError) else f"is gone ({error.strerror or error})"
                 reason = f"the process to fork from {what}"
-                was_killed = await self._end() < 0 and isinstance(error, ConnectionResetError)
-                if not self._greeted:
-                    self._killed += was_killed
-                    if not was_killed or self._killed == MOST_KILLED:  # another would do no better
-                        self._refusal = self._refusal or reason
+                await self._end()
+                if not self._greeted:  # another would do no better
+                    self._refusal = self._refusal or reason
                 elif not self._refusal:  # the next worker need not wait for all of its imports
                     with contextlib.suppress(OSError):
                         self.start()
@@ -213,17 +144,15 @@ class ForkServer:
             raise ConnectionResetError("it ended")
         return Reply(*json.loads(message))
 
-    async def _end(self) -> int:
-        """Returns the exit code that it had before, or minus the number of a signal."""
+    async def _end(self) -> None:
         channel, process, self._channel, self._process = self._channel, self._process, None, None
         if channel is not None:
             channel.close()
         if process is None:
-            return 0
-        await process.has_ended(ENDING_SECONDS)
+            return
         process.kill()
-        # One that the kernel holds is left: nobody has to wait for that.
-        return await process.wait() if await process.has_ended(END_SECONDS) else 0
+        if await process.has_ended(END_SECONDS):  # one that the kernel holds is left: nobody has to wait for that
+            await process.wait()
 
 
 def _of_any_worker(environment: Mapping[str, str]) -> dict[str, str]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
+import shutil
 import sys
 from collections.abc import Collection, Iterator, Sequence
-from importlib.machinery import PathFinder
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -19,7 +21,64 @@ from pydantic import ValidationError
 from elasticdl.common.errors import first_finding
 from elasticdl.common.front_ends import FRONT_ENDS, RUN_MODULE
 from elasticdl.job.spec import JobSpec
-from elasticdl.places.fork_server import CannotFork, Program, UnclearCommand, program_of
+from elasticdl.places.fork_server import CannotFork
+
+# A command line that runs Python, taken apart.
+
+
+_FLAGS = frozenset("bBdOPqRsuv")  # of the interpreter, without an argument, that mean nothing for what is run
+_WITH_ARGUMENT = frozenset("WX")
+
+
+class NoSuchProgram(CannotFork):
+    """The script does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """``kind``: how Python is given the program: "file", "module" (-m) or "code" (-c)."""
+
+    kind: str
+    target: str
+
+
+def program_of(argv: Sequence[str]) -> Program:
+    """The program that a command runs.
+
+    Raises:
+        CannotFork: the command runs another Python, or has options that do more than name the program.
+    """
+    if not _is_this_python(argv[0]):
+        raise CannotFork(f"{argv[0]} is not {sys.executable}")
+    words = iter(argv[1:])
+    for word in words:
+        if word in ("-", "--") or not word.startswith("-"):
+            break
+        if word.startswith("--"):
+            raise CannotFork(f"option {word} of Python")
+        for place, letter in enumerate(word[1:], 2):
+            if letter in "mc":
+                return Program("module" if letter == "m" else "code", word[place:] or next(words, ""))
+            if letter in _WITH_ARGUMENT:
+                if not word[place:]:
+                    next(words, "")
+                break
+            if letter not in _FLAGS:
+                raise CannotFork(f"option -{letter} of Python")
+    else:
+        raise CannotFork("Python is given no program")
+    if word != "-" and not Path(word).exists():
+        raise NoSuchProgram(f"there is no {Path(word).absolute()}")
+    if not Path(word).is_file():
+        raise CannotFork(f"{word} is no file")
+    return Program("file", word)
+
+
+def _is_this_python(name: str) -> bool:
+    """Whether it is this file in this folder: the Python of an environment is a link to another Python."""
+    path, other = os.path.abspath(shutil.which(name) or name), os.path.abspath(sys.executable)
+    return os.path.dirname(path) == os.path.dirname(other) and os.path.realpath(path) == os.path.realpath(other)
+
 
 # What a program would import, read from its text.
 #
@@ -44,74 +103,62 @@ def imports_of(program: Program) -> frozenset[str]:
     if program.kind == "module":
         return imports_of_module(program.target, [here, *map(Path, sys.path)], here)
     if program.kind == "code":
-        reader = _Reader(here)
-        reader.read(program.target.encode(), "", "-c")
-    else:
-        path = Path(program.target).resolve()
-        reader = _Reader(path.parent)
-        reader.read_file(path, "")
-    return frozenset(reader.outside)
+        return _followed(program.target, "", here)
+    path = Path(program.target).resolve()
+    return _followed(path, "", path.parent)
 
 
 def imports_of_module(name: str, path: Sequence[Path], own: Path) -> frozenset[str]:
     """``path``: folders in which the module is looked for. ``own``: the folder of the program's own modules."""
-    reader, folders = _Reader(own), [str(each) for each in path]
-    found = reader.find(name, folders) or reader.find(f"{name}.__main__", folders)
-    if found is None:
-        raise CannotFork(f"module {name} is not found")
-    reader.read_file(found, name)
-    return frozenset(reader.outside)
+    for module in (name, f"{name}.__main__"):
+        for folder in path:
+            if found := _file_of(module, folder):
+                return _followed(found, module, own)
+    raise CannotFork(f"module {name} is not found")
 
 
-class _Reader:
-    """Follows imports through the modules in a folder."""
+def _file_of(module: str, folder: Path) -> Path | None:
+    path = folder.joinpath(*module.split("."))
+    files = path / "__init__.py", path.with_name(f"{path.name}.py")
+    return next((each for each in files if each.is_file()), None)
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = str(folder)
-        self._seen: set[Path] = set()
-        self.outside: set[str] = set()  # modules that are not in the folder
 
-    def find(self, name: str, path: Sequence[str]) -> Path | None:
-        """The file of a module; importing none of the packages that it is in, as the import system would."""
-        package, _, last = name.rpartition(".")
-        places = path
-        for part in [part for part in package.split(".") if part]:
-            spec = PathFinder.find_spec(part, places)
-            if spec is None or spec.submodule_search_locations is None:
-                return None
-            places = list(spec.submodule_search_locations)
-        spec = PathFinder.find_spec(last, places)
-        return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
+def _followed(program: Path | str, name: str, folder: Path) -> frozenset[str]:
+    """What a file or a text imports, itself or by modules in the folder, that is not in the folder."""
+    outside, seen, due = set[str](), {program}, [(program, name)]
+    while due:
+        text, name = due.pop()
+        package = name if isinstance(text, Path) and text.name == "__init__.py" else name.rpartition(".")[0]
+        for imported in _imported(_parsed(text), package):
+            parts = imported.split(".")
+            # A program beside the package itself is in no need of being followed into it.
+            modules = [] if parts[0] == PACKAGE else [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+            own = {each: path for each in modules if (path := _file_of(each, folder))}
+            if parts[0] not in own:
+                outside.add(imported)
+            for each, path in own.items():
+                if path not in seen and len(seen) < MOST_FILES:
+                    seen.add(path)
+                    due.append((path, each))
+    return frozenset(outside)
 
-    def read_file(self, path: Path, name: str) -> None:
-        if path in self._seen or len(self._seen) >= MOST_FILES:
-            return
-        self._seen.add(path)
-        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        try:
-            self.read(path.read_bytes(), package, str(path))
-        except OSError as error:
-            raise CannotFork(f"{path} can't be read: {error.strerror}") from None
 
-    def read(self, text: bytes, package: str, shown: str) -> None:
-        try:
-            tree = ast.parse(text)
-        except (SyntaxError, ValueError):
-            raise CannotFork(f"{shown} is not Python") from None
-        for line, variable in _variables_set(tree):
-            if _READ_AT_IMPORT.fullmatch(variable):
-                raise CannotFork(f"{shown}:{line} sets {variable}, which is read during imports")
-        for name in _imported(tree, package):
-            parts = name.split(".")
-            if parts[0] == PACKAGE:  # a program beside the package itself is in no need of being followed into it
-                self.outside.add(name)
-                continue
-            own = [self.find(".".join(parts[:end]), [self._folder]) for end in range(1, len(parts) + 1)]
-            if own[0] is None:
-                self.outside.add(name)
-            for end, path in enumerate(own, 1):
-                if path is not None:
-                    self.read_file(path, ".".join(parts[:end]))
+def _parsed(program: Path | str) -> ast.AST:
+    """
+    Raises:
+        CannotFork: it can't be read, or sets what is read during imports.
+    """
+    shown = str(program) if isinstance(program, Path) else "-c"
+    try:
+        tree = ast.parse(program.read_bytes() if isinstance(program, Path) else program)
+    except OSError as error:
+        raise CannotFork(f"{shown} can't be read: {error.strerror}") from None
+    except (SyntaxError, ValueError):
+        raise CannotFork(f"{shown} is not Python") from None
+    for line, variable in _variables_set(tree):
+        if _READ_AT_IMPORT.fullmatch(variable):
+            raise CannotFork(f"{shown}:{line} sets {variable}, which is read during imports")
+    return tree
 
 
 def _imported(tree: ast.AST, package: str) -> Iterator[str]:
@@ -178,14 +225,12 @@ def modules_to_preload(spec: JobSpec) -> Sequence[str]:
         CannotFork: nothing is known to be imported, or the workers can't be forked.
     """
     if spec.command:
-        try:
-            program = program_of(spec.command)
-        except UnclearCommand as error:
-            raise CannotFork(str(error)) from None
-        found = _among(OF_SCRIPTS, imports_of(program))
+        found = _among(OF_SCRIPTS, imports_of(program_of(spec.command)))
     else:
         folder = Path(spec.model_zoo).resolve()
-        found = _among(OF_ZOO_MODULES, imports_of_module(_module(spec.model_def, folder), [folder], folder))
+        # A function may stand at its end.
+        module = spec.model_def if _file_of(spec.model_def, folder) else spec.model_def.rpartition(".")[0]
+        found = _among(OF_ZOO_MODULES, imports_of_module(module, [folder], folder))
     if not found:
         raise CannotFork("")
     return found
@@ -194,13 +239,6 @@ def modules_to_preload(spec: JobSpec) -> Sequence[str]:
 def _among(table: dict[str, tuple[str, ...]], names: Collection[str]) -> Sequence[str]:
     wanted = [key for key in table if any(name == key or name.startswith(f"{key}.") for name in names)]
     return list(dict.fromkeys(module for key in wanted for module in table[key]))
-
-
-def _module(model_def: str, folder: Path) -> str:
-    """Without the function that may stand at its end."""
-    path = folder.joinpath(*model_def.split("."))
-    is_module = path.is_dir() or path.with_name(f"{path.name}.py").is_file()
-    return model_def if is_module else model_def.rpartition(".")[0]
 
 
 def how_to_start(spec: JobSpec) -> tuple[Sequence[str], Sequence[str], str]:

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from elasticdl.job.spec import JobSpec
-from elasticdl.places.fork_server import CannotFork, Program, UnclearCommand, program_of
-from elasticdl.places.preload import OF_SCRIPTS, imports_of, modules_to_preload
+from elasticdl.places.fork_server import CannotFork
+from elasticdl.places.preload import OF_SCRIPTS, Program, imports_of, modules_to_preload, program_of
 
 
 def write(folder, files):
@@ -47,14 +47,14 @@ def test_the_program_is_found_among_the_options(tmp_path, arguments, kind, targe
 )
 def test_what_can_not_be_had_in_a_template_is_told(tmp_path, arguments, reason):
     write(tmp_path, {"t.py": ""})
-    with pytest.raises(UnclearCommand, match=f"^{reason}$"):
+    with pytest.raises(CannotFork, match=f"^{reason}$"):
         program_of([sys.executable, *(each.replace("{f}", str(tmp_path / "t.py")) for each in arguments)])
 
 
 def test_only_this_python_counts(tmp_path):
     (tmp_path / "python").symlink_to(sys.executable)
     for other in ("sh", str(tmp_path / "python")):
-        with pytest.raises(UnclearCommand, match="is not"):
+        with pytest.raises(CannotFork, match="is not"):
             program_of([other, "-c", "import torch"])
 
 
