@@ -15,8 +15,6 @@ from enum import Enum
 from pathlib import Path
 from typing import ClassVar
 
-from google.protobuf import json_format
-
 from elasticdl.cli.job_handle import AbsentError, JobHandle, Lines
 from elasticdl.cli.printed import LocalLogs, Tail
 from elasticdl.cli.screens import by_writer, is_over
@@ -312,7 +310,7 @@ class SlurmJob(FolderJob):
         cancel(self.name, number)
         status = pb.JobStatus(job_name=self.name, phase="stopped", reason="elasticdl stop", step=step, elapsed=age)
         status.time_left = -1
-        write_aside(self.folder.status, json_format.MessageToJson(status, preserving_proto_field_name=True))
+        self.folder.write_status(status)
         return f"stopped at step {step}" if step else "stopped before it had begun"
 
     def life(self) -> Life:

@@ -24,7 +24,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import platformdirs
 import psutil
@@ -32,6 +32,9 @@ import psutil
 from elasticdl.common.credentials import Credentials, Endpoint, PathBelow, TlsFolder, Token
 from elasticdl.common.errors import UserError
 from elasticdl.job.spec import JobSpec
+
+if TYPE_CHECKING:
+    from elasticdl.proto import elasticdl_pb2 as pb
 
 # The folders that a job writes to are tried before the job starts: a mistake then costs one line, and not a run.
 
@@ -85,8 +88,8 @@ class MasterAddress:
     host: str = ""  # on which the process is; it may share the folder with others
 
     @classmethod
-    def of_this_process(cls, address: str, token: str) -> Self:
-        return cls(address, token, os.getpid(), start_of(os.getpid()), host=socket.gethostname())
+    def of_this_process(cls, address: str, token: str = "", tls: str = "") -> Self:
+        return cls(address, token, os.getpid(), start_of(os.getpid()), tls, socket.gethostname())
 
     def is_alive(self) -> bool:
         """Whether the master's process is there, and not another process that has got its number since. One that is on another machine
@@ -134,7 +137,7 @@ class JobDir:
     earlier = PathBelow("earlier.jsonl")
     status = PathBelow("status.json")
     state = PathBelow("state.json")
-    # The mark of the master that may write the state: see `elasticdl.master.shell.slurm_keeper.new_mark`.
+    # Which start of the batch job has the master that may write the state: see `elasticdl.master.shell.slurm_keeper.is_replaced`.
     holder = PathBelow("state.holder")
     batch = PathBelow("batch")
     tls = PathBelow("tls")
@@ -154,6 +157,11 @@ class JobDir:
 
     def write_master(self, address: MasterAddress) -> None:
         write_aside(self.master, json.dumps(asdict(address)), mode=0o600)  # it has the token
+
+    def write_status(self, status: pb.JobStatus) -> None:
+        from google.protobuf import json_format  # large, and seldom needed
+
+        write_aside(self.status, json_format.MessageToJson(status, preserving_proto_field_name=True))
 
     def read_master(self) -> MasterAddress | None:
         """None when no master runs (or none has started yet), or its file is damaged or of another version."""
@@ -176,6 +184,16 @@ def write_aside(path: Path, text: str, mode: int = 0o666) -> None:
             undo.callback(scratch.unlink, missing_ok=True)
             file.write(text)
         scratch.replace(path)
+
+
+def tail(path: Path, most: int) -> str:
+    """The end of a file, of so many bytes; empty if it can't be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 HOME = "ELASTICDL_HOME"

@@ -25,6 +25,7 @@ import psutil
 from elasticdl.common.credentials import STACKS, WORKER_ID
 from elasticdl.common.process_group import ProcessGroup, tethered
 from elasticdl.common.reason import last_exception, last_line, last_words
+from elasticdl.job.jobdir import tail
 from elasticdl.job.journal import without_marks
 from elasticdl.master.core.events import ExitCause, StacksFound
 from elasticdl.places.fork_server import CannotFork, ForkServer
@@ -149,12 +150,7 @@ class InFile:
 
     def all(self) -> str:
         """As much of what it has printed as may be about its end; empty if it can't be read."""
-        try:
-            with self._log.open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
-                return file.read().decode(errors="replace")
-        except OSError:
-            return ""
+        return tail(self._log, LAST_BYTES)
 
 
 class PassedOn:

@@ -28,12 +28,12 @@ def job(tmp_path) -> JobDir:
 
 def test_the_next_master_has_what_the_last_one_saved_and_the_journal_of_that_moment(job):
     async def story() -> None:
-        first = FileState(job, "a")
+        first = FileState(job, 0)
         assert await first.load() is None
         job.journal.write_text("one\ntwo\n")
         await first.save(replace(snapshot(1, 2), journal_bytes=8))
         job.journal.write_text("one\ntwo\nthree\nfo")
-        assert await FileState(job, "b").load() == replace(snapshot(1, 2), journal_bytes=8)
+        assert await FileState(job, 1).load() == replace(snapshot(1, 2), journal_bytes=8)
         assert job.journal.read_text() == "one\ntwo\n"
 
     asyncio.run(story())
@@ -43,21 +43,21 @@ def test_what_was_cut_off_is_not_in_the_journal(job):
     """A line, and what a master writes that was cut off itself."""
     job.journal.write_text("one\ntw")
     with job.journal.open("a") as cut_off:
-        assert asyncio.run(FileState(job, "b").load()) is None
+        assert asyncio.run(FileState(job, 1).load()) is None
         cut_off.write("two\n")
     assert job.journal.read_text() == "one\n"
 
 
 def test_a_master_that_was_replaced_writes_no_more(job):
     async def story() -> None:
-        first, second = FileState(job, "a"), FileState(job, "b")
+        first, second = FileState(job, 0), FileState(job, 1)
         await first.load()
         await first.save(snapshot(1))
         await second.load()
         with pytest.raises(ReplacedError):
             await first.save(snapshot(2))
         await second.save(snapshot(3))
-        assert await FileState(job, "c").load() == snapshot(3)
+        assert await FileState(job, 1).load() == snapshot(3)
 
     asyncio.run(story())
 
@@ -65,13 +65,13 @@ def test_a_master_that_was_replaced_writes_no_more(job):
 def test_a_file_that_is_no_snapshot_is_the_users_to_mend(job):
     job.state.write_text('{"format": 77')
     with pytest.raises(UserError, match=r"an earlier master has left in .* can't be read"):
-        asyncio.run(FileState(job, "a").load())
+        asyncio.run(FileState(job, 0).load())
 
 
 def test_a_folder_that_takes_nothing_now_may_do_so_later(job):
     job.state.mkdir()
     with pytest.raises(UnreachableError, match=r"^can't take the job over in .*: Is a directory$"):
-        asyncio.run(FileState(job, "a").load())
+        asyncio.run(FileState(job, 0).load())
 
 
 def test_a_masters_address_may_stand_in_a_file(tmp_path):

@@ -16,7 +16,7 @@ from elasticdl.job.journal import read_journal
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.shell import slurm_keeper, slurm_master
 from elasticdl.master.shell.serve import RelievedError
-from elasticdl.master.shell.slurm_keeper import EXIT_AGAIN, EXIT_LEFT, MOST_CRASHES, Keeper, new_mark
+from elasticdl.master.shell.slurm_keeper import EXIT_AGAIN, EXIT_LEFT, MOST_CRASHES, Keeper
 
 WORKERS = "scancel --quiet --me --name=elasticdl-mine-7-worker"
 
@@ -115,8 +115,8 @@ def test_what_broke_the_masters_is_told(bench):
 def test_where_slurm_has_started_the_job_again_no_other_master_takes_it_back(bench, before):
     """Its node was cut off: the next one runs elsewhere, in the same batch job, and the master here has died."""
     bench.job.master.write_text("of the next one")
-    bench.job.holder.write_text(new_mark(1 if before else 0))
-    script = (KILLED,) if before else (f"(job / 'state.holder').write_text('{new_mark(1)}')", KILLED)
+    bench.job.holder.write_text("1" if before else "0")
+    script = (KILLED,) if before else ("(job / 'state.holder').write_text('1')", KILLED)
     if before:
         bench.job.path.joinpath("starts").touch()
     assert bench.keep(*script) == EXIT_LEFT
@@ -145,11 +145,22 @@ def test_the_workers_of_a_job_that_has_ended_are_not_left(bench):
     assert (bench.starts, bench.calls(), bench.job.status.read_text()) == (1, [WORKERS], "{}")
 
 
-def test_the_master_is_told_to_end_and_one_that_leaves_the_job_leaves_its_workers(bench):
-    handler = "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))"
-    assert bench.keep(handler, f"os.kill(os.getppid(), {signal.SIGTERM})", "time.sleep(60)") == EXIT_LEFT
+@pytest.mark.parametrize(("state", "code"), [("RUNNING", EXIT_LEFT), ("CANCELLED Restarts=0", 130)])
+def test_the_master_is_told_to_leave_or_to_stop_the_job(bench, state, code):
+    bench.says("scontrol", f"[ $1 = requeue ] || echo JobId=7 JobState={state}")
+    handlers = (
+        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(143)); signal.signal(signal.SIGINT, lambda *_: stop())"
+    )
+    stops = f"def stop(): {ENDS}; sys.exit(130)"
+    told = f"os.kill(os.getppid(), {signal.SIGTERM})"
+    assert bench.keep("import signal", stops, handlers, told, "time.sleep(60)") == code
+    assert (bench.starts, bench.job.status.exists()) == (1, code == 130)
+    assert WORKERS not in bench.calls()
+
+
+def test_a_master_that_leaves_the_job_leaves_its_workers(bench):
     assert bench.keep(f"sys.exit({EXIT_LEFT})") == EXIT_LEFT
-    assert (bench.starts, bench.calls(), bench.job.status.exists()) == (2, [], False), "its workers are the next one's"
+    assert (bench.starts, bench.calls(), bench.job.status.exists()) == (1, [], False), "its workers are the next one's"
 
 
 @pytest.mark.parametrize(

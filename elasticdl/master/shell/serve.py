@@ -14,13 +14,12 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from google.protobuf import json_format
 from pydantic import ValidationError
 
 from elasticdl.common.credentials import LOOPBACK, Token, WorkerEnvironment
 from elasticdl.common.errors import UnreachableError, UserError, first_finding
 from elasticdl.common.front_ends import HASH_SEED, python_path
-from elasticdl.job.jobdir import JobDir, MasterAddress, jobs_root, require_writable_folders, write_aside
+from elasticdl.job.jobdir import JobDir, MasterAddress, jobs_root, require_writable_folders
 from elasticdl.job.journal import FORMAT, STEPS
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.master.core import events as e
@@ -295,11 +294,11 @@ class Master:
                 _log.error("can't write summary.json to %s: %s", folder, error)
 
     def _write_status(self) -> None:
-        path, status = self._job_dir.status, self.status()
+        status = self.status()
         try:
-            write_aside(path, json_format.MessageToJson(status, preserving_proto_field_name=True))
+            self._job_dir.write_status(status)
         except OSError as error:
-            _log.error("job %s, and that can't be written to %s: %s", status.phase, path, error.strerror)
+            _log.error("job %s, and that can't be written to %s: %s", status.phase, self._job_dir.path, error.strerror)
 
 
 def _read_journal(facts: LiveFacts, journal: Path) -> None:

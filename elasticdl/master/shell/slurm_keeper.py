@@ -10,7 +10,13 @@ The keeper is a process apart from the master, as the kernel kills the largest p
 | it ended without a word, as with the user's mistake  | the same                                                         |
 | somehow, and Slurm has started the next one elsewhere | this start of the batch job ends (143); the job goes on there   |
 
-A master that ran for `SOON_SECONDS` was able to work: the next crash is counted as the first. SIGTERM and SIGINT are passed on to the master.
+A master that ran for `SOON_SECONDS` was able to work: the next crash is counted as the first.
+
+| why Slurm ends the batch job (SIGTERM)               | what follows                                                     |
+| ---------------------------------------------------- | ---------------------------------------------------------------- |
+| a job of higher priority has its place, or `requeue` | the master is to leave (`LEAVE`); Slurm starts the next one      |
+| its time limit is near (``--signal``)                | the same, as it is put into the queue again                      |
+| it was cancelled (`scancel`)                         | the master is to stop the job (`STOP`)                           |
 """
 
 from __future__ import annotations
@@ -24,20 +30,22 @@ import random
 import signal
 import sys
 import time
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from elasticdl.common.backoff import Backoff
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.front_ends import RUN_MODULE
-from elasticdl.job.jobdir import JobDir, write_aside
+from elasticdl.common.reason import last_line
+from elasticdl.job.jobdir import JobDir, tail
 from elasticdl.places.slurm import ask, runs_again, workers_name
 
 MASTER_MODULE = "elasticdl.master.shell.slurm_master"
+# What a master is told. Slurm itself sends SIGTERM, and to all processes of the batch job if it likes.
+LEAVE, STOP = signal.SIGUSR1, signal.SIGINT
 EXIT_LEFT = 128 + signal.SIGTERM
 _PHASES = {0: "succeeded", 1: "failed", 130: "stopped"}
-_EXIT_CODES = {phase: code for code, phase in _PHASES.items()}
 # Of a master that broke, or could not begin for now (EX_TEMPFAIL of sysexits.h).
 EXIT_AGAIN = 75
 MOST_CRASHES = 8
@@ -47,99 +55,91 @@ _MEMORY = ": if memory was short, ask for more, as by --slurm_master_args=--mem=
 _log = logging.getLogger("elasticdl.master.shell.slurm_keeper")
 
 
-def new_mark(restarts: int) -> str:
-    """Of a master (`JobDir.holder`). ``restarts``: how often Slurm has started its batch job again."""
-    return f"{restarts}-{uuid.uuid4().hex}"
+def restarts() -> int:
+    """How often Slurm has started this batch job again. The job's folder has the number of the last start in which there was a master."""
+    return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+
+
+def is_replaced(job: JobDir, restarts: int) -> bool:
+    """Whether Slurm has started the batch job again elsewhere, as this node was cut off, and a master has begun there."""
+    try:
+        return int(job.holder.read_text()) > restarts
+    except (OSError, ValueError):
+        return False
 
 
 class Keeper:
-    """``command``: starts a master. ``backoff``: before the next one."""
+    """``command``: starts a master. ``number``: of the batch job. ``backoff``: before the next master."""
 
     def __init__(self, job: JobDir, command: Sequence[str], number: str, restarts: int, backoff: Backoff) -> None:
         self._job = job
         self._command = command
         self._number, self._restarts = number, restarts
         self._backoff = backoff
-        self._told = asyncio.Event()  # the batch job is to end
-        self._master: asyncio.subprocess.Process | None = None
 
     async def run(self) -> int:
         """Until no other master is to be started here; returns the exit code of the batch job."""
+        told = asyncio.Event()  # the batch job is to end
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._tell)
-        while not self._is_replaced():
+            asyncio.get_running_loop().add_signal_handler(number, told.set)
+        again = asyncio.ensure_future(self._is_to_run_again(told))
+        while not is_replaced(self._job, self._restarts):
             began = time.monotonic()
-            code = await self._run_master()
-            if code == EXIT_LEFT or self._is_replaced():
-                return EXIT_LEFT
+            code = await self._run_master(again)
+            broke = code < 0 or code == EXIT_AGAIN
+            if code == EXIT_LEFT or is_replaced(self._job, self._restarts):
+                break
             if self._job.status.exists():
-                if code < 0 or code == EXIT_AGAIN:  # while it closed its places
+                if broke:  # while it closed its places
                     await self._end_workers()
                 return code if code >= 0 else 128 - code
-            if code >= 0 and code != EXIT_AGAIN:
-                phase = _PHASES.get(code, "failed")
-                return await self._give_up(f"its master ended with exit code {code}{self._last_line()}", phase)
-            if not self._told.is_set():
-                with contextlib.suppress(OSError):  # the folder may be away for a while, too
-                    self._job.master.unlink()
-                if time.monotonic() - began > SOON_SECONDS:
-                    self._backoff.reset()
-                delay, crashes = self._backoff.delay(), self._backoff.failures
-                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "broke"
-                if crashes >= MOST_CRASHES:
-                    hint = _MEMORY if code == -signal.SIGKILL else self._last_line()
-                    return await self._give_up(f"its master {how}, the {crashes}th in a row{hint}")
-                _log.warning(
-                    "the master %s: the next one starts in %.1f s (%d of %d)", how, delay, crashes, MOST_CRASHES
-                )
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._told.wait(), delay)
-            if self._told.is_set():  # and there is no master to act upon it
-                if await runs_again(self._number, self._restarts):
-                    return EXIT_LEFT
-                return await self._give_up("the master's batch job was cancelled while no master ran", phase="stopped")
+            if not broke:
+                return await self._give_up(f"its master ended with exit code {code}{self._last_line()}", code)
+            with contextlib.suppress(OSError):  # the folder may be away for a while, too
+                self._job.master.unlink()
+            if time.monotonic() - began > SOON_SECONDS:
+                self._backoff.reset()
+            delay, crashes = self._backoff.delay(), self._backoff.failures
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "broke"
+            if crashes >= MOST_CRASHES:
+                hint = _MEMORY if code == -signal.SIGKILL else self._last_line()
+                return await self._give_up(f"its master {how}, the {crashes}th in a row{hint}")
+            _log.warning("the master %s: the next one starts in %.1f s (%d of %d)", how, delay, crashes, MOST_CRASHES)
+            await asyncio.wait({again}, timeout=delay)
+            if again.done():  # and there is no master to act upon it
+                if again.result():
+                    break
+                return await self._give_up("the master's batch job was cancelled while no master ran", 130)
         return EXIT_LEFT
 
-    def _is_replaced(self) -> bool:
-        """Whether Slurm has started the batch job again elsewhere, as this node was cut off, and a master has begun there."""
-        try:
-            restarts = self._job.holder.read_text().partition("-")[0]
-        except OSError:
-            return False
-        return restarts.isdecimal() and int(restarts) > self._restarts
+    async def _is_to_run_again(self, told: asyncio.Event) -> bool:
+        """By Slurm, which is asked once the batch job is to end."""
+        await told.wait()
+        return await runs_again(self._number, self._restarts)
 
-    def _tell(self) -> None:
-        self._told.set()
-        if self._master is not None and self._master.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                # Not terminate(): it reaps a master that has just died, and nobody learns how.
-                os.kill(self._master.pid, signal.SIGTERM)
-
-    async def _run_master(self) -> int:
+    async def _run_master(self, again: asyncio.Future[bool]) -> int:
         try:
-            self._master = await asyncio.create_subprocess_exec(*self._command)
+            master = await asyncio.create_subprocess_exec(*self._command)
         except OSError as error:  # as of a machine that is short of memory
             _log.error("can't start a master: %s", error.strerror)
             return EXIT_AGAIN
-        if self._told.is_set():  # while it was started
-            self._tell()
-        code = await self._master.wait()
-        self._master = None
-        return code
+        ended = asyncio.ensure_future(master.wait())
+        either: set[asyncio.Future[Any]] = {ended, again}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            with contextlib.suppress(ProcessLookupError):
+                # Not send_signal(): it reaps a master that has just died, and nobody learns how.
+                os.kill(master.pid, LEAVE if again.result() else STOP)
+        return await ended
 
     def _last_line(self) -> str:
         """Of the master's log, in which all that is said here is as well."""
-        try:
-            with self._job.master_log.open("rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_BYTES))
-                lines = log.read().decode(errors="replace").split("\n")
-        except OSError:
-            return ""
-        said = [line for line in lines if line.strip()]
-        return f": {said[-1].removeprefix('elasticdl: ')}" if said else ""
+        said = last_line(tail(self._job.master_log, LOG_BYTES))
+        return f": {said.removeprefix('elasticdl: ')}" if said else ""
 
-    async def _give_up(self, why: str, phase: str = "failed") -> int:
-        """The job is over: say so first, then end what is left of it."""
+    async def _give_up(self, why: str, code: int = 1) -> int:
+        """The job is over: say so first, then end what is left of it. ``code``: the exit code of a master that ended so."""
+        phase = _PHASES.get(code, "failed")
         _log.error("job %s: %s", phase, why)
         if not self._job.status.exists():  # as whoever has stopped the job may have written
             try:
@@ -147,7 +147,7 @@ class Keeper:
             except OSError as error:
                 _log.error("can't write that to %s: %s", self._job.status, error.strerror)
         await self._end_workers()
-        return _EXIT_CODES[phase]
+        return code if code in _PHASES else 1
 
     async def _end_workers(self) -> None:
         try:
@@ -161,22 +161,19 @@ def _write_end(job: JobDir, phase: str, why: str) -> None:
     Raises:
         OSError: it can't be written.
     """
-    from google.protobuf import json_format  # large, and seldom needed, as are the others
-
-    from elasticdl.job.facts import Facts
+    from elasticdl.job.facts import Facts  # large, and seldom needed, as are the others
     from elasticdl.job.journal import dump_entry
     from elasticdl.proto import elasticdl_pb2 as pb
 
     with job.journal.open("ab+") as journal:
-        journal.seek(max(0, journal.tell() - 1))
-        begin = "\n" if journal.read() not in (b"", b"\n") else ""  # the master may have been killed within a line
         journal.seek(0)
         found = Facts.of(line.decode(errors="replace") for line in journal).result()
         ended = {"event": "job_finished", "phase": phase, "reason": why, "steps": found.step}
-        journal.write(f"{begin}{dump_entry({'time': time.time(), **ended})}\n".encode())
+        # The master may have been killed within a line.
+        journal.write(f"\n{dump_entry({'time': time.time(), **ended})}\n".encode())
     status = pb.JobStatus(job_name=job.name, phase=phase, reason=why, step=found.step, time_left=-1)
     status.elapsed = found.until - found.began
-    write_aside(job.status, json_format.MessageToJson(status, preserving_proto_field_name=True))
+    job.write_status(status)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -185,11 +182,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     job = JobDir(parser.parse_args(argv).job_dir.absolute())
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {job.name} %(levelname)s %(name)s: %(message)s")
     command = [*RUN_MODULE, MASTER_MODULE, "--job_dir", str(job.path)]
-    number, restarts = os.environ["SLURM_JOB_ID"], int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     backoff = Backoff(random.Random(), first=1.0, longest=60.0)
 
     async def keep() -> int:
-        return await Keeper(job, command, number, restarts, backoff).run()
+        return await Keeper(job, command, os.environ["SLURM_JOB_ID"], restarts(), backoff).run()
 
     return asyncio.run(keep())
 

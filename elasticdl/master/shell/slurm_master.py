@@ -4,12 +4,6 @@ Its nodes share the job's folder: there the master writes where it is, and what 
 `slurm_keeper` in the same batch job, and by Slurm if the master's node is lost (``--requeue``). The workers go on meanwhile, and their
 agents find the next master by the folder.
 
-| why Slurm ends the master (SIGTERM)                  | what follows                                                    |
-| ---------------------------------------------------- | --------------------------------------------------------------- |
-| a job of higher priority has its place, or `requeue` | it leaves; Slurm starts the next, and the workers go on          |
-| its time limit is near (``--signal``)                | the same, as it has itself put into the queue again              |
-| it was cancelled (`scancel`)                         | the job is stopped with a checkpoint                             |
-
 Exit codes: 0 succeeded, 1 failed, 2 the user's mistake, 130 stopped, 143 another master goes on, 75 it broke: another may do better.
 """
 
@@ -23,8 +17,7 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -42,31 +35,32 @@ from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.loop import SnapshotStore
 from elasticdl.master.shell.serve import EXIT_CODES, EXIT_USER_ERROR, Master, RelievedError, handling, log_as, read_spec
 from elasticdl.master.shell.servicer import Server, TlsAccess
-from elasticdl.master.shell.slurm_keeper import EXIT_AGAIN, EXIT_LEFT, new_mark
+from elasticdl.master.shell.slurm_keeper import EXIT_AGAIN, EXIT_LEFT, LEAVE, STOP, is_replaced, restarts
 from elasticdl.places.base import Launcher, Limits, Report
 from elasticdl.places.launcher import PlaceLauncher, Seconds
-from elasticdl.places.slurm import SlurmProvider, runs_again, slurm_places, workers_name
+from elasticdl.places.slurm import SlurmProvider, slurm_places, workers_name
 
-# A job's snapshot in a file of the job's folder, where the next master finds it: for a batch system whose nodes share the folder.
-#
-# Writing is fenced: a master that finds another master's mark in the folder has been replaced, as after its node was cut off, and
-# writes no more. Another master may put its mark there between the look and the write: no shared file system has a lock that outlives
-# every node. Such a late write is lost and does no harm, as the successor reads only once, at its start.
-
-
-# The file system is everybody's, so it is written seldom.
-NEWS_SECONDS = 5.0
+ANYWHERE = "0.0.0.0"
+# So long workers go on without a master: Slurm takes minutes to give a node up, and may have no place for the next master at once.
+MASTER_TIMEOUT = 1800.0
+_log = logging.getLogger(__name__)
 
 
 class FileState(SnapshotStore):
-    """``holder``: the mark of this master."""
+    """A job's snapshot in a file of the job's folder, which the nodes share.
 
-    news_seconds = NEWS_SECONDS
+    Writing is fenced: a master that finds the mark of a later start of its batch job has been replaced, as after its node was cut off,
+    and writes no more. That mark may come between the look and the write: no shared file system has a lock that outlives every node.
+    Such a late write is lost and does no harm, as the successor reads only once, at its start.
 
-    def __init__(self, job: JobDir, holder: str) -> None:
-        self._path, self._journal = job.state, job.journal
-        self._mark = job.holder
-        self._holder = holder
+    ``restarts``: how often the batch job of this master had been started again.
+    """
+
+    news_seconds = 5.0  # the file system is everybody's
+
+    def __init__(self, job: JobDir, restarts: int) -> None:
+        self._job = job
+        self._restarts = restarts
 
     async def load(self) -> Snapshot | None:
         return await asyncio.to_thread(self._load)
@@ -75,21 +69,26 @@ class FileState(SnapshotStore):
         await asyncio.to_thread(self._save, snapshot.to_json())
 
     def _load(self) -> Snapshot | None:
+        job = self._job
         try:
-            write_aside(self._mark, self._holder)
-            text = self._path.read_text() if self._path.exists() else ""
+            self._require_mine()
+            write_aside(job.holder, str(self._restarts))
+            text = job.state.read_text() if job.state.exists() else ""
             snapshot = Snapshot.from_json(text) if text else None
-            _cut(self._journal, snapshot.journal_bytes if snapshot else None)
+            _cut(job.journal, snapshot.journal_bytes if snapshot else None)
         except ValueError as error:
-            raise UserError(f"what an earlier master has left in {self._path.parent} can't be read: {error}") from None
+            raise UserError(f"what an earlier master has left in {job.path} can't be read: {error}") from None
         except OSError as error:  # as of a disk that is full
-            raise UnreachableError(f"can't take the job over in {self._path.parent}: {error.strerror}") from None
+            raise UnreachableError(f"can't take the job over in {job.path}: {error.strerror or error}") from None
         return snapshot
 
     def _save(self, text: str) -> None:
-        if self._mark.read_text() != self._holder:
+        self._require_mine()
+        write_aside(self._job.state, text)
+
+    def _require_mine(self) -> None:
+        if is_replaced(self._job, self._restarts):
             raise ReplacedError("another master has taken over")
-        write_aside(self._path, text)
 
 
 def _cut(journal: Path, end: int | None) -> None:
@@ -105,12 +104,6 @@ def _cut(journal: Path, end: int | None) -> None:
         write_aside(journal, content[:end].decode(errors="replace"))
 
 
-ANYWHERE = "0.0.0.0"
-# So long workers go on without a master: Slurm takes minutes to give a node up, and may have no place for the next master at once.
-MASTER_TIMEOUT = 1800.0
-_log = logging.getLogger(__name__)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m elasticdl.master.shell.slurm_master", description=__doc__)
     parser.add_argument("--job_dir", required=True, type=Path, help="the job's folder, which holds job.json and tls")
@@ -122,12 +115,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"elasticdl: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
-    except RelievedError as error:
+    except (RelievedError, UnreachableError) as error:
         _log.warning("%s", error)
-        return EXIT_LEFT
-    except UnreachableError as error:
-        _log.error("%s", error)
-        return EXIT_AGAIN
+        return EXIT_LEFT if isinstance(error, RelievedError) else EXIT_AGAIN
     except Exception:  # noqa: BLE001 - told apart from a job that has failed
         _log.exception("the master broke")
         return EXIT_AGAIN
@@ -143,30 +133,23 @@ async def run(spec: JobSpec, job_dir: JobDir) -> EndJob:
     """
     server = Server(ANYWHERE, TlsAccess.load(TlsFolder(job_dir.tls / Role.MASTER)))
     port = server.bind(spec.port)
-    own = MasterAddress.of_this_process(f"{socket.gethostname()}:{port}", "")
-    address = replace(own, tls=str(job_dir.tls / Role.OWNER))
-    restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    address = MasterAddress.of_this_process(f"{socket.gethostname()}:{port}", tls=str(job_dir.tls / Role.OWNER))
     agents = Agents()
     batch = partial(slurm_places, provider(spec, job_dir, os.environ))
 
     def make_launcher(report: Report, limits: Limits) -> Launcher:
         return PlaceLauncher(batch, agents.reporting_to, report, seconds=Seconds(start=spec.start_timeout))
 
-    store = FileState(job_dir, new_mark(restarts))
-    master = Master(spec, job_dir, server, store, make_launcher, agents=agents, address=address)
-
-    async def end() -> None:
-        if await runs_again(os.environ["SLURM_JOB_ID"], restarts):
-            master.leave("Slurm starts the batch job again")
-        else:
-            master.post(e.StopRequested("the master's batch job was cancelled", checkpoint=True, now=False))
-
-    def told() -> None:
-        if not ending:  # Slurm may tell the master itself, and `slurm_keeper` passes it on
-            ending.append(asyncio.ensure_future(end()))
-
-    ending: list[asyncio.Future[None]] = []
-    with handling(dict.fromkeys((signal.SIGTERM, signal.SIGINT), told)):
+    master = Master(
+        spec, job_dir, server, FileState(job_dir, restarts()), make_launcher, agents=agents, address=address
+    )
+    stop = e.StopRequested("the master's batch job was cancelled", checkpoint=True, now=False)
+    told: dict[signal.Signals, Callable[[], None]] = {
+        LEAVE: partial(master.leave, "Slurm starts the batch job again"),
+        STOP: partial(master.post, stop),
+        signal.SIGTERM: lambda: None,  # Slurm's own, of which `slurm_keeper` says what it means
+    }
+    with handling(told):
         return await master.run()
 
 
