@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
@@ -107,10 +107,11 @@ class HostProvider:
             await asyncio.sleep(POLL_SECONDS / 10)
         return place_id
 
-    async def end(self, place_id: str, *, at_once: bool) -> None:
-        with suppress(FileNotFoundError, ProcessLookupError):
-            pid = int((self._folder / f"{place_id}.pid").read_text())
-            os.killpg(pid, signal.SIGKILL if at_once else signal.SIGTERM)
+    async def end(self, place_ids: Sequence[str], *, at_once: bool) -> None:
+        for place_id in place_ids:
+            with suppress(FileNotFoundError, ProcessLookupError):
+                pid = int((self._folder / f"{place_id}.pid").read_text())
+                os.killpg(pid, signal.SIGKILL if at_once else signal.SIGTERM)
 
 
 def _runs(pid_file: Path) -> bool:

@@ -25,7 +25,7 @@ from elasticdl.job.facts import Facts
 from elasticdl.job.jobdir import JobDir, list_jobs, write_aside
 from elasticdl.job.journal import Entry, parse_entry
 from elasticdl.job.spec import JobSpec
-from elasticdl.places.slurm import Stage, UnknownJobError, number_of, require_time, run, sbatch, stage_of, workers_name
+from elasticdl.places.slurm import Stage, UnknownJobError, number_of, run, sbatch, stage_of, workers_name
 from elasticdl.proto import elasticdl_pb2 as pb
 
 # A master that is a batch job of a Slurm cluster: submitted, looked after and cancelled with Slurm's own commands.
@@ -54,11 +54,6 @@ def submit(job: JobDir, spec: JobSpec) -> str:
     Raises:
         UserError: Slurm refuses it, or does not answer.
     """
-    for option in ("slurm_args", "slurm_master_args"):
-        try:
-            require_time(getattr(spec, option))
-        except UserError as error:
-            raise UserError(f"--{option}: {error}") from None
     # What is wrong with these would be seen only when the master asks for the first worker.
     worker = ["--test-only", "--ntasks=1", *shlex.split(spec.slurm_args), "--wrap=true"]
     _submit(["sbatch", *worker], "--slurm_args")
@@ -333,7 +328,7 @@ class SlurmJob(FolderJob):
             return (Life.ENDED, "") if has_ended else (up, "" if up is Life.RUNNING else str(error))
         if has_ended:  # its master may still close its places
             return (Life.RUNNING if stage in (Stage.RUNNING, Stage.ENDING) else Life.ENDED), ""
-        if stage in (Stage.WAITING, Stage.HALTED):
+        if stage is Stage.WAITING:
             return Life.STARTING, f"its master waits in Slurm's queue{'' if why == 'None' else f': {why}'}"
         return Life.LOST if stage is Stage.OVER else up, ""
 

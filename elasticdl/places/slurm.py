@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 import re
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
@@ -27,15 +27,10 @@ from elasticdl.common.retry import retry
 from elasticdl.master.core.events import ExitCause, LauncherFailed
 from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceReport, PlacesRefused, PlaceState
 
-# Places of whoever can only be asked: a batch system, machines that are reached by ssh.
-#
-# `PolledPlaces` does all of `Places` on three requests of a `Provider`, so a new kind of place is a class with these three.
-
-
+POLL_SECONDS = 2.0
 CLOSE_SECONDS = 60.0
 LONGEST_DELAY = 60.0
 FIND_SECONDS = 60.0
-ENDED_AT_ONCE = 8
 _log = logging.getLogger(__name__)
 
 
@@ -65,24 +60,26 @@ class Provider(Protocol):
             UserError: there will never be any, until somebody mends what this says.
         """
 
-    async def end(self, place_id: str, *, at_once: bool) -> None:
-        """End a place, or take it off the queue: SIGTERM, and SIGKILL after the time that is usual there, or SIGKILL at once."""
+    async def end(self, place_ids: Sequence[str], *, at_once: bool) -> None:
+        """End these places, or take them off the queue: SIGTERM, and SIGKILL after the time that is usual there, or SIGKILL at once.
+
+        Nothing happens for one that has ended by itself.
+        """
 
 
 class PolledPlaces:
-    """See `elasticdl.places.base.Places`."""
+    """`elasticdl.places.base.Places` of whoever can only be asked: a batch system, machines that are reached by ssh."""
 
-    def __init__(self, provider: Provider, report: PlaceReport, seconds: float) -> None:
+    def __init__(self, provider: Provider, report: PlaceReport, seconds: float = POLL_SECONDS) -> None:
         """``seconds``: between two requests for the list."""
         self._provider, self._report, self._seconds = provider, report, seconds
         self._places: dict[str, Place] = {}
         self._given_back: dict[str, bool] = {}  # by id: at once, or with some grace
-        self._most = math.inf  # until that is said
-        self._missing, self._avoid = 0, frozenset[str]()
-        self._asking = 0  # 1 while a place is asked for
+        self._to_end: dict[str, bool] = {}  # those of them of which the provider is still to be told
+        self._most = 0
+        self._avoid: AbstractSet[str] = frozenset()
         self._refused = ""  # why nothing is had at present
-        self._unsure = False  # a place was asked for without an answer, and the list since does not say whether it came
-        self._turns = asyncio.Semaphore(ENDED_AT_ONCE)
+        self._unsure = False  # a place was asked for without an answer yet, and no list since says whether it came
         self._changed, self._seen = asyncio.Event(), asyncio.Event()
         self._background = Background("places are watched", lambda why: report(LauncherFailed(why)))
 
@@ -94,22 +91,20 @@ class PolledPlaces:
             place_id: place if isinstance(place, Place) else Place(place_id, state=PlaceState.LOST)
             for place_id, place in listing.items()
         }
+        self._most = len(self._wanted())  # until that is said
         self._background.start(self._keep())
         return tuple(self._places.values())
 
     def want(self, most: int, avoid: AbstractSet[str]) -> None:
-        self._avoid, self._most = frozenset(avoid), most
-        self._missing = max(0, most - len(self._wanted()) - self._asking)
+        self._most, self._avoid = most, avoid
         self._drop_surplus()
         self._changed.set()
 
     def give_back(self, place_id: str, *, at_once: bool) -> None:
-        told_at_once, place = self._given_back.get(place_id), self._places.get(place_id)
-        if place is None or place.state is PlaceState.LOST:
-            return
-        if told_at_once is None or (at_once and not told_at_once):
-            self._given_back[place_id] = at_once
-            self._background.start(self._end(place_id, at_once))
+        place, told = self._places.get(place_id), self._given_back.get(place_id)
+        if place and place.state is not PlaceState.LOST and (told is None or at_once > told):
+            self._given_back[place_id] = self._to_end[place_id] = at_once
+            self._changed.set()
 
     async def close(self, *, keep: bool = False) -> None:
         try:
@@ -123,7 +118,7 @@ class PolledPlaces:
         self.want(0, frozenset())
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
-                while self._places or self._asking or self._unsure:
+                while self._places or self._unsure:
                     for place_id in self._places:  # one that was being asked for comes later
                         self.give_back(place_id, at_once=False)
                     self._seen.clear()
@@ -133,15 +128,15 @@ class PolledPlaces:
             _log.error("places %s have not ended in %g s: leaving them behind", left, CLOSE_SECONDS)
 
     async def _keep(self) -> None:
-        """Look what became of the places, and ask for those that are missing, one after the other."""
+        """Look what became of the places, end those that were given back, and ask for those that are missing, one after the other."""
         backoff = Backoff(random.Random(), first=self._seconds, longest=LONGEST_DELAY)
         while True:
             self._changed.clear()
             delay = self._seconds
             try:
                 self._see(await self._provider.list())
-                while self._missing:
-                    await self._ask()
+                while self._to_end or len(self._wanted()) < self._most:
+                    await (self._end() if self._to_end else self._ask())
                 backoff.reset()
                 self._refuse("")
             except UserError as error:
@@ -162,33 +157,38 @@ class PolledPlaces:
             self._refused = why
             self._report(PlacesRefused(why))
 
+    async def _end(self) -> None:
+        at_once = any(self._to_end.values())
+        due = [place_id for place_id, now in self._to_end.items() if now == at_once]
+        await self._provider.end(due, at_once=at_once)
+        for place_id in due:
+            if self._to_end[place_id] == at_once:  # nobody has become impatient meanwhile
+                del self._to_end[place_id]
+
     async def _ask(self) -> None:
         """For one more; what is not answered is still missing."""
-        self._missing, self._asking = self._missing - 1, 1
+        self._unsure = True
         try:
             place_id = await self._provider.ask(self._avoid)
-        except UnreachableError:
-            self._missing, self._unsure = self._missing + 1, True
+        except Exception as error:
+            self._unsure = isinstance(error, UnreachableError)
             raise
         finally:
-            self._asking = 0
             self._seen.set()
+        self._unsure = False
         self._change(Place(place_id, reason="it was asked for"))
         self._drop_surplus()
 
     def _see(self, listing: Mapping[str, Place | End]) -> None:
-        for place_id in [*self._places]:
+        for place_id in {**self._places, **listing}:
             match listing.get(place_id, FORGOTTEN):
-                case End() as end:
+                case End() as end if place_id in self._places:
                     del self._places[place_id]
+                    self._to_end.pop(place_id, None)
                     end = AS_TOLD if self._given_back.pop(place_id, None) is not None else end
                     self._report(PlaceLost(place_id, end.cause, end.code, end.detail))
-                case place if place != self._places[place_id]:
+                case Place() as place if place != self._places.get(place_id):  # it may have come without an answer
                     self._change(place)
-        for place_id, place in listing.items():
-            if isinstance(place, Place) and place_id not in self._places:  # asked for, and the answer was lost
-                self._missing = max(0, self._missing - 1)
-                self._change(place)
         self._drop_surplus()
         self._unsure = False
         self._seen.set()
@@ -203,21 +203,10 @@ class PolledPlaces:
 
     def _drop_surplus(self) -> None:
         wanted = self._wanted()
-        surplus = len(wanted) + self._asking - self._most
-        for place in [each for each in wanted[::-1] if each.state is PlaceState.WAITING]:
-            if surplus <= 0:
-                break
+        surplus = len(wanted) - self._most
+        waiting = [each for each in wanted[::-1] if each.state is PlaceState.WAITING]
+        for place in waiting[: max(0, surplus)]:
             self.give_back(place.id, at_once=True)
-            surplus -= 1
-
-    async def _end(self, place_id: str, at_once: bool) -> None:
-        async def end() -> None:
-            async with self._turns:
-                if place_id in self._places:  # else it has ended by itself
-                    await self._provider.end(place_id, at_once=at_once)
-
-        await retry(end, f"end place {place_id}", Backoff(random.Random(), longest=LONGEST_DELAY))
-        self._changed.set()
 
 
 # Slurm's programs: how they are called, and what their answers mean. Masters wait with `ask`, commands with `run`.
@@ -228,9 +217,6 @@ ANSWER_SECONDS = 60.0
 NOTICE_SECONDS = 120
 # For an answer to a batch job that was told to end, and will be killed.
 TOLD_SECONDS = 10.0
-# Of sbatch: minutes, minutes:seconds or hours:minutes:seconds; with days it is long.
-_TIME = re.compile(r"(?:^|\s)(?:--time[= ]|-t ?)(\d+(?::\d+){0,2})(?=\s|$)")
-_UNITS = 3
 # Slurm's controller is away or busy, or takes no more jobs of this user at present. Whatever else it says is said of the request.
 _AWAY = re.compile(r"timed out|unable to contact|connect|zero bytes|try again|temporarily|busy|policy", re.IGNORECASE)
 
@@ -244,8 +230,7 @@ class Stage(Enum):
 
     WAITING = "waiting"  # it may run, perhaps once more
     RUNNING = "running"
-    HALTED = "halted"  # it has its node, and may not run at present
-    ENDING = "ending"
+    ENDING = "ending"  # or halted: it has its node, and does not run at present
     OVER = "over"
 
 
@@ -254,14 +239,24 @@ _STAGES = {
         ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"), Stage.WAITING
     ),
     "RUNNING": Stage.RUNNING,
-    **dict.fromkeys(("SUSPENDED", "STOPPED"), Stage.HALTED),
-    **dict.fromkeys(("COMPLETING", "SIGNALING", "STAGE_OUT"), Stage.ENDING),
+    **dict.fromkeys(("COMPLETING", "SIGNALING", "STAGE_OUT", "SUSPENDED", "STOPPED"), Stage.ENDING),
 }
 
 
 def stage_of(state: str) -> Stage:
     """Of a batch job in this state of Slurm's; an empty state is that of a job that Slurm has forgotten."""
     return _STAGES.get(state, Stage.OVER)
+
+
+@contextmanager
+def _called(program: str, within: float) -> Iterator[None]:
+    """Errors of the call in a person's words."""
+    try:
+        yield
+    except (TimeoutError, subprocess.TimeoutExpired):
+        raise UnreachableError(f"Slurm does not answer: {program} took more than {within:g} s") from None
+    except OSError as error:
+        raise UserError(f"can't run {program}: {error.strerror}; is this a machine of a Slurm cluster?") from None
 
 
 def run(*words: str, within: float = ANSWER_SECONDS) -> str:
@@ -271,32 +266,22 @@ def run(*words: str, within: float = ANSWER_SECONDS) -> str:
         UserError: Slurm refuses the request, or is not on this machine.
         UnreachableError: Slurm does not answer, or can't do it now.
     """
-    try:
+    with _called(words[0], within):
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=within, check=False)
-    except OSError as error:
-        raise _absent(words[0], error) from None
-    except subprocess.TimeoutExpired:
-        raise _silent(words[0], within) from None
     return _answer(words[0], done.returncode, done.stdout, done.stderr)
 
 
 async def ask(*words: str, within: float = ANSWER_SECONDS) -> str:
     """As `run`, on an event loop; a program that nobody waits for any more is killed."""
-    pipe = asyncio.subprocess.PIPE
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *words, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
-        )
-    except OSError as error:
-        raise _absent(words[0], error) from None
-    try:
-        out, said = await asyncio.wait_for(process.communicate(), within)
-    except TimeoutError:
-        raise _silent(words[0], within) from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+    pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    with _called(words[0], within):
+        process = await asyncio.create_subprocess_exec(*words, stdin=nothing, stdout=pipe, stderr=pipe)
+        try:
+            out, said = await asyncio.wait_for(process.communicate(), within)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
     return _answer(words[0], process.returncode or 0, out, said)
 
 
@@ -311,20 +296,6 @@ def sbatch(name: str, output: str, arguments: Sequence[str], script: str) -> lis
     """
     about = [f"--job-name={name}", f"--output={output}", "--ntasks=1", f"--signal=B:TERM@{NOTICE_SECONDS}"]
     return ["sbatch", "--parsable", *about, *arguments, f"--wrap={script}"]
-
-
-def require_time(arguments: str) -> None:
-    """
-    Raises:
-        UserError: with this time limit a batch job is told to end as soon as it begins.
-    """
-    for limit in _TIME.findall(arguments):
-        parts = limit.split(":")
-        hours, minutes, seconds = map(int, parts if len(parts) == _UNITS else ["0", *parts, "0"][:_UNITS])
-        if 0 < (hours * 60 + minutes) * 60 + seconds <= NOTICE_SECONDS:  # 0 is no time limit
-            raise UserError(
-                f"the time limit {limit} is too short, as a batch job is told to end {NOTICE_SECONDS} s before it"
-            )
 
 
 def number_of(answer: str) -> str:
@@ -356,14 +327,6 @@ async def runs_again(number: str, restarts: int) -> bool:
     return counted is None or int(counted[1]) > restarts
 
 
-def _absent(program: str, error: OSError) -> UserError:
-    return UserError(f"can't run {program}: {error.strerror}; is this a machine of a Slurm cluster?")
-
-
-def _silent(program: str, seconds: float) -> UnreachableError:
-    return UnreachableError(f"Slurm does not answer: {program} took more than {seconds:g} s")
-
-
 def _answer(program: str, code: int, out: bytes, said: bytes) -> str:
     if code == 0:
         return out.decode(errors="replace")
@@ -376,7 +339,6 @@ def _answer(program: str, code: int, out: bytes, said: bytes) -> str:
     raise UserError(f"Slurm refuses {program}: {why}")
 
 
-POLL_SECONDS = 2.0
 _FIELDS = 4  # of a line of `squeue`
 _ENDS = {
     "PREEMPTED": End(ExitCause.PREEMPTED, -9, "preempted by a job of higher priority"),
@@ -424,17 +386,13 @@ class SlurmProvider:
         words = sbatch(self.name, self.output, ["--no-requeue", *elsewhere, *self.arguments], script)
         return number_of(await ask(*words))
 
-    async def end(self, place_id: str, *, at_once: bool) -> None:
+    async def end(self, place_ids: Sequence[str], *, at_once: bool) -> None:
         try:
             if at_once:  # a signal is for what runs: of a job that waits nothing would come of it
-                await ask("scancel", "--signal=KILL", "--full", "--state=RUNNING", place_id)
-            await ask("scancel", place_id)
-        except UserError as error:  # it may have ended by itself: the list will say so
+                await ask("scancel", "--quiet", "--signal=KILL", "--full", "--state=RUNNING", *place_ids)
+            await ask("scancel", "--quiet", *place_ids)
+        except UserError as error:  # whatever it says will pass
             raise UnreachableError(str(error)) from None
-
-
-def slurm_places(provider: SlurmProvider, report: PlaceReport) -> PolledPlaces:
-    return PolledPlaces(provider, report, POLL_SECONDS)
 
 
 def _read(line: str) -> Place | End:

@@ -156,9 +156,10 @@ class FakeProvider:
         self._places[str(self._asked)] = None
         return str(self._asked)
 
-    async def end(self, place_id, *, at_once):
+    async def end(self, place_ids, *, at_once):
         self._answer()
-        self._end(place_id, "cancelled")
+        for place_id in place_ids:
+            self._end(place_id, "cancelled")
 
     def lose(self, place_id):
         self._end(place_id, "its node has failed")

@@ -9,7 +9,7 @@ from functools import partial
 from test_places_contract import Bench
 
 from elasticdl.master.core.events import ExitCause, LauncherFailed
-from elasticdl.places.slurm import SlurmProvider, slurm_places
+from elasticdl.places.slurm import PolledPlaces, SlurmProvider
 from tests.slurm.fixtures import PROCESSORS
 from tests.stories import on
 
@@ -47,11 +47,11 @@ class Scene(Bench):
 
     def __init__(self, provider):
         self.failures = []
-        super().__init__(partial(slurm_places, provider))
+        super().__init__(partial(PolledPlaces, provider))
         self._provider = provider
 
     def successor(self):
-        return slurm_places(self._provider, self.reports.put_nowait)
+        return PolledPlaces(self._provider, self.reports.put_nowait)
 
     def take(self, report):
         if isinstance(report, LauncherFailed):

@@ -10,7 +10,6 @@ from elasticdl.cli.folder_job import SlurmJob, handle_of
 from elasticdl.common.errors import UserError
 from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir
 from elasticdl.job.spec import JobSpec
-from elasticdl.places.slurm import require_time
 
 
 class Slurm:
@@ -90,20 +89,6 @@ def test_what_is_wrong_with_the_arguments_for_workers_is_told_before_a_master_is
         folder_job.submit(job, JobSpec(launcher="slurm", slurm_args="--partition=x"))
     assert str(told.value) == "--slurm_args: Slurm refuses sbatch: no such partition; allocation failure: bad"
     assert len(slurm.calls("sbatch")) == 1
-
-
-@pytest.mark.parametrize("limit", ["--time=2", "--time 1:30", "-t 0:0:30", "-t2"])
-@pytest.mark.parametrize("option", ["slurm_args", "slurm_master_args"])
-def test_a_time_limit_that_ends_before_it_begins_is_refused(slurm, job, limit, option):
-    with pytest.raises(UserError, match=f"^--{option}: the time limit .* is too short, .* 120 s before it$"):
-        folder_job.submit(job, JobSpec(launcher="slurm", **{option: f"--partition=x {limit}"}))
-
-
-@pytest.mark.parametrize(
-    "limit", ["--time=3", "-t 0", "--time=2:01", "--time=1:00:00", "-t 1-0", "--time=nonsense", "--time"]
-)
-def test_other_time_limits_are_left_to_slurm(limit):
-    require_time(f"--partition=x {limit}")
 
 
 def test_whoever_looks_on_is_told_why_there_is_no_master_and_by_the_exit_code_that_the_job_is_lost(

@@ -40,11 +40,11 @@ class Queue:
             raise self.failure
         return number
 
-    async def end(self, place_id, *, at_once):
-        self.ended.append((place_id, at_once))
+    async def end(self, place_ids, *, at_once):
+        self.ended += [(place_id, at_once) for place_id in place_ids]
         if self.answers:
             raise self.answers.pop()
-        self.places[place_id] = End(ExitCause.DELETED, -9, "cancelled")
+        self.places |= dict.fromkeys(place_ids, End(ExitCause.DELETED, -9, "cancelled"))
 
 
 @asynccontextmanager
@@ -89,7 +89,7 @@ async def test_a_place_that_comes_when_nobody_wants_it_any_more_is_dropped(scene
 
 @on(scene)
 async def test_to_end_a_place_is_tried_until_it_is_gone(scene):
-    scene.queue.answers = [UserError("Zero Bytes were transmitted or received")]
+    scene.queue.answers = [UnreachableError("Zero Bytes were transmitted or received")]
     scene.queue.places["7"] = Place("7", state=PlaceState.READY)
     await scene.reports.get()
     await scene.places.close()

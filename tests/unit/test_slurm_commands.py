@@ -81,7 +81,7 @@ def test_what_the_user_asks_for_comes_last():
 
 @pytest.mark.parametrize(
     ("state", "stage"),
-    [("REQUEUED", Stage.WAITING), ("SUSPENDED", Stage.HALTED), ("COMPLETING", Stage.ENDING), ("", Stage.OVER)],
+    [("REQUEUED", Stage.WAITING), ("SUSPENDED", Stage.ENDING), ("COMPLETING", Stage.ENDING), ("", Stage.OVER)],
 )
 def test_where_a_batch_job_is_in_its_life(state, stage):
     assert stage_of(state) is stage

@@ -38,7 +38,7 @@ from elasticdl.master.shell.servicer import Server, TlsAccess
 from elasticdl.master.shell.slurm_keeper import EXIT_AGAIN, EXIT_LEFT, LEAVE, STOP, is_replaced, restarts
 from elasticdl.places.base import Launcher, Limits, Report
 from elasticdl.places.launcher import PlaceLauncher, Seconds
-from elasticdl.places.slurm import SlurmProvider, slurm_places, workers_name
+from elasticdl.places.slurm import PolledPlaces, SlurmProvider, workers_name
 
 ANYWHERE = "0.0.0.0"
 # So long workers go on without a master: Slurm takes minutes to give a node up, and may have no place for the next master at once.
@@ -135,7 +135,7 @@ async def run(spec: JobSpec, job_dir: JobDir) -> EndJob:
     port = server.bind(spec.port)
     address = MasterAddress.of_this_process(f"{socket.gethostname()}:{port}", tls=str(job_dir.tls / Role.OWNER))
     agents = Agents()
-    batch = partial(slurm_places, provider(spec, job_dir, os.environ))
+    batch = partial(PolledPlaces, provider(spec, job_dir, os.environ))
 
     def make_launcher(report: Report, limits: Limits) -> Launcher:
         return PlaceLauncher(batch, agents.reporting_to, report, seconds=Seconds(start=spec.start_timeout))
