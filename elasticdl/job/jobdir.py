@@ -34,7 +34,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.job.spec import JobSpec
 
 if TYPE_CHECKING:
-    from elasticdl.proto import elasticdl_pb2 as pb
+    from google.protobuf.message import Message
 
 # The folders that a job writes to are tried before the job starts: a mistake then costs one line, and not a run.
 
@@ -158,7 +158,7 @@ class JobDir:
     def write_master(self, address: MasterAddress) -> None:
         write_aside(self.master, json.dumps(asdict(address)), mode=0o600)  # it has the token
 
-    def write_status(self, status: pb.JobStatus) -> None:
+    def write_status(self, status: Message) -> None:
         from google.protobuf import json_format  # large, and seldom needed
 
         write_aside(self.status, json_format.MessageToJson(status, preserving_proto_field_name=True))
