@@ -87,10 +87,10 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
     # The user's traceback, if that was the cause, and a worker has not just printed it.
     if status.phase == "failed" and status.traceback and not prints.has_shown(status.traceback.strip()):
         tell(status.traceback.rstrip())
-    facts = Facts.of(job.journal())
-    kept = Kept(status, facts.state, bool(job.namespace))
+    facts = Facts().read(job.journal()).conclude()
+    kept = Kept(status, facts, bool(job.namespace))
     if status.phase in ("succeeded", "stopped"):
-        tell("\n".join(summary_lines(status, facts.result(), spec.output, kept.text)))
+        tell("\n".join(summary_lines(status, facts, spec.output, kept.text)))
     if status.phase == "stopped":
         noted.raise_first()
         raise JobFailedError(stopped_text(kept))

@@ -227,10 +227,9 @@ class FolderJob(JobHandle):
         """As its journal tells it, if its master could not write its status, as on a full disk."""
         if (kept := JobHandle.end(self)) is not None:
             return kept
-        facts = Facts(self.name)
+        told = Facts(self.name)
         for entry in self._newest_entries():
-            facts.take(entry)
-        told = facts.state
+            told.take(entry)
         status = pb.JobStatus(job_name=self.name, phase=told.phase, reason=told.reason, step=told.step, time_left=-1)
         status.elapsed = self.last_known()[1]
         return status if told.over and is_over(status) else None

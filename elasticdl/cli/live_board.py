@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -16,7 +15,6 @@ from elasticdl.cli.job_handle import JobHandle, of_each
 from elasticdl.common.errors import ElasticDLError
 from elasticdl.common.reason import flat
 from elasticdl.job.facts import Facts
-from elasticdl.job.history import History
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.report.live_server import News, job_path
 from elasticdl.report.page import as_json, page_data
@@ -103,10 +101,10 @@ class LiveBoard:
             notice = f"This page could not be brought up to date, and is tried again: {why}"
             return News(self._contents.get(key, "null"), notice=notice)
         # A page that is over is asked for rarely: so it is only once the journal itself has told the end.
-        return News(content, over=history.counts.get("job_finished", 0) > 0)
+        return News(content, over=history.counts["job_finished"] > 0)
 
 
-def history_of(handle: JobHandle, now: float) -> History:
+def history_of(handle: JobHandle, now: float) -> Facts:
     """What its journal tells, with what its status tells beyond that."""
     try:
         status = handle.status()  # first: of a job that is over by then the journal tells all
@@ -114,7 +112,7 @@ def history_of(handle: JobHandle, now: float) -> History:
         # The journal may be there without its master, which may just have ended, and without a status.
         status = None
     with closing(handle.journal()) as lines:
-        return with_status(Facts.of(lines, handle.name), status, now)
+        return with_status(Facts(handle.name).read(lines), status, now)
 
 
 def _status(handle: JobHandle) -> pb.JobStatus:
@@ -124,33 +122,34 @@ def _status(handle: JobHandle) -> pb.JobStatus:
         return pb.JobStatus(phase="unreachable", reason=str(error), time_left=-1)
 
 
-def with_status(history: Facts, status: pb.JobStatus | None, now: float) -> History:
-    """With what the job's status says of a job that has not told its end."""
+def with_status(found: Facts, status: pb.JobStatus | None, now: float) -> Facts:
+    """With what the job's status says of a job that has not told its end. ``found``: it is concluded and changed."""
     goes_on = status is not None and status.phase in ("starting", "pending", "running", "waiting", "stopping")
-    found = history.result(now if goes_on else 0.0)
-    if not any(found.counts.values()):  # else it would have begun in 1970
+    found.conclude(now if goes_on else 0.0)
+    if not found.counts:  # else it would have begun in 1970
         elapsed = 0.0 if status is None or not math.isfinite(status.elapsed) else status.elapsed
-        found = replace(found, began=now - min(max(0.0, elapsed), now), until=now)
+        found.began, found.until = now - min(max(0.0, elapsed), now), now
     if found.over or status is None:
         return found
     if goes_on:
-        found = _trained(found, status)
+        _take_steps(found, status)
         if found.phase not in ("pending", status.phase):  # the journal is the newer one
             return found
-    return replace(found, phase=status.phase, reason=status.reason, over=screens.is_over(status))
+    found.phase, found.reason, found.over = status.phase, status.reason, screens.is_over(status)
+    return found
 
 
-def _trained(found: History, status: pb.JobStatus) -> History:
+def _take_steps(found: Facts, status: pb.JobStatus) -> None:
     """With the step of the status if the journal does not tell it yet: that of a long job tells steps late.
 
     Steps go back only as a new world begins, which the journal tells at once: a status of the world before is older.
     """
     world = found.worlds[-1].version if found.worlds else 0
     if status.step <= found.step or status.world_version < world:
-        return found
-    loss = status.loss if status.samples and math.isfinite(status.loss) else None
-    rate = status.samples_per_second if math.isfinite(status.samples_per_second) else None
-    return replace(found, step=status.step, loss=loss, rate=rate)
+        return
+    found.step = status.step
+    found.loss = status.loss if status.samples and math.isfinite(status.loss) else None
+    found.rate = status.samples_per_second if math.isfinite(status.samples_per_second) else None
 
 
 def _row(key: Key, status: pb.JobStatus) -> dict[str, str]:

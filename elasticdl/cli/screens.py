@@ -34,7 +34,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from elasticdl.job.history import History, JobFacts
+from elasticdl.job.facts import Facts
 from elasticdl.job.jobdir import STOPPED
 from elasticdl.job.journal import Entry, metrics_text, plural
 from elasticdl.job.spec import JobSpec
@@ -214,17 +214,12 @@ def _value(value: object) -> str:
     return str(value)
 
 
-def pauses_text(found: History) -> str:
+def pauses_text(found: Facts) -> str:
     """How often training paused and for how long at most; survivors of one change report one pause each."""
-    if not found.pauses:
-        return "training never paused"
-    count = max(found.counts["pauses"], len(found.pauses))
-    longest = max(pause.total for pause in found.pauses)
-    return (
-        f"training paused once, {longest:.2f} s"
-        if count == 1
-        else f"training paused {count:,} times, {longest:.2f} s at most"
-    )
+    count, longest = found.counts["pauses"], found.longest_pause
+    if count < 2:
+        return f"training paused once, {longest:.2f} s" if count else "training never paused"
+    return f"training paused {count:,} times, {longest:.2f} s at most"
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +227,7 @@ class Kept:
     """What is kept of a training that has ended. ``on_cluster``: there the job's name is taken until it is deleted."""
 
     status: pb.JobStatus
-    found: JobFacts
+    found: Facts
     on_cluster: bool = False
 
     @property
@@ -273,7 +268,7 @@ def stopped_text(kept: Kept) -> str:
     return f"job {kept.status.job_name} was stopped{f' ({reason})' if reason else ''}{goes_on}"
 
 
-def summary_lines(status: pb.JobStatus, found: History, output: str, kept: str) -> list[str]:
+def summary_lines(status: pb.JobStatus, found: Facts, output: str, kept: str) -> list[str]:
     """What a finished job has to show. ``kept``: of one that was stopped."""
     epoch = f"epoch {epoch_text(status)}, " if status.total_epochs else ""
     head = f"job {status.job_name} {status.phase}: {plural(status.step, 'step')}, {epoch}{duration(status.elapsed)}"

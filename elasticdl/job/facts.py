@@ -1,279 +1,426 @@
 """What a journal tells, taken entry by entry by `Facts.take`. It needs a few MB however long the journal is.
 
-The report, the dashboard, `summary.json`, the metrics and what a command shows at a job's end are views of `Facts`.
+The report, the dashboard, `summary.json`, the metrics and what a command shows at a job's end are views of `Facts`. Times are seconds
+since the epoch, durations seconds.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from copy import deepcopy
-from dataclasses import fields, replace
-from typing import Any, Generic, TypeVar
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Self, TypeVar
 
-from elasticdl.job.history import (
-    MOST_LANES,
-    History,
-    JobFacts,
-    Lanes,
-    Mark,
-    PauseRecord,
-    Point,
-    Timeline,
-    TimeSpent,
-    TimeUse,
-    WorldChange,
-    WorldSpan,
-)
-from elasticdl.job.journal import FORMAT, KINDS, PAUSE_PARTS, PAUSE_TIMES, STEPS, Entry, Fields, is_newer, parse_entry
+from elasticdl.job.journal import FORMAT, KINDS, PAUSE_PARTS, PAUSE_TIMES, Entry, Fields, Steps, is_newer, parse_entry
 
-# Lists, curves and histograms that stay small however long a job is.
-
-
+MOST_SHOWN = 4000  # worlds, pauses, marks: of more the newest
+MOST_POINTS = 3000
+MOST_MEMBERS = 500_000  # of all worlds together; of the older ones only the number stays
+MOST_NAMES = 50  # of kinds of entries and of causes, which a journal could make up
+MOST_LANES = 2000
+MOST_SPANS = 64
+MOST_OPEN = 512
+PAUSE_BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 180.0)  # seconds, for the metrics
+_IN_ORDER = ("clean", "drained", "finished")  # causes for which a worker that left is no loss
 T = TypeVar("T")
-MOST_POINTS = 1500
 
 
-class CappedList(Generic[T]):
-    """Items in order. When there are more than twice ``most``, those of most ``worth`` stay; without ``worth`` every second."""
+class TimeUse(StrEnum):
+    """What the job did at a moment, in the order in which shares of the time are shown."""
 
-    def __init__(self, most: int, worth: Callable[[T], float] | None = None) -> None:
-        self._most = most
-        self._worth = worth
-        self._items: list[T] = []
-        self.count = 0
+    PRODUCTIVE = "productive"  # steps that nobody had made before
+    SLOW = "slow"  # all waited for the slowest of them
+    AGAIN = "again"  # steps whose result had been lost
+    EVALUATION = "evaluation"
+    CHECKPOINT = "checkpoint"  # as far as training stood still for it
+    GROW = "grow"  # pauses, by what changed the world
+    SHRINK = "shrink"
+    FAILURE = "failure"
+    WAITING = "waiting"  # fewer workers than the minimum
+    STARTING = "starting"  # up to the first step
+    ENDING = "ending"  # from the last step, or the decision that it ends, to the end
 
-    def __iter__(self) -> Iterator[T]:
-        return iter(self._items)
+
+_PAUSES = {"grow": TimeUse.GROW, "shrink": TimeUse.SHRINK, "failure": TimeUse.FAILURE}
+
+
+class WorkerPhase(StrEnum):
+    """What a worker was at a moment."""
+
+    PENDING = "pending"  # asked for, without a place
+    STARTING = "starting"
+    WARM = "warm"  # ready, and in no world
+    TRAINING = "training"  # member of a world
+    LEAVING = "leaving"
+
+
+@dataclass(slots=True)
+class Span:
+    """``until`` is None while it lasts."""
+
+    phase: WorkerPhase
+    since: float
+    until: float | None = None
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Lane:
+    """One worker. ``cause`` is empty while it is there."""
+
+    worker: int
+    host: str = ""
+    spans: list[Span] = field(default_factory=list)
+    cause: str = ""
+    reason: str = ""
+    code: int | None = None
+    trouble: str = ""  # what was last found of it: that it is slow or stuck
 
     @property
-    def dropped(self) -> int:
-        return self.count - len(self._items)
+    def phase(self) -> WorkerPhase | None:
+        return self.spans[-1].phase if self.spans else None
+
+
+@dataclass(slots=True)
+class WorldSpan:
+    """``members`` are in rank order, and missing of old worlds where there are too many. ``until``: None while it lasts."""
+
+    version: int
+    size: int
+    members: tuple[int, ...]
+    reason: str
+    step: int
+    since: float
+    until: float | None = None
+
+
+@dataclass(slots=True)
+class PauseRecord:
+    """One change of the world, as told by the survivor with the longest pause. ``parts`` add up to ``total``."""
+
+    world: int
+    kind: str
+    time: float  # at which it was over
+    total: float
+    workers: int = 0  # survivors that have told of it
+    steps_torn: int = 0
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened at one moment; ``value`` are the numbers that belong to it."""
+
+    time: float
+    event: str
+    text: str
+    step: int = 0
+    value: Mapping[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Point(Steps):
+    """A point of the curves over steps."""
+
+    time: float
+    workers: int
 
     @property
-    def last(self) -> T | None:
-        return self._items[-1] if self._items else None
+    def rate(self) -> float | None:
+        """Samples per second; None where the seconds are not known, or make no sense."""
+        rate = self.samples / self.seconds if self.seconds > 0 and self.samples else math.inf
+        return rate if math.isfinite(rate) else None
+
+
+class Newest(list[T]):
+    """Of the items that were added, the newest `MOST_SHOWN`."""
+
+    dropped = 0
 
     def add(self, item: T) -> None:
-        self._items.append(item)
-        self.count += 1
-        if len(self._items) <= 2 * self._most:
-            return
-        if self._worth is None:
-            self._items = self._items[::2]  # the number is odd: with the first and the last
-        else:
-            worth = list(map(self._worth, self._items))
-            kept = sorted(range(len(worth)), key=lambda place: (worth[place], place))[-self._most :]
-            self._items = [self._items[place] for place in sorted({*kept, len(worth) - 1})]
-
-    def amend(self, last: T) -> None:
-        """Replace the last item."""
-        self._items[-1] = last
-
-    def change_each(self, change: Callable[[T], T]) -> None:
-        """Replace each item, the newest first."""
-        self._items = [change(item) for item in reversed(self._items)][::-1]
+        self.append(item)
+        if len(self) > MOST_SHOWN:
+            del self[0]
+            self.dropped += 1
 
 
 class Curve:
     """Points of a curve. When there are too many, each two are joined, so the whole curve has one resolution."""
 
     def __init__(self) -> None:
-        self._points: list[Point] = []
+        self.points: list[Point] = []
         self._each = 1  # of the points that were added, those that make one
         self._in_last = 0
 
     def add(self, point: Point) -> None:
-        last = self._points[-1] if self._points else None
-        if last is not None and self._in_last < self._each and last.workers == point.workers:
-            self._points[-1] = last + point
+        points = self.points
+        if points and self._in_last < self._each and points[-1].workers == point.workers:
+            points[-1] += point
             self._in_last += 1
         else:
-            self._points.append(point)
+            points.append(point)
             self._in_last = 1
-        if len(self._points) >= 2 * MOST_POINTS:
-            pairs = zip(self._points[::2], self._points[1::2], strict=False)
-            self._points = [first + second for first, second in pairs]
+        if len(points) >= MOST_POINTS:
+            self.points = [first + second for first, second in zip(points[::2], points[1::2], strict=False)]
             self._in_last += self._each
             self._each *= 2
 
-    def result(self) -> tuple[Point, ...]:
-        return tuple(self._points)
-
 
 class Histogram:
-    """Counts of values by the lowest of ``bounds`` that is not below them, and their sum."""
+    """Counts of seconds by the lowest of `PAUSE_BOUNDS` that is not below them, and their sum."""
 
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)  # the last: of larger ones
+    def __init__(self) -> None:
+        self.counts = [0] * (len(PAUSE_BOUNDS) + 1)  # the last: of larger ones
         self.sum = 0.0
 
     def add(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
+        self.counts[bisect_left(PAUSE_BOUNDS, value)] += 1
         self.sum += value
 
 
-MOST_WORLDS = 2000
-MOST_PAUSES = 2000
-MOST_MARKS = 2000
-MOST_WARNINGS = 200
-MOST_MEMBERS = 500_000  # of all worlds together; of the older ones only the number stays
-MOST_NAMES = 50  # of kinds of entries and of causes, which a journal could make up
-PAUSE_BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 180.0)  # seconds, for the metrics
-FINAL = ("succeeded", "failed", "stopped")
-_KINDS = {"grow": TimeUse.GROW, "shrink": TimeUse.SHRINK, "failure": TimeUse.FAILURE}
-_IN_ORDER = ("clean", "drained", "finished")  # causes for which a worker that left is no loss
-_AFTER_STEPS = ("evaluation", "checkpoint", "epoch_finished", "exported")
+@dataclass(frozen=True, slots=True)
+class TimeSpent:
+    """Where the time went, counted in two ways. The parts of each add up to its whole.
+
+    ``wall``: seconds of the job. Each moment counts once, however many workers there were: this says how much sooner the job
+    could have ended. ``workers``: worker-seconds of the workers that had a place. A pause of 100 workers counts a
+    hundredfold: this says what was paid for. Here the time of workers in no world is starting, waiting or ending.
+    """
+
+    wall: dict[TimeUse, float] = field(default_factory=lambda: dict.fromkeys(TimeUse, 0.0))
+    workers: dict[TimeUse, float] = field(default_factory=lambda: dict.fromkeys(TimeUse, 0.0))
+
+    def add(self, use: TimeUse, seconds: float, workers: int) -> None:
+        self.wall[use] += seconds
+        self.workers[use] += seconds * workers
+
+    @property
+    def productive(self) -> float:
+        """The share of wall time, 0 to 1."""
+        return self.wall[TimeUse.PRODUCTIVE] / max(sum(self.wall.values()), 1e-9)
+
+    @property
+    def utilized(self) -> float:
+        """The share of worker-seconds, 0 to 1."""
+        return self.workers[TimeUse.PRODUCTIVE] / max(sum(self.workers.values()), 1e-9)
 
 
-def _lasted(world: WorldSpan) -> float:
-    return (world.until or float("inf")) - world.since
+class Timeline:
+    """Gives each moment of a job one label, so that the parts add up to the whole. Time never goes back in it.
+
+    What a time of training was is often told later: a pause when it is over, an evaluation by its seconds alone. So training stays
+    open up to the last report of steps but one, and what is told is claimed of it. What lies before is final, and only added up.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.doing = TimeUse.STARTING  # PRODUCTIVE while it trains, for all that is known yet
+        self.spent = TimeSpent()  # what is final: these numbers never fall
+        self._open: deque[tuple[float, float, int]] = deque()  # training: since and until when, and by how many workers
+        self._claims: defaultdict[TimeUse, float] = defaultdict(float)  # seconds of it that were something else
+
+    def advance(self, now: float, crew: Mapping[WorkerPhase, int]) -> None:
+        """``crew``: workers since then, by what they do."""
+        since, self.now = self.now, max(now, self.now)
+        seconds, training = self.now - since, crew[WorkerPhase.TRAINING]
+        self.spent.workers[TimeUse.STARTING] += seconds * crew[WorkerPhase.STARTING]
+        self.spent.workers[TimeUse.WAITING] += seconds * crew[WorkerPhase.WARM]
+        self.spent.workers[TimeUse.ENDING] += seconds * crew[WorkerPhase.LEAVING]
+        if self.doing is not TimeUse.PRODUCTIVE:
+            self.spent.add(self.doing, seconds, training)
+        elif seconds:
+            if self._open and self._open[-1][1:] == (since, training):
+                since = self._open.pop()[0]
+            self._open.append((since, self.now, training))
+            if len(self._open) > MOST_OPEN:
+                self.settle(self._open[0][1])
+
+    def skip(self, now: float, doing: TimeUse) -> None:
+        """The time until then is not the job's; from then on it does this."""
+        self.settle(self.now)
+        self.now, self.doing = max(now, self.now), doing
+
+    def trained(self, since: float, until: float = math.inf) -> float:
+        """How many seconds of this time count as training, as far as it is open."""
+        return sum(max(min(until, ended) - max(since, began), 0.0) for began, ended, _ in self._open)
+
+    def claim(self, use: TimeUse, seconds: float) -> None:
+        """So many seconds of the training were this."""
+        self._claims[use] += max(seconds, 0.0)
+
+    def settle(self, until: float) -> None:
+        """Make final what lies before."""
+        while self._open and self._open[0][0] < until:
+            since, ended, workers = self._open.popleft()
+            if ended > until:
+                self._open.appendleft((until, ended, workers))
+            left = min(ended, until) - since
+            for use, claimed in self._claims.items():
+                taken = min(claimed, left)
+                self._claims[use] -= taken
+                self.spent.add(use, taken, workers)
+                left -= taken
+            self.spent.add(TimeUse.PRODUCTIVE, left, workers)
 
 
+class Lanes:
+    """What each worker was, when, and why. When too many workers are gone, the first of them are forgotten."""
+
+    def __init__(self) -> None:
+        self.there: dict[int, Lane] = {}
+        self.gone: dict[int, Lane] = {}  # in the order in which they left
+        self.crew: Counter[WorkerPhase] = Counter()  # of those that are there
+        self.forgotten = 0
+
+    def become(self, worker: int, phase: WorkerPhase, now: float, reason: str = "") -> None:
+        """Begin another span of a worker's lane; nothing changes once the worker is gone."""
+        if worker in self.gone:
+            return
+        lane = self.there.setdefault(worker, Lane(worker))
+        if lane.phase is phase:
+            return
+        self._end_span(lane, now)
+        self.crew[phase] += 1
+        lane.spans.append(Span(phase, now, None, reason))
+        if len(lane.spans) > MOST_SPANS:  # two of the oldest become one
+            lane.spans[1].since = lane.spans[0].since
+            del lane.spans[0]
+
+    def leave(self, worker: int, now: float, cause: str, reason: str, code: int | None) -> None:
+        if worker in self.gone:
+            return
+        lane = self.gone[worker] = self.there.pop(worker, Lane(worker))
+        self._end_span(lane, now)
+        lane.cause, lane.reason, lane.code = cause, reason, code
+        if len(self.gone) > MOST_LANES:
+            del self.gone[next(iter(self.gone))]
+            self.forgotten += 1
+
+    def _end_span(self, lane: Lane, now: float) -> None:
+        if lane.spans:
+            lane.spans[-1].until = now
+            self.crew[lane.spans[-1].phase] -= 1
+
+    def form(self, members: Collection[int], before: Collection[int], now: float) -> None:
+        """The members of a new world train. Who was in the world ``before``, is not in this one and does not leave, waits."""
+        for worker in members:
+            self.become(worker, WorkerPhase.TRAINING, now)
+        for worker in set(before).difference(members):
+            if worker in self.there and self.there[worker].phase is WorkerPhase.TRAINING:
+                self.become(worker, WorkerPhase.WARM, now, "was cut off as its world broke")
+
+    def rest(self, since: float, reason: str) -> None:
+        """Whoever trained has stopped training at ``since``, and leaves."""
+        for worker, lane in self.there.items():
+            if lane.phase is WorkerPhase.TRAINING:
+                self.become(worker, WorkerPhase.LEAVING, max(since, lane.spans[-1].since), reason)
+
+    def end(self, now: float) -> None:
+        """The job is over, and nobody is there any more."""
+        for worker in tuple(self.there):
+            self.leave(worker, now, "", "the job is over", None)
+
+
+@dataclass(slots=True)
+class _Change:
+    """The way from one world to the next, until its first step is told."""
+
+    since: float
+    use: TimeUse
+    told: bool = False  # a survivor has told the pause
+
+
+@dataclass(eq=False)
 class Facts:
-    """``job``: the job's name, if the journal does not tell it."""
+    """What is known of a job. Whoever reads it changes nothing. Lists that are too long lack their oldest items; ``counts`` count all."""
 
-    def __init__(self, job: str = "") -> None:
-        self.state = JobFacts(job=job)
-        self._time: Timeline | None = None
-        self._began = 0.0
+    job: str = ""  # its name, if the journal does not tell it
+    phase: str = "pending"
+    reason: str = ""
+    over: bool = False
+    wanted: str = ""  # number of workers asked for
+    step: int = 0
+    resumed: int = 0  # the step that it went on from
+    loss: float | None = None  # of the last steps that were told, as the rate
+    rate: float | None = None  # samples per second
+    learning_rate: float | None = None
+    steps_made: int = 0  # one that is made again counts again
+    samples_made: int = 0
+    collective: str = ""
+    compared: tuple[int, int] = (0, 0)  # the step after which states were compared last, and how many workers were one
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    checkpoint: tuple[int, str] = (0, "")  # the last: its step and path
+    no_checkpoint: tuple[int, str] = (0, "")  # the last that failed: its step, and why
+    wants_checkpoint: bool = False  # it was stopped, and is to be kept
+    advice: str = ""
+    speedup: tuple[tuple[float, float, bool], ...] = ()  # workers, speedup, whether it was measured
+    target: int = 0  # workers that the job wants by its own decision; 0: it decides nothing
+    decision: str = ""  # why
+    replaced: int = 0  # workers that took the place of one that left
+    slow: dict[int, tuple[str, str, float]] = field(default_factory=dict)  # host, phase and factor, by worker
+    curve: Curve = field(default_factory=Curve)
+    next_worker: int = 0  # no worker of this number or above has been there
+    began: float = 0.0
+    until: float = 0.0  # up to which it is known
+    worlds: Newest[WorldSpan] = field(default_factory=Newest)
+    pauses: Newest[PauseRecord] = field(default_factory=Newest)
+    longest_pause: float = 0.0
+    marks: Newest[Mark] = field(default_factory=Newest)
+    counts: Counter[str] = field(default_factory=Counter)  # of entries by kind; of pauses each change once
+    changes: Counter[str] = field(default_factory=Counter)  # of the world, by kind: starting, grow, shrink, failure
+    causes: Counter[str] = field(default_factory=Counter)  # of workers that left
+    # By kind of change and part of the pause.
+    pause_times: defaultdict[tuple[str, str], Histogram] = field(default_factory=lambda: defaultdict(Histogram))
+
+    def __post_init__(self) -> None:
+        self._line = Timeline()
         self._lanes = Lanes()
-        self._worlds: CappedList[WorldSpan] = CappedList(MOST_WORLDS, _lasted)
-        self._pauses: CappedList[PauseRecord] = CappedList(MOST_PAUSES, lambda pause: pause.total)
-        self._marks: CappedList[Mark] = CappedList(MOST_MARKS)
-        self._warnings: CappedList[Mark] = CappedList(MOST_WARNINGS, lambda warning: warning.time)
-        self._curve = Curve()
-        self._members = 0
-        self._changing: WorldChange | None = None
+        self._members = 0  # in `worlds`
+        self._change: _Change | None = None
         self._lost = False  # a member of the present world
         self._reported = 0.0  # when steps were told last
         self._told = (0, 0)  # world and step of that
-        # Of the runs of this training before the present one, whose worlds are counted from 1 again.
-        self._worlds_before = 0
-        self.counts: Counter[str] = Counter()
-        self.causes: Counter[str] = Counter()
-        self._changes: Counter[str] = Counter()
+        self._worlds_before = 0  # of earlier runs of this training; each run counts its own from 1
         self._unknown: set[str] = set()
         self._damaged = self._went_back = 0
-        self._furthest_back = 0.0
         self._cut = False
         self._format = ""
-        self.pause_times: defaultdict[tuple[str, str], Histogram] = defaultdict(lambda: Histogram(PAUSE_BOUNDS))
-
-    @classmethod
-    def of(cls, lines: Iterable[str], job: str = "") -> Facts:
-        facts = cls(job)
-        facts.read(lines)
-        return facts
-
-    # ---- what is told ----
-
-    def read(self, lines: Iterable[str]) -> None:
-        """Lines of a journal. What is no entry is left out, and remarked."""
-        for line in lines:
-            if not line.strip():
-                continue
-            entry = parse_entry(line)
-            if entry is None:
-                self._damaged += 1
-            else:
-                self.take(entry)
-
-    def take(self, entry: Entry) -> None:
-        """The next entry, which has a time and an event; nothing in it makes this raise."""
-        told = Fields.of(entry)
-        event, time = told.event, told.time
-        if self._time is None:
-            self._cut = event != "job_started"
-            self._began = time
-            self._time = Timeline(time, TimeUse.PRODUCTIVE if self._cut else TimeUse.STARTING)
-        elif event == "job_started":
-            self._begin_again(time)
-        if told.world:
-            told.world += self._worlds_before
-        line = self._line
-        if time < line.now:
-            self._went_back += 1
-            self._furthest_back = max(self._furthest_back, line.now - time)
-        line.advance(time)
-        now = line.now
-        kind = KINDS.get(event)
-        self.counts[event if kind else ""] += 1
-        if kind is None and len(self._unknown) < MOST_NAMES:
-            self._unknown.add(event[:MOST_NAMES])
-        if event != STEPS:  # of which there are most, and some are told twice
-            self.state.take(told)
-        self._lanes.take(told, now)
-        self._act(told, now)
-        if kind and kind.marked:
-            said = (told.workers, told.phase, told.path, told.reason, told.message, told.standing)
-            value = told.metrics | told.given("worker", "seconds", "factor")
-            self._marks.add(Mark(now, event, " ".join(filter(None, said)), told.step, value))
-        line.change(crew=self._lanes.crew)
-
-    def _begin_again(self, time: float) -> None:
-        """A training that was stopped goes on: its next job has begun. What was between is nobody's time."""
-        self._lanes.end(self._line.now)
-        self._end_world(self._line.now)
-        self._line.skip(time, TimeUse.STARTING)
-        self._worlds_before = self._worlds.last.version if self._worlds.last else 0
-        self._changing, self._lost = None, False
 
     # ---- what is asked ----
 
     @property
-    def next_worker(self) -> int:
-        """The number of a worker that no worker has had."""
-        return self._lanes.next_worker
+    def lanes(self) -> list[Lane]:
+        """The workers, by number."""
+        return sorted([*self._lanes.gone.values(), *self._lanes.there.values()], key=lambda lane: lane.worker)
 
-    def settled(self, until: float = 0.0) -> TimeSpent:
-        """Where the time went, as far as that is final: these numbers never fall.
+    @property
+    def spent(self) -> TimeSpent:
+        """Where the time went, as far as that is final: once it is concluded, all."""
+        return self._line.spent
 
-        ``until``: the present, for a job that goes on; what is told later counts as later.
-        """
-        line = self._time or Timeline(until, TimeUse.STARTING)
-        if not self.state.over:
-            line.advance(until)
-        return line.settled()
+    def settled(self, now: float) -> TimeSpent:
+        """Where the time went, as far as that is final. What is told later counts as later than ``now``."""
+        self._go_on(now)
+        return self.spent
 
-    def result(self, until: float = 0.0) -> History:
-        """``until``: the present, for a job that goes on."""
-        facts, line = self.state, self._time or Timeline(until, TimeUse.STARTING)
-        if facts.over:
-            until = line.now
-        change = self._changing
-        if change and not change.told and not self._tells_no_steps:  # nothing was trained since
-            line = deepcopy(line)
-            line.advance(until)
-            line.relabel(change.use, change.since, line.now)
-        pauses, changes = tuple(self._pauses), dict(self._changes)
-        if change and not change.told and facts.over and change.use in _KINDS.values() and self._worlds.last:
-            # No step came after it that would have told it.
-            lasted = line.now - change.since
-            pauses += (PauseRecord(self._worlds.last.version, str(change.use), line.now, lasted, 0, 0),)
-            changes[str(change.use)] = changes.get(str(change.use), 0) + 1
-        return History(
-            **{each.name: getattr(facts, each.name) for each in fields(JobFacts) if each.name != "slow"},
-            slow=dict(facts.slow),
-            began=self._began if self._time else until,
-            until=max(line.now, until),
-            lanes=self._lanes.result(),
-            worlds=tuple(self._worlds),
-            pauses=pauses,
-            marks=tuple(self._marks),
-            warnings=tuple(self._warnings),
-            points=self._curve.result(),
-            spent=line.spent(until),
-            counts={**self.counts, "pauses": self._pauses.count},
-            changes=changes,
-            causes=dict(self.causes),
-            remarks=tuple(self._remarks()),
-        )
+    def conclude(self, until: float = 0.0) -> Self:
+        """Nothing more is told. ``until``: the present, for a job that goes on."""
+        self._go_on(until)
+        line, change, self._change = self._line, self._change, None
+        if change and not change.told:  # no step came after it that would have told it: nothing was trained since
+            line.claim(change.use, line.trained(change.since))
+            if self.over and change.use in _PAUSES.values() and self.worlds:
+                world, lasted = self.worlds[-1].version, line.now - change.since
+                self._add_pause(PauseRecord(world, str(change.use), line.now, lasted))
+                self.changes[str(change.use)] += 1
+        line.settle(line.now)
+        return self
 
-    def _remarks(self) -> Iterable[str]:
-        """What a reader of a report must know of its journal, in words."""
+    def remarks(self) -> Iterator[str]:
+        """On what was left out or can't be known: what a reader of a report must know of its journal, in words."""
         if self._cut:
             yield "the beginning of the journal is missing: what came before its first entry is not counted"
         if (times := self.counts["job_started"] - 1) > 0:
@@ -286,195 +433,267 @@ class Facts:
             some = ", ".join(sorted(self._unknown)[:5])
             yield f"entries of kinds that this version does not know: {self.counts['']:,} ({some})"
         if self._went_back:
-            yield (
-                f"entries older than the one before, by up to {self._furthest_back:.3g} s, as clocks go back: {self._went_back:,}; "
-                "they count as of the moment before"
-            )
-        if self._tells_no_steps:
-            yield "the journal tells no steps: an older version wrote it, and there are no curves"
-        if self._lanes.forgotten:
-            yield f"{self._lanes.forgotten:,} workers are not shown: the newest {MOST_LANES:,} of those that left are"
-        lists: Mapping[str, CappedList[Any]] = {"worlds": self._worlds, "pauses": self._pauses, "warnings": self._warnings,
-                                                "other events": self._marks}  # fmt: skip
-        for what, kept in lists.items():
-            if kept.dropped:
-                yield f"{kept.dropped:,} {what} are counted, but not shown one by one"
+            yield f"entries older than the one before, as clocks go back: {self._went_back:,}; they count as of the moment before"
+        dropped = {"workers": self._lanes.forgotten, "worlds": self.worlds.dropped, "pauses": self.pauses.dropped,
+                   "other events": self.marks.dropped}  # fmt: skip
+        for what, number in dropped.items():
+            if number:
+                yield f"{number:,} {what} are counted, but not shown one by one: the newest are"
 
-    @property
-    def _tells_no_steps(self) -> bool:
-        """The job has made steps, but the journal has no entry on them."""
-        facts = self.state
-        made = (facts.over and facts.step > facts.resumed) or any(self.counts[event] for event in _AFTER_STEPS)
-        return made and not self.counts[STEPS]
+    # ---- what is told ----
 
-    # ---- the job ----
+    def read(self, lines: Iterable[str]) -> Self:
+        """Lines of a journal. What is no entry is left out, and remarked."""
+        for line in lines:
+            if not line.strip():
+                continue
+            entry = parse_entry(line)
+            if entry is None:
+                self._damaged += 1
+            else:
+                self.take(entry)
+        return self
 
-    @property
-    def _line(self) -> Timeline:
-        assert self._time is not None, "it begins with the first entry"
-        return self._time
+    def take(self, entry: Entry) -> None:
+        """The next entry, which has a time and an event; nothing in it makes this raise."""
+        told = Fields.of(entry)
+        event, time, line = told.event, told.time, self._line
+        if not self.counts:
+            self._cut = event != "job_started"
+            self.began = time
+            line.skip(time, TimeUse.PRODUCTIVE if self._cut else TimeUse.STARTING)
+        elif event == "job_started":
+            self._begin_again(time)
+        if told.world:
+            told.world += self._worlds_before
+        if time < line.now:
+            self._went_back += 1
+        line.advance(time, self._lanes.crew)
+        self.until = line.now
+        kind = KINDS.get(event)
+        self.counts[event if kind else ""] += 1
+        if kind is None and len(self._unknown) < MOST_NAMES:
+            self._unknown.add(event[:MOST_NAMES])
+        if told.worker is not None:
+            self.next_worker = max(self.next_worker, told.worker + 1)
+            self._take_of_worker(told.worker, told, line.now)
+        self._take_of_job(told, line.now)
+        if kind and kind.marked:
+            said = (told.workers, told.phase, told.path, told.reason, told.message, told.standing)
+            value = told.metrics | told.given("worker", "seconds", "factor")
+            self.marks.add(Mark(line.now, event, " ".join(filter(None, said)), told.step, value))
 
-    def _act(self, told: Fields, now: float) -> None:
-        """What the entry means for where the time went, for worlds and curves."""
+    def _go_on(self, until: float) -> None:
+        """Nothing has changed since the last entry."""
+        if self.counts and not self.over:
+            self._line.advance(until, self._lanes.crew)
+            self.until = self._line.now
+
+    def _begin_again(self, time: float) -> None:
+        """A training that was stopped goes on: its next job has begun. What was between is nobody's time."""
+        self._lanes.end(self._line.now)
+        self._end_world(self._line.now)
+        self._line.skip(time, TimeUse.STARTING)
+        self._worlds_before = self.worlds[-1].version if self.worlds else 0
+        self._change, self._lost = None, False
+        # What the job before has told of its end.
+        self.phase, self.reason, self.over, self.wants_checkpoint = "pending", "", False, False
+
+    def _take_of_worker(self, worker: int, told: Fields, now: float) -> None:
+        lanes = self._lanes
         match told.event:
+            case "worker_launched" | "worker_pending":
+                lanes.become(worker, WorkerPhase.PENDING, now, told.reason)
+            case "worker_started":
+                lanes.become(worker, WorkerPhase.STARTING, now)
+                if worker in lanes.there:
+                    lanes.there[worker].host = told.host
+            case "worker_ready":
+                lanes.become(worker, WorkerPhase.WARM, now)
+            case "worker_draining":
+                lanes.become(worker, WorkerPhase.LEAVING, now, told.reason)
+            case "worker_slow":
+                self.slow[worker] = (told.host, told.phase, told.factor)
+            case "worker_recovered":
+                self.slow.pop(worker, None)
+            case "worker_left":
+                lanes.leave(worker, now, told.cause, told.reason, told.code)
+                self.slow.pop(worker, None)
+                if self.worlds and told.cause not in _IN_ORDER:
+                    self._lost = self._lost or worker in self.worlds[-1].members
+        trouble = {"worker_slow": f"slow {told.phase}", "worker_stuck": f"stuck {told.standing}"}
+        if worker in lanes.there and told.event in (*trouble, "worker_recovered", "worker_ready"):
+            lanes.there[worker].trouble = trouble.get(told.event, "").strip()
+
+    def _take_of_job(self, told: Fields, now: float) -> None:
+        line = self._line
+        match told.event:
+            case "job_started":
+                self.job, self.wanted, self._format = told.job or self.job, told.workers, told.format
             case "steps":
                 self._steps(told, now)
             case "steps_over":
-                self._steps_over(told, now)
-            case "pause":
+                self._steps_over(now, now - told.seconds)
+            case "pause" if told.kind in _PAUSES:
                 self._pause(told, now)
             case "world_formed":
                 self._world_formed(told, now)
             case "world_broken":
-                self._world_broken(now)
+                self._end_world(now)
+                self._change = self._change or _Change(now, TimeUse.FAILURE)
             case "master_restarted":
                 self._master_restarted(told, now)
-            case "worker_left":
-                self._worker_left(told)
-            case "evaluation":
-                self._line.take(TimeUse.EVALUATION, told.seconds)
-            case "checkpoint":
-                self._line.take(TimeUse.CHECKPOINT, told.held)
-            case "warning":
-                self._warnings.add(Mark(now, "warning", told.message))
-            case "job_started":
-                self._format = told.format
             case "phase":
-                self._phase(now)
+                self._phase(told, now)
+            case "evaluation":
+                line.claim(TimeUse.EVALUATION, line.trained(now - told.seconds))
+                self.metrics = told.metrics or self.metrics
+            case "checkpoint":
+                line.claim(TimeUse.CHECKPOINT, line.trained(now - told.held))
+                self.checkpoint = (told.step, told.path)
+            case "checkpoint_failed":
+                self.no_checkpoint = (told.step, told.reason)
+            case "epoch_finished":
+                self.compared = (told.compared, told.compared_workers)
+            case "collective":
+                self.collective = told.engine
+            case "resumed":
+                self.step = self.resumed = told.step
+            case "scale_requested":
+                self.wanted = told.workers
+            case "stop_requested":
+                self.wants_checkpoint = told.checkpoint
+            case "advice":
+                self.advice = told.text
+                self.speedup = tuple((each.workers, each.speedup, each.measured) for each in told.curve)
+            case "decision":
+                self.target, self.decision = int(told.workers) if told.workers.isdecimal() else 0, told.reason
+            case "worker_launched":
+                self.replaced += told.replaces
+            case "worker_left":
+                cause = told.cause
+                self.causes[cause if cause in self.causes or len(self.causes) < MOST_NAMES else "other"] += 1
             case "job_finished":
-                self._line.change(TimeUse.ENDING)
+                self.over = True
+                self.phase, self.reason = told.phase or self.phase, told.reason
+                self.step = told.steps or self.step
+                self.metrics = told.metrics or self.metrics
+                line.doing = TimeUse.ENDING
                 self._lanes.end(now)
                 self._end_world(now)
 
-    def _worker_left(self, told: Fields) -> None:
-        cause, last = told.cause, self._worlds.last
-        self.causes[cause if cause in self.causes or len(self.causes) < MOST_NAMES else "other"] += 1
-        if not self._lost and last is not None and cause not in _IN_ORDER:
-            self._lost = told.worker in last.members
-
-    def _phase(self, now: float) -> None:
-        phase, line = self.state.phase, self._line
-        if phase == "waiting":
-            line.change(TimeUse.WAITING)
-        elif phase in ("stopping", *FINAL):
-            line.change(TimeUse.ENDING)
-            self._lanes.rest(now, self.state.reason)
-        elif phase == "running" and line.doing is TimeUse.WAITING:
-            line.change(TimeUse.PRODUCTIVE)
+    def _phase(self, told: Fields, now: float) -> None:
+        self.phase, self.reason = told.phase or self.phase, told.reason
+        line = self._line
+        if self.phase == "waiting":
+            line.doing = TimeUse.WAITING
+        elif self.phase in ("stopping", "succeeded", "failed", "stopped"):
+            line.doing = TimeUse.ENDING
+            self._lanes.rest(now, self.reason)
+        elif self.phase == "running" and line.doing is TimeUse.WAITING:
+            line.doing = TimeUse.PRODUCTIVE
 
     # ---- worlds ----
 
     def _world_formed(self, told: Fields, now: float) -> None:
-        line, before, ids = self._line, self._worlds.last, tuple(told.members)
-        first = line.doing is TimeUse.STARTING
-        if self._changing is None:
+        worlds, ids, line = self.worlds, tuple(told.members), self._line
+        before = worlds[-1] if worlds else None
+        if self._change is None and line.doing is TimeUse.STARTING:
+            self._change = _Change(now, TimeUse.STARTING)
+        elif self._change is None:
             # If the last member is lost, nobody is left whose world could be called broken.
             grew = before is None or len(ids) > before.size
-            doing = TimeUse.FAILURE if self._lost else TimeUse.GROW if grew else TimeUse.SHRINK
-            since = now if first else now - told.seconds
-            self._changing = WorldChange(since, TimeUse.STARTING if first else doing)
-        self._changing.told = self._lost = False
+            use = TimeUse.FAILURE if self._lost else TimeUse.GROW if grew else TimeUse.SHRINK
+            self._change = _Change(now - told.seconds, use)
+        self._change.told = self._lost = False
         self._end_world(now)
         self._lanes.form(ids, before.members if before else (), now)
-        self._worlds.add(WorldSpan(told.world, len(ids), ids, told.reason, told.step, now))
+        if len(worlds) == MOST_SHOWN:  # the first has no room any more
+            self._members -= len(worlds[0].members)
+        worlds.add(WorldSpan(told.world, len(ids), ids, told.reason, told.step, now))
         self._members += len(ids)
-        if self._members > MOST_MEMBERS:
-            self._members = 0
-            self._worlds.change_each(self._without_members)
-        line.change(TimeUse.PRODUCTIVE)
-
-    def _without_members(self, world: WorldSpan) -> WorldSpan:
-        """Keep the members of the newest worlds, half as many as there may be."""
-        if self._members + len(world.members) > MOST_MEMBERS // 2:
-            return replace(world, members=())
-        self._members += len(world.members)
-        return world
-
-    def _world_broken(self, now: float) -> None:
-        self._end_world(now)
-        if self._line.doing is TimeUse.PRODUCTIVE:
-            self._line.change(TimeUse.FAILURE)
-        self._changing = self._changing or WorldChange(now, TimeUse.FAILURE)
+        for world in worlds:
+            if self._members <= MOST_MEMBERS:
+                break
+            self._members -= len(world.members)
+            world.members = ()
+        line.doing = TimeUse.PRODUCTIVE
 
     def _master_restarted(self, told: Fields, now: float) -> None:
         """The entry tells the world that the new master has found: the journal may lack its ``world_formed``. The new master
-        knows nothing of slow or stuck workers, so it never tells that they recovered."""
-        self._lanes.nothing_found()
-        version, last = told.world, self._worlds.last
-        if version and (last is None or last.version < version):
+        finds slow and stuck workers anew, and never says of the others that they recovered."""
+        self.slow.clear()
+        for lane in self._lanes.there.values():
+            lane.trouble = ""
+        if told.world and (not self.worlds or self.worlds[-1].version < told.world):
             # In the seconds of the entry the master waited for workers, and they trained.
             found = {"reason": "found by a master that was started again", "seconds": 0.0}
             self._world_formed(told.model_copy(update=found), now)
 
     def _end_world(self, now: float) -> None:
-        last = self._worlds.last
-        if last is not None and last.until is None:
-            self._worlds.amend(replace(last, until=now))
+        if self.worlds and self.worlds[-1].until is None:
+            self.worlds[-1].until = now
 
     def _pause(self, told: Fields, now: float) -> None:
         """Each survivor tells its pause; the longest counts."""
-        world, total, kind = told.world, told.total, told.kind
-        doing = _KINDS.get(kind)
-        if doing is None:
-            return
+        kind, total, line = told.kind, told.total, self._line
         for part, seconds in told.given(*PAUSE_TIMES).items():
             self.pause_times[kind, part].add(seconds)
-        if change := self._changing:
-            # Until now all time since the break counted as failure.
-            if change.use is TimeUse.FAILURE and not change.told:
-                self._line.relabel(TimeUse.PRODUCTIVE, change.since, now)
-            change.told = True
-        parts = {name: getattr(told, name) for name in PAUSE_PARTS}
-        paused, last = PauseRecord(world, kind, now, total, 1, told.steps_torn, parts), self._pauses.last
-        if last is None or last.world != world:
-            self._pauses.add(paused)
-            self._changes[kind] += 1
-        elif total > last.total:
-            torn = max(last.steps_torn, told.steps_torn)
-            self._pauses.amend(replace(paused, kind=last.kind, workers=last.workers + 1, steps_torn=torn))
-        else:
-            self._pauses.amend(replace(last, workers=last.workers + 1))
-            return
-        self._line.relabel(doing, now - total, now)
+        if self._change:
+            self._change.told = True
+        if not self.pauses or self.pauses[-1].world != told.world:
+            self._add_pause(PauseRecord(told.world, kind, now, 0.0))
+            self.changes[kind] += 1
+        pause = self.pauses[-1]
+        pause.workers += 1
+        pause.steps_torn = max(pause.steps_torn, told.steps_torn)
+        if total > pause.total:
+            line.claim(_PAUSES[kind], min(total - pause.total, line.trained(now - total)))
+            pause.time, pause.total = now, total
+            pause.parts = {name: getattr(told, name) for name in PAUSE_PARTS}
+            self.longest_pause = max(self.longest_pause, total)
+
+    def _add_pause(self, pause: PauseRecord) -> None:
+        self.pauses.add(pause)
+        self.counts["pauses"] += 1
+        self.longest_pause = max(self.longest_pause, pause.total)
 
     # ---- steps ----
 
-    def _steps_over(self, told: Fields, now: float) -> None:
+    def _steps_over(self, now: float, since: float) -> None:
         """Whatever a script does after its last step counts as the job's end."""
         line = self._line
-        since = now - told.seconds
-        line.relabel(TimeUse.ENDING, since, now)
-        if line.doing is TimeUse.PRODUCTIVE:
-            line.change(TimeUse.ENDING)
+        line.claim(TimeUse.ENDING, line.trained(since))
+        if self._change:
+            self._change.since = now  # what was before is claimed
+        if line.doing is TimeUse.PRODUCTIVE and self.worlds and self.worlds[-1].until is None:
+            line.doing = TimeUse.ENDING
         self._lanes.rest(since, "has made its last step")
 
     def _steps(self, told: Fields, now: float) -> None:
-        line, last, took = self._line, self._worlds.last, told.seconds
+        line, last, took = self._line, self.worlds[-1] if self.worlds else None, told.seconds
         made, world, step = told.steps, told.world, told.step
         if step > 0 and (world, step) <= self._told:
             return  # a master that was started again is told the last steps once more
         self._told = world, step
         # Steps of a world are also told after it broke.
         current = last is not None and (world > last.version or (world == last.version and last.until is None))
-        change = self._changing
-        if change and current:
+        if (change := self._change) and current:
             if not change.told:
-                began = max(change.since, now - took)
-                line.relabel(change.use, change.since, began)
+                first = max(change.since, now - took)
+                line.claim(change.use, line.trained(change.since, first))
                 if change.use is TimeUse.FAILURE:
-                    self._pauses.add(PauseRecord(world, str(change.use), began, began - change.since, 0, 0))
-                self._changes[str(change.use)] += 1
-            self._changing = None
+                    self._add_pause(PauseRecord(world, str(change.use), first, first - change.since))
+                self.changes[str(change.use)] += 1
+            self._change = None
         again = min(told.again, made)
-        slowest, workers = told.slowest, last.size if last else 0
-        line.take(TimeUse.AGAIN, took * again / made if made else 0.0)
-        line.take(TimeUse.SLOW, slowest * (made - again))  # each second counts once
-        point = Point(step, world, made, told.samples, told.loss, told.learning_rate,
-                      took, again, told.waited, slowest, time=now, workers=workers)  # fmt: skip
-        self._curve.add(point)
-        state = self.state
-        state.step, state.loss, state.rate = step or state.step, point.loss, point.rate
-        state.learning_rate = point.learning_rate
-        state.steps_made, state.samples_made = state.steps_made + made, state.samples_made + point.samples
+        line.claim(TimeUse.AGAIN, took * again / made if made else 0.0)
+        line.claim(TimeUse.SLOW, told.slowest * (made - again))  # each second counts once
+        point = Point(step, world, made, told.samples, told.loss, told.learning_rate, took, again, told.waited, told.slowest,
+                      time=now, workers=last.size if last else 0)  # fmt: skip
+        self.curve.add(point)
+        self.step, self.loss, self.rate = step or self.step, point.loss, point.rate
+        self.learning_rate = point.learning_rate
+        self.steps_made, self.samples_made = self.steps_made + made, self.samples_made + point.samples
         line.settle(self._reported)
         self._reported = now

@@ -226,7 +226,7 @@ _KINDS = (
          "seconds": "a step, by which the others wait"}, logging.WARNING,
          "worker {worker} on {host} is slow: {factor:.3g}x the others ({phase}), who wait {seconds:.2g} s a step for it", marked=True),
     Kind("worker_recovered", _WORKER, said="worker {worker} is no longer slow", marked=True),
-    Kind("warning", {**_WORKER, "message": ""}, logging.WARNING, "warning: {message}", of_worker={"message": str}),
+    Kind("warning", {**_WORKER, "message": ""}, logging.WARNING, "warning: {message}", marked=True, of_worker={"message": str}),
     Kind("epoch_finished", {"epoch": "from 0", **_STEP, "loss": "mean over its samples, as far as rank 0 could report them",
          "compared": "the step after which the workers' states were compared last", "compared_workers": "of how many they were one"},
          said="epoch {counted} finished: step {step}, mean loss {loss}", passing=True, marked=True),

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from importlib.resources import files
 from typing import Any
 
-from elasticdl.job.history import History, Lane, PauseRecord, Point, TimeUse, WorldSpan
+from elasticdl.job.facts import Facts, Lane, PauseRecord, Point, TimeUse, WorldSpan
 from elasticdl.job.journal import plain
 
 # Where the time went, in words.
@@ -54,7 +54,7 @@ def percent(share: float) -> str:
     return f"{shown} %" if shown not in ("0", "100") or share in (0, 1) else "< 1 %" if share < 0.5 else "> 99 %"
 
 
-def sentence(history: History) -> str:
+def sentence(history: Facts) -> str:
     """What the time of the job went to, the greatest losses first."""
     wall = history.spent.wall
     whole = sum(wall.values())
@@ -70,7 +70,7 @@ def sentence(history: History) -> str:
     return "; ".join(parts) + "."
 
 
-def _what(doing: TimeUse, history: History) -> str:
+def _what(doing: TimeUse, history: Facts) -> str:
     times = history.changes.get(str(doing), 0)
     match doing:
         case TimeUse.FAILURE:
@@ -90,6 +90,7 @@ def _what(doing: TimeUse, history: History) -> str:
 # What the page draws, as JSON: times in seconds since the job began, tables by columns.
 
 
+WARNING = "warning"
 MOST_IDS = 12  # of workers that are named where many came or went at once
 # JSON may stand in a script of HTML if it has none of these; U+2028 and U+2029 are escaped as all that is not ASCII.
 _ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
@@ -100,7 +101,7 @@ def as_json(value: Any) -> str:
     return json.dumps(plain(value), separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
 
 
-def page_data(history: History) -> dict[str, Any]:
+def page_data(history: Facts) -> dict[str, Any]:
     began = history.began
     step, workers = history.compared
     training = next((world.size for world in history.worlds[-1:] if world.until is None), 0)
@@ -117,8 +118,8 @@ def page_data(history: History) -> dict[str, Any]:
             "loss": f"{history.loss:.4g}" if history.loss is not None else "",
             "samples/s": f"{history.rate:,.0f}" if history.rate is not None else "",
             "workers": _sizes(history) if history.over else f"{training} of {history.wanted or '?'}",
-            "worlds": f"{history.counts.get('world_formed', 0):,}",
-            "pauses": f"{history.counts.get('pauses', 0):,}",
+            "worlds": f"{history.counts['world_formed']:,}",
+            "pauses": f"{history.counts['pauses']:,}",
             "collective": history.collective,
             "same state": f"on all {workers} workers after step {step:,}" if workers else "",
             "training": percent(history.spent.productive),
@@ -130,16 +131,18 @@ def page_data(history: History) -> dict[str, Any]:
         "lanes": [_lane(lane, began) for lane in history.lanes],
         "worlds": list(_worlds(history.worlds, began)),
         "pauses": [_pause(pause, began) for pause in history.pauses],
-        "marks": [[_short(m.time - began), m.event, m.text, m.step, m.value] for m in history.marks],
-        "warnings": [[_short(m.time - began), m.text] for m in history.warnings],
-        "points": _columns(history.points, began),
+        "marks": [
+            [_short(m.time - began), m.event, m.text, m.step, m.value] for m in history.marks if m.event != WARNING
+        ],
+        "warnings": [[_short(m.time - began), m.text] for m in history.marks if m.event == WARNING],
+        "points": _columns(history.curve.points, began),
         "causes": history.causes,
         "advice": {"text": ". ".join(filter(None, (history.advice, history.decision))), "curve": history.speedup},
-        "remarks": history.remarks,
+        "remarks": list(history.remarks()),
     }
 
 
-def _sizes(history: History) -> str:
+def _sizes(history: Facts) -> str:
     """How many there were in its worlds."""
     sizes = {world.size for world in history.worlds}
     if not sizes:
@@ -148,7 +151,7 @@ def _sizes(history: History) -> str:
     return f"{least}" if least == most else f"{least} to {most}"
 
 
-def _spent(history: History) -> list[dict[str, Any]]:
+def _spent(history: Facts) -> list[dict[str, Any]]:
     wall, workers = history.spent.wall, history.spent.workers
     whole, all_workers = sum(wall.values()) or 1.0, sum(workers.values()) or 1.0
     return [

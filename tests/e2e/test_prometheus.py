@@ -19,8 +19,7 @@ import yaml
 from cluster_kit import STEPS_PER_EPOCH, WatchedJob, wait_for
 
 from elasticdl.common.process_group import tethered
-from elasticdl.job.facts import Facts
-from elasticdl.job.history import TimeUse
+from elasticdl.job.facts import Facts, TimeUse
 from tests.cluster.build import PROMETHEUS, require
 from tests.cluster.steps import Unavailable
 

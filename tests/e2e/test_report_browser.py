@@ -103,7 +103,7 @@ def write(folder, lines, name="job.html"):
     history = Facts("j")
     history.read(lines)
     path = folder / name
-    path.write_text(report(page_data(history.result())), encoding="utf-8")
+    path.write_text(report(page_data(history.conclude())), encoding="utf-8")
     return path.as_uri()
 
 

@@ -34,7 +34,7 @@ VALUES = {
 # What records, shows, or looks at the job with each tick and finds nothing here.
 LISTENERS = {
     *("cli/course.py", "cli/folder_job.py", "cli/job_handle.py", "cli/printed.py", "cli/screens.py", "cli/signals.py"),
-    *("job/facts.py", "job/history.py", "job/journal.py", "master/core/rule.py", "master/core/slowness.py"),
+    *("job/facts.py", "job/journal.py", "master/core/rule.py", "master/core/slowness.py"),
     *("master/core/watching.py", "master/shell/journal_file.py", "master/shell/observers.py"),
 }
 # So many files may act. Somebody has to read them.

@@ -177,7 +177,7 @@ def test_a_long_reason_stands_once_among_news_and_events():
 
 
 def found(journal):
-    return Facts.of(map(dump_entry, journal)).result()
+    return Facts().read(map(dump_entry, journal)).conclude()
 
 
 def test_pauses_are_counted_by_change_and_not_by_survivor():

@@ -7,15 +7,12 @@ import json
 import pytest
 from history_kit import STARTED, formed, launched, line, pause, steps
 
-from elasticdl.job.facts import Facts
-from elasticdl.job.history import TimeUse, WorkerPhase
+from elasticdl.job.facts import Facts, TimeUse, WorkerPhase
 from elasticdl.job.journal import FORMAT
 
 
 def read(lines, until=0.0):
-    history = Facts()
-    history.read(lines)
-    return history.result(until)
+    return Facts().read(lines).conclude(until)
 
 
 def spent(history):
@@ -134,7 +131,9 @@ FAILURE = {"productive": 15 + 8 - 1, "failure": 12, "again": 1, "ending": 1}
             id="parts of training",
         ),
         pytest.param(
-            after(line(8, "evaluation", step=9, seconds=1e9), ends=10), {"evaluation": 5, "ending": 1}, id="too much"
+            after(line(8, "evaluation", step=9, seconds=1e9), ends=10),
+            {"evaluation": 4, "productive": 1, "ending": 1},
+            id="no more than was trained by then",
         ),
         pytest.param(
             after(
@@ -222,17 +221,17 @@ def test_a_training_that_was_stopped_and_goes_on_is_one_and_the_time_between_is_
         line(1010, "worker_left", worker=2, cause="killed", reason="killed", code=-9),
         steps(1011, 52, 1, world=2, seconds=1),
     ]
-    facts = Facts.of([*first, *second])
+    facts = Facts().read([*first, *second])
     assert facts.next_worker == 3
-    going = facts.result(STARTED + 1011)
+    going = facts.conclude(STARTED + 1011)
     assert (going.phase, going.over, going.reason) == ("running", False, "")
     assert [(world.version, world.members) for world in going.worlds] == [(1, (0, 1)), (2, (2,))]
-    assert [point.step for point in going.points] == [1, 50, 51, 52]
+    assert [point.step for point in going.curve.points] == [1, 50, 51, 52]
     assert sum(going.spent.wall.values()) == pytest.approx(21 + 11)
     assert going.spent.wall[TimeUse.STARTING] == pytest.approx(5 + 5)
     assert [lane.worker for lane in going.lanes] == [0, 1, 2]
     assert going.causes == {"drained": 1, "killed": 1}
-    assert "the training was stopped and went on, times: 1; what was between counts as nobody's time" in going.remarks
+    assert "the training was stopped and went on, times: 1; what was between counts as nobody's time" in going.remarks()
 
 
 @pytest.mark.parametrize("cause", ["drained", "clean", "finished"])
@@ -254,7 +253,7 @@ def test_steps_that_are_told_twice_count_once():
     once = [*start(), steps(10, 50, 49, seconds=5, again=10), steps(10.5, 55, 5, world=2, seconds=0.5)]
     told = [steps(11, 40, 39, seconds=4, again=10), steps(11, 50, 49, seconds=5, again=10), steps(11, 55, 5, world=2)]
     twice = read([*once, *told])
-    assert twice.points == read(once).points
+    assert twice.curve.points == read(once).curve.points
     assert twice.spent.wall[TimeUse.AGAIN] == read(once).spent.wall[TimeUse.AGAIN] > 0
     again = [*start(), TRAINED, steps(11, 50, 49, seconds=5), steps(12, 60, 10, seconds=1)]
     assert read(again).steps_made == 60
@@ -291,7 +290,7 @@ def test_training_that_goes_on_after_all_is_training():
 )
 def test_a_journal_of_a_version_that_can_not_be_known_is_read_with_a_remark(version, told):
     history = read([line(0, "job_started", job="j", workers="1", **({"format": version} if version else {}))])
-    assert sum("newer version" in remark for remark in history.remarks) == told
+    assert sum("newer version" in remark for remark in history.remarks()) == told
 
 
 # ---- lanes, worlds, curves ----

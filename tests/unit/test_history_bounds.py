@@ -5,26 +5,32 @@ from __future__ import annotations
 import itertools
 import json
 import tracemalloc
+from collections import Counter
+from copy import deepcopy
 
 import pytest
-from history_kit import STARTED, formed, launched, line, pause, steps, storm
+from history_kit import formed, launched, line, pause, steps, storm
 from hypothesis import given
 from hypothesis import strategies as st
 from test_history import end, read, spent, start
 
-from elasticdl.job.facts import MOST_POINTS, CappedList, Curve, Facts
-from elasticdl.job.history import (
+from elasticdl.job.facts import (
     MOST_LANES,
-    MOST_SEGMENTS,
+    MOST_OPEN,
+    MOST_POINTS,
+    MOST_SHOWN,
     MOST_SPANS,
-    Crew,
+    Curve,
+    Facts,
     Lanes,
+    Newest,
     Point,
     Timeline,
     TimeUse,
     WorkerPhase,
 )
 from elasticdl.job.journal import KINDS, Fields
+from elasticdl.report.page import page_data
 
 
 def test_what_is_damaged_or_unknown_is_left_out_and_remarked():
@@ -32,7 +38,7 @@ def test_what_is_damaged_or_unknown_is_left_out_and_remarked():
     odd = [line(6, "of_tomorrow", worker="?"), line(7, "pause", total="x"), line(7, "steps", steps=[], loss="nan")]
     history = read([*start(), *lines, *odd, line(5.5, "warning", message="late"), *end(10)])
     assert spent(history) == {"starting": 5, "productive": 5, "ending": 1}
-    said = " ".join(history.remarks)
+    said = " ".join(history.remarks())
     assert all(part in said for part in ("left out: 6", "1 (of_tomorrow)", "go back: 1;"))
 
 
@@ -42,15 +48,9 @@ def test_only_what_entries_may_have_is_read_of_them():
 
 def test_a_journal_without_its_beginning_counts_from_its_first_entry():
     history = read([*start(), steps(10, 50, 49), *end(20)][9:])
-    assert "beginning" in history.remarks[0]
+    assert "beginning" in next(history.remarks())
     assert sum(history.spent.wall.values()) == pytest.approx(history.until - history.began)
     assert read([]).spent.productive == 0
-
-
-def test_a_journal_of_an_older_version_tells_no_curves():
-    history = read([each for each in [*start(), *end(10)] if '"event": "steps"' not in each])
-    assert spent(history) == {"starting": 4, "productive": 6, "ending": 1}
-    assert any("no curves" in remark for remark in history.remarks)
 
 
 number = st.floats() | st.integers(-5, 10**30) | st.just("x") | st.none() | st.booleans()
@@ -73,15 +73,15 @@ def test_whatever_happens_the_parts_add_up_and_time_goes_on(entries, in_order):
     if in_order:
         entries = sorted(entries, key=lambda each: each["time"])
     history = Facts()
-    before = history.settled()
+    before = deepcopy(history.settled(0.0))
     for each in entries:
         history.read([json.dumps(each)])
-        now = history.settled()
+        now = deepcopy(history.settled(0.0))
         for ours, past in ((now.wall, before.wall), (now.workers, before.workers)):
             assert all(ours[doing] >= past[doing] for doing in TimeUse), "what is settled never falls"
         before = now
-    found = history.result()
-    if not any(found.counts.values()):
+    found = history.conclude()
+    if not found.counts:
         return
     now, between = entries[0]["time"], 0.0
     for each in entries:
@@ -107,8 +107,8 @@ def test_reading_in_parts_is_reading_at_once():
     history = Facts()
     for each in lines:
         history.read([each])
-        history.result(STARTED + 1e6)
-    assert history.result() == read(lines)
+        deepcopy(history).conclude()
+    assert page_data(history.conclude()) == page_data(read(lines))
 
 
 @pytest.mark.slow
@@ -130,26 +130,20 @@ def test_a_long_journal_takes_little_memory():
     tracemalloc.stop()
     assert peak < 40e6
     assert history.counts["world_formed"] == history.counts["pauses"] == 4100
-    assert len(history.points) <= 2 * MOST_POINTS
+    assert len(history.curve.points) <= MOST_POINTS
     assert len(history.causes) <= 51
-    assert any("are not shown" in remark for remark in history.remarks)
+    assert any("but not shown" in remark for remark in history.remarks())
     assert sum(history.spent.wall.values()) == pytest.approx(history.until - history.began)
 
 
 # ---- the pieces ----
 
 
-def test_of_too_many_the_foremost_stay_in_order_with_the_last_and_of_equals_some_of_all_times():
-    kept = CappedList(3, lambda item: item)
-    for item in (5, 1, 9, 2, 8, 3, 7, 0):
+def test_of_too_many_the_newest_stay():
+    kept = Newest()
+    for item in range(MOST_SHOWN + 3):
         kept.add(item)
-    assert (list(kept), kept.count, kept.dropped) == ([9, 8, 7, 0], 8, 4)
-    kept = CappedList(50)
-    for item in range(10_000):
-        kept.add(item)
-    assert len(list(kept)) <= 100
-    assert (next(iter(kept)), kept.last) == (0, 9999)
-    assert sum(item < 5000 for item in kept) > 0
+    assert (len(kept), kept[0], kept.dropped) == (MOST_SHOWN, 3, 3)
 
 
 def test_a_curve_has_one_resolution_and_loses_no_sample():
@@ -157,8 +151,8 @@ def test_a_curve_has_one_resolution_and_loses_no_sample():
     for step in range(20_000):
         loss = None if step == 7 else float(step)
         curve.add(Point(step, 1, 1, 2, loss, 0.1, 0.5, 0, 0.0, 0.0, time=float(step), workers=3))
-    points = curve.result()
-    assert len(points) < 2 * MOST_POINTS
+    points = curve.points
+    assert len(points) < MOST_POINTS
     assert sum(point.samples for point in points) == 40_000
     assert sum(point.seconds for point in points) == 10_000
     assert {point.steps for point in points[:-1]} == {8}
@@ -166,22 +160,23 @@ def test_a_curve_has_one_resolution_and_loses_no_sample():
 
 
 def test_a_timeline_is_bounded_whatever_changes():
-    time = Timeline(0.0, TimeUse.PRODUCTIVE)
-    for second in range(5 * MOST_SEGMENTS):
-        time.advance(float(second))
-        time.change(crew=Crew(second % 7))
-        time.relabel(TimeUse.GROW, second - 0.5, second - 0.25)
-    assert len(time._segments) <= MOST_SEGMENTS
-    assert sum(time.spent(0).wall.values()) == 5 * MOST_SEGMENTS - 1
+    time = Timeline()
+    time.skip(0.0, TimeUse.PRODUCTIVE)
+    for second in range(5 * MOST_OPEN):
+        time.advance(float(second), Counter({WorkerPhase.TRAINING: second % 7}))
+        time.claim(TimeUse.GROW, 0.25)
+    assert len(time._open) <= MOST_OPEN
+    time.settle(time.now)
+    assert sum(time.spent.wall.values()) == 5 * MOST_OPEN - 1
 
 
 def test_lanes_are_bounded():
     lanes = Lanes()
     for moment in range(3 * MOST_SPANS):
         lanes.become(1, WorkerPhase.TRAINING if moment % 2 else WorkerPhase.WARM, float(moment))
-    (lane,) = lanes.result()
+    (lane,) = lanes.there.values()
     assert len(lane.spans) <= MOST_SPANS
     assert lane.spans[0].since == 0
     for worker in range(MOST_LANES + 10):
-        lanes.left(worker + 2, 1.0, "", "", None)
-    assert (len(lanes.result()), lanes.forgotten) == (MOST_LANES + 1, 10)
+        lanes.leave(worker + 2, 1.0, "", "", None)
+    assert (len(lanes.gone), lanes.forgotten) == (MOST_LANES, 10)

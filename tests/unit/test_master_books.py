@@ -192,7 +192,7 @@ def test_the_summary_tells_the_whole_story(tmp_path):
     told = Told()
     told.steps(1, 2, now=11.0)
     told.training.compared_step, told.training.compared_workers = 1, 2
-    facts = Facts.of((tmp_path / "journal.jsonl").read_text().splitlines()).result()
+    facts = Facts().read((tmp_path / "journal.jsonl").read_text().splitlines()).conclude()
     summary = summarize(EndJob(Phase.STOPPED, "enough"), told.training, facts, 5.0)
     first, second, paused, broken, *_ = (entry["time"] for entry in read_journal(tmp_path / "journal.jsonl"))
     assert set(summary.pop("time")) == {"wall", "workers"}

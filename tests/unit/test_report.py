@@ -16,8 +16,7 @@ from history_kit import STARTED, disturbed, formed, line, steps, storm
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.live_board import with_status
 from elasticdl.common.errors import UserError
-from elasticdl.job.facts import Facts
-from elasticdl.job.history import TimeUse
+from elasticdl.job.facts import Facts, TimeUse
 from elasticdl.job.jobdir import create_job_dir, write_aside
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.report.live_server import LiveServer
@@ -30,7 +29,7 @@ PATIENCE = 20.0
 def read(lines):
     history = Facts("j")
     history.read(lines)
-    return history.result()
+    return history.conclude()
 
 
 # ---- words ----
@@ -230,12 +229,14 @@ def test_a_job_that_ends_meanwhile_is_reported(home, monkeypatch):
 
 
 def test_what_the_status_knows_of_a_job_that_is_lost_is_told():
-    history = Facts()
-    history.read(disturbed()[:-1])
-    lost = with_status(history, pb.JobStatus(phase="lost", reason="its master is gone without a word"), STARTED + 1e6)
+    waits = line(95, "phase", phase="waiting", reason="0 of 1 workers")
+
+    def found(*more, now=500, **status):
+        return with_status(Facts().read([*disturbed()[:-1], *more]), pb.JobStatus(**status), STARTED + now)
+
+    lost = found(phase="lost", reason="its master is gone without a word", now=1e6)
     assert (lost.phase, lost.until) == ("lost", STARTED + 90)
-    assert with_status(history, pb.JobStatus(phase="running"), STARTED + 500).until == STARTED + 500
-    assert with_status(history, pb.JobStatus(phase="failed"), STARTED + 500).over
-    history.read([line(95, "phase", phase="waiting", reason="0 of 1 workers")])
-    assert with_status(history, pb.JobStatus(phase="starting"), STARTED + 500).phase == "waiting"
-    assert with_status(history, pb.JobStatus(phase="waiting", reason="no master"), STARTED + 500).reason == "no master"
+    assert found(phase="running").until == STARTED + 500
+    assert found(phase="failed").over
+    assert found(waits, phase="starting").phase == "waiting"
+    assert found(waits, phase="waiting", reason="no master").reason == "no master"

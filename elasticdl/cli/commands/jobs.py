@@ -199,7 +199,7 @@ def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
         print(f"job {handle.name} is gone")
         return 0
     with closing(handle.journal()) as journal:
-        found = Facts.of(journal).state
+        found = Facts().read(journal)
     kept = screens.Kept(status, found, bool(handle.namespace)).text if status.phase == "stopped" else ""
     print(f"job {handle.name} {status.phase} at step {status.step}{f', {kept}' if kept else ''}")
     return 0

@@ -19,7 +19,6 @@ from elasticdl.cli.parsing import Option, command
 from elasticdl.cli.signals import SignalLog, caught
 from elasticdl.common.errors import UserError
 from elasticdl.job.facts import Facts
-from elasticdl.job.history import History
 from elasticdl.job.jobdir import write_aside
 from elasticdl.report.live_server import LiveServer
 from elasticdl.report.page import MARK, page_data
@@ -56,13 +55,13 @@ def report(job: str | None, out: str, **given: Any) -> int:
     return 0
 
 
-def _read_file(path: Path) -> History:
+def _read_file(path: Path) -> Facts:
     try:
         with path.open(errors="replace") as lines:
-            found = Facts.of(lines, path.stem).result()
+            found = Facts(path.stem).read(lines).conclude()
     except OSError as error:
         raise UserError(f"the journal {path} can't be read: {error.strerror}") from None
-    if not found.counts or not sum(found.counts.values()):
+    if not found.counts:
         raise UserError(
             f"{path} has no entry of a journal: give journal.jsonl of a job, or what `elasticdl events --json` prints"
         )

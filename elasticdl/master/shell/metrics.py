@@ -25,8 +25,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
 from elasticdl.common.credentials import TlsFolder
-from elasticdl.job.facts import Facts
-from elasticdl.job.history import TimeSpent, TimeUse
+from elasticdl.job.facts import PAUSE_BOUNDS, Facts, TimeSpent, TimeUse
 from elasticdl.master.core.values import Phase
 from elasticdl.master.shell.observers import Observer
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -87,20 +86,20 @@ def _of_status(now: pb.JobStatus) -> Iterator[Metric]:
 
 
 def _of_facts(facts: Facts) -> Iterator[Metric]:
-    state, counts = facts.state, facts.counts
-    rate = math.nan if state.learning_rate is None else state.learning_rate
+    counts = facts.counts
+    rate = math.nan if facts.learning_rate is None else facts.learning_rate
     yield GaugeMetricFamily("elasticdl_learning_rate", "Learning rate of the last step", rate)
     text = "1 and more: how many times the median worker's time a slow worker takes"
     slow = GaugeMetricFamily("elasticdl_worker_slow", text, labels=["worker", "host", "phase"])
-    for worker, (host, phase, factor) in state.slow.items():
+    for worker, (host, phase, factor) in facts.slow.items():
         slow.add_metric([str(worker), host, phase], factor)
     yield slow
     counters: tuple[tuple[str, str, int], ...] = (
         ("elasticdl_workers_launched", "Workers that were asked for", counts["worker_launched"]),
-        ("elasticdl_worker_restarts", "Workers that took the place of one that left", state.replaced),
+        ("elasticdl_worker_restarts", "Workers that took the place of one that left", facts.replaced),
         ("elasticdl_worlds_formed", "Worlds that were formed", counts["world_formed"]),
-        ("elasticdl_steps", "Steps that were made; one that is made again counts again", state.steps_made),
-        ("elasticdl_samples", "Samples of these steps", state.samples_made),
+        ("elasticdl_steps", "Steps that were made; one that is made again counts again", facts.steps_made),
+        ("elasticdl_samples", "Samples of these steps", facts.samples_made),
         ("elasticdl_master_restarts", "How often another master took the job over", counts["master_restarted"]),
     )
     for name, text, number in counters:
@@ -110,8 +109,8 @@ def _of_facts(facts: Facts) -> Iterator[Metric]:
     )
     text = "Time that a worker did not train, by what changed (grow, shrink, failure) and phase of the change"
     pauses = HistogramMetricFamily("elasticdl_pause_seconds", text, labels=["kind", "phase"])
+    bounds = [*map(str, PAUSE_BOUNDS), "+Inf"]
     for labels, times in facts.pause_times.items():
-        bounds = [*map(str, times.bounds), "+Inf"]
         pauses.add_metric(labels, list(zip(bounds, accumulate(times.counts), strict=True)), times.sum)
     yield pauses
 

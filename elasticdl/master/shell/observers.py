@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticdl.common.crc32c import masked_crc32c
-from elasticdl.job.facts import Facts
-from elasticdl.job.history import History, PauseRecord, TimeUse, WorldSpan
+from elasticdl.job.facts import Facts, PauseRecord, TimeUse, WorldSpan
 from elasticdl.job.jobdir import write_aside
 from elasticdl.job.journal import KINDS, STEPS, Steps, plain
 from elasticdl.job.messages import Pace, StepReport
@@ -92,7 +91,7 @@ class Observers(Observer):
 # `summary.json`: what became of a job, for people and programs.
 
 
-def write_summary(folder: str, end: EndJob, training: Training, found: History, wall_time: float) -> Path:
+def write_summary(folder: str, end: EndJob, training: Training, found: Facts, wall_time: float) -> Path:
     """Write the summary into ``folder``, whole or not at all.
 
     Raises:
@@ -104,9 +103,10 @@ def write_summary(folder: str, end: EndJob, training: Training, found: History, 
     return path
 
 
-def summarize(end: EndJob, training: Training, found: History, wall_time: float) -> dict[str, Any]:
+def summarize(end: EndJob, training: Training, found: Facts, wall_time: float) -> dict[str, Any]:
     """``time``: where the seconds of the job (``wall``) and of all its workers went. ``remarks``: what was left out, as of
     lists that are too long, and what can't be known."""
+    spent = found.spent
     return {
         "status": str(end.phase),
         **achieved(end, training),
@@ -114,8 +114,8 @@ def summarize(end: EndJob, training: Training, found: History, wall_time: float)
         "pauses": [_pause(pause) for pause in found.pauses],
         "wall_time": round(wall_time, 3),
         "scaling": _scaling(found),
-        "time": {"wall": _rounded(found.spent.wall), "workers": _rounded(found.spent.workers)},
-        "remarks": list(found.remarks),
+        "time": {"wall": _rounded(spent.wall), "workers": _rounded(spent.workers)},
+        "remarks": list(found.remarks()),
     }
 
 
@@ -129,7 +129,7 @@ def _pause(pause: PauseRecord) -> dict[str, Any]:
     return {**about, **pause.parts, "total": pause.total, "steps_torn": pause.steps_torn}
 
 
-def _scaling(found: History) -> dict[str, Any]:
+def _scaling(found: Facts) -> dict[str, Any]:
     """What is known of other numbers of workers, and what the job decided by it; empty if nothing."""
     names = ("workers", "speedup", "measured")
     curve = [dict(zip(names, row, strict=True)) for row in found.speedup]

@@ -289,7 +289,7 @@ class Master:
         if folder := self._spec.output:
             try:
                 wall_time = time.monotonic() - self._began
-                write_summary(folder, end, self._job.training, self.facts.result(), wall_time)
+                write_summary(folder, end, self._job.training, self.facts.conclude(), wall_time)
             except OSError as error:
                 _log.error("can't write summary.json to %s: %s", folder, error)
 

@@ -167,7 +167,7 @@ def _write_end(job: JobDir, phase: str, why: str) -> None:
 
     with job.journal.open("ab+") as journal:
         journal.seek(0)
-        found = Facts.of(line.decode(errors="replace") for line in journal).result()
+        found = Facts().read(line.decode(errors="replace") for line in journal)
         ended = {"event": "job_finished", "phase": phase, "reason": why, "steps": found.step}
         # The master may have been killed within a line.
         journal.write(f"\n{dump_entry({'time': time.time(), **ended})}\n".encode())
