@@ -91,7 +91,7 @@ class VirtualJob:
         situation = Situation(
             limits=self.limits,
             present=self.workers,
-            measured=self.steps.enough and curve.can_be,
+            measured=self.steps.enough,
             incomplete=False,
             pause=self.pause,
             time_left=-1.0,

@@ -53,17 +53,6 @@ class Sized(Cluster):
 # ---- what it says ----
 
 
-def test_of_a_speedup_that_cannot_be_nothing_is_said_and_nothing_follows():
-    """One worker was slow as it read its data for the first time: two did 18 times as much."""
-    cluster = Sized(3, 8)
-    cluster.resumes(Learnt((Observation(1, 64, 18.0), Observation(2, 64, 1.0))).to_json())
-    cluster.train(6.0)
-    cluster.live(FIRST_SECONDS + 1)
-    assert [each.workers for each in cluster.job.learnt.observations] == [1, 2, 3]
-    assert cluster.job.view().advice == ""
-    assert (cluster.sizes, cluster.decision) == ([3], "starts with 3: how the job scales is not known yet")
-
-
 def test_it_is_in_the_journal_when_it_changes_and_in_the_status_at_once():
     cluster = Sized(2, 2, "all")
     cluster.learns(0.9)

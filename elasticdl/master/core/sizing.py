@@ -199,7 +199,7 @@ class Situation:
 
     limits: WorkerRange
     present: int  # members of the world
-    measured: bool  # they have made enough steps, and what is known of other numbers does not contradict
+    measured: bool  # they have made enough steps
     incomplete: bool  # others are on their way, or have no place
     pause: float  # that a change costs
     time_left: float  # of the job; negative if not known
@@ -447,10 +447,9 @@ class SizeRule:
         if recalled is not None:
             self._steps.recall(recalled.observations, now)
         observations = self._steps.observations(now)
-        curve, self._present = Curve(observations), self._steps.workers
-        self._curve = curve if curve.can_be else Curve()
+        self._curve, self._present = Curve(observations), self._steps.workers
         if self._policy is not None:
-            yield from self._decide(self._policy, job, now, can_be=curve.can_be)
+            yield from self._decide(self._policy, job, now)
         self._learnt = Learnt(observations)
         yield from self._tell(job)
         yield from self._advise()
@@ -463,12 +462,12 @@ class SizeRule:
         self._told = self._learnt
         return [Tell(there, messages.Learnt(self._learnt.to_json()))]
 
-    def _decide(self, policy: WorkerTarget, job: RuledJob, now: float, *, can_be: bool) -> list[Instruction]:
+    def _decide(self, policy: WorkerTarget, job: RuledJob, now: float) -> list[Instruction]:
         members = len(job.rendezvous.active_members())
         situation = Situation(
             limits=job.limits,
             present=members,
-            measured=self._present == members and can_be,
+            measured=self._present == members,
             incomplete=job.records.live != members,
             pause=statistics.median(self._pauses) if self._pauses else UNKNOWN_PAUSE,
             time_left=job.training.time_left(now),

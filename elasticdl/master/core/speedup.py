@@ -22,8 +22,6 @@ from pydantic import Field, TypeAdapter, ValidationError
 from elasticdl.common.errors import first_finding
 from elasticdl.job.spec import MOST_WORKERS
 
-# Some jobs are faster with N workers than N times, as each one's part of the data fits into a cache. None is by more than this.
-MOST_EFFICIENCY = 1.25
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]  # it may not be known, which is 0
 # Of least squares; they take a few milliseconds.
 ROUNDS = 1000
@@ -69,12 +67,6 @@ class Curve:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_measured", {each.workers: each for each in self.observations})
         object.__setattr__(self, "_form", _Form(self.observations) if len(self._measured) > 1 else None)
-
-    @property
-    def can_be(self) -> bool:
-        """Else what was measured of some numbers of workers has other causes, as where the first epoch reads its data from afar."""
-        each_does = [each.rate / each.workers for each in self.observations]
-        return all(does <= MOST_EFFICIENCY * each_does[0] for does in each_does)
 
     def at(self, workers: int) -> Point | None:
         """None, if nothing is known of so many. N workers never do more than N times the work of one."""
