@@ -18,11 +18,12 @@ from elasticdl.common.errors import ElasticDLError, RefusedError, UnreachableErr
 from elasticdl.job.journal import parse_entry
 from elasticdl.kube import names
 from elasticdl.kube.client import ABSENT, Client, NotDoneError, Object, connect, end_group
-from elasticdl.kube.job_pods import find_master, forwarded, is_running
+from elasticdl.kube.job_pods import find_master, forwarded, is_over, is_running
 from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.packed_state import State, unpack_state
 from elasticdl.kube.pod import SPEC_FILE
-from elasticdl.places.judge import NO_MASTER, Waiting, why_no_master
+from elasticdl.places.judge import MASTER_STARTS, Waiting, why_no_master
+from elasticdl.places.worker_pods import last_refusal, last_warning
 
 ANY_JOB = f"{names.APPLICATION_LABEL}={names.APPLICATION},{names.JOB_LABEL}"
 
@@ -75,18 +76,16 @@ class NamespaceJob(JobHandle):
         return "" if is_running(pod) else self.why_no_master(pod).reason
 
     def why_no_master(self, pod: Object | None) -> Waiting:
-        """``pod``: of a master that does not run; None if there is none, as when the cluster does not take it."""
-        if pod is not None:
-            return why_no_master(pod)
-        involved = f"involvedObject.kind=Job,involvedObject.name={names.master_name(self.name)}"
-        try:
-            events = self.client.list("Event", field_selector=f"{involved},reason=FailedCreate")
-        except NotDoneError:  # who may not look at events is not told
-            events = []
-        newest = max(events, key=lambda event: str(event.get("lastTimestamp")), default=None)
-        if newest is None:
-            return Waiting(NO_MASTER)
-        return Waiting(f"the cluster does not take its master's pod: {names.without_name(str(newest['message']))}")
+        """``pod``: of a master that does not run; None if there is none. What only events say is asked for."""
+        waiting = why_no_master(pod)
+        with contextlib.suppress(NotDoneError):  # who may not look at events is not told
+            if pod is None or is_over(pod):  # the next one may be refused
+                refusal = names.without_name(last_refusal(self.client, names.master_name(self.name)))
+                return Waiting(f"the cluster does not take its master's pod: {refusal}") if refusal else waiting
+            if waiting.reason == MASTER_STARTS:
+                warning = last_warning(self.client, pod["metadata"]["name"], pod["metadata"]["uid"])
+                return why_no_master(pod, warning)
+        return waiting
 
     def last_known(self) -> tuple[int, float]:
         kept = self.kept_status()

@@ -45,6 +45,10 @@ def is_running(pod: Object | None) -> bool:
     )
 
 
+def is_over(pod: Object) -> bool:
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+
+
 def find_pods(client: Client, job: str) -> list[Object]:
     """The oldest first."""
     pods = _owned(client, job, f"{names.JOB_LABEL}={job}")

@@ -67,6 +67,7 @@ _MAY_PASS = ("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryU
 _WILL_NOT = ("InvalidImageName", "ErrImageNeverPull")
 _AS_ROOT = ("runAsNonRoot", "non-root policy")
 _REMEDY = "end the image's Dockerfile with `USER 1000`, or give such a spec.securityContext.runAsUser in --pod_template"
+MASTER_STARTS = "its master is starting"
 NO_MASTER = "its master's pod is not there yet"
 
 
@@ -147,19 +148,19 @@ def judge_end(pod: Object, *, told: bool, gone: bool) -> Ended:
     return _by_code(pod, end, code, output)
 
 
-def why_no_master(pod: Object | None) -> Waiting:
-    """Of a master that does not run; ``pod`` is None if there is none."""
+def why_no_master(pod: Object | None, warning: str = "") -> Waiting:
+    """Of a master that does not run; ``pod`` is None if there is none. ``warning``: as of `judge`."""
     if pod is None:
         return Waiting(NO_MASTER)
     if _deleted(pod):
         return Waiting("its master is leaving its place, and will be started anew")
-    match judge(pod, told=False):
+    match judge(pod, told=False, warning=warning):
         case Ended() as end:
             return Waiting(f"its master ended: {_last_words(end)}")
         case Waiting() as waiting if not waiting.on_its_way:
             why = "waits" if waiting.node else "has no place yet"
             return waiting if waiting.image else replace(waiting, reason=f"its master {why}: {waiting.reason}")
-    return Waiting("its master is starting")
+    return Waiting(MASTER_STARTS)
 
 
 def _last_words(end: Ended) -> str:

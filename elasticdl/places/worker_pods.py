@@ -33,6 +33,9 @@ _OVER = "status.phase!=Pending,status.phase!=Running,status.phase!=Unknown"
 _WRONG = (400, INVALID)
 # Warnings about a pod that has no node yet: of the scheduler, and of Kueue while a group is not complete.
 _BEFORE_THE_NODE = ("FailedScheduling", "ErrWorkloadCompose")
+# What a node tells of a pod whose volumes are mounted.
+_MOUNTED = ("Pulling", "Pulled", "Created", "Started")
+_REFUSED = "FailedCreate"
 _GROUP_WAITS = "the podgroup phase is Pending"  # so older Volcanos refuse pods of a gang for which there is no room yet
 _NAMED_AT_ONCE = 500  # pods in the address of a request
 _log = logging.getLogger(__name__)
@@ -161,12 +164,8 @@ class WorkerPodApi:
         return self._client.read("Pod", name)
 
     def warning(self, name: str, uid: str) -> str:
-        """What the node of this pod has warned of last; empty if of nothing."""
-        about = f"involvedObject.name={name},involvedObject.uid={uid},type=Warning"
-        events = self._client.list("Event", field_selector=about)
-        told = [each for each in events if each.get("reason") not in _BEFORE_THE_NODE]
-        last = max(told, key=_when, default={})
-        return flat(last.get("message") or last.get("reason") or "")
+        """See `last_warning`."""
+        return last_warning(self._client, name, uid)
 
     def delete(self, name: str, grace: int | None) -> bool:
         """Whether there was any. ``grace`` in seconds; None: the pod's own, 0: forget it, whatever its process does."""
@@ -194,6 +193,22 @@ class WorkerPodApi:
             self._client.delete_all("Pod", 0, label_selector=of_these, field_selector=_OVER)
 
 
+def last_warning(client: Client, name: str, uid: str) -> str:
+    """What the node of this pod has warned of last; empty if of nothing, or if the node has come further since."""
+    events = client.list("Event", field_selector=f"involvedObject.name={name},involvedObject.uid={uid}")
+    told = [each for each in events if each.get("reason") not in _BEFORE_THE_NODE and _says_how_far(each)]
+    last = max(told, key=lambda each: (_when(each), _is_warning(each)), default={})
+    return flat(last.get("message") or last.get("reason") or "") if _is_warning(last) else ""
+
+
+def last_refusal(client: Client, job: str) -> str:
+    """Why the cluster makes no pod for the Job ``job``; empty if it gives no reason, or has made one since."""
+    events = client.list("Event", field_selector=f"involvedObject.kind=Job,involvedObject.name={job}")
+    told = [each for each in events if each.get("reason") in (_REFUSED, "SuccessfulCreate")]
+    last = max(told, key=_when, default={})
+    return flat(last.get("message") or "") if last.get("reason") == _REFUSED else ""
+
+
 def is_wrong(failure: ApiError) -> bool:
     """Whether the cluster refuses a pod for good."""
     return failure.status in _WRONG and _GROUP_WAITS not in str(failure)
@@ -201,6 +216,14 @@ def is_wrong(failure: ApiError) -> bool:
 
 def number_of(pod: Mapping[str, Any]) -> int:
     return int(pod["metadata"]["labels"][WORKER_LABEL])
+
+
+def _is_warning(event: Mapping[str, Any]) -> bool:
+    return event.get("type") == "Warning"
+
+
+def _says_how_far(event: Mapping[str, Any]) -> bool:
+    return _is_warning(event) or event.get("reason") in _MOUNTED
 
 
 def _when(event: Mapping[str, Any]) -> str:

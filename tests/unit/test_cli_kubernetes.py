@@ -169,11 +169,12 @@ class OneJob:
 
     namespace, server = "lab", "https://cluster"
 
-    def __init__(self, status="", master=None, rights=()):
+    def __init__(self, status="", master=None, rights=(), events=()):
         state = {"binaryData": {STATUS: pack(status)}} if status else {}
         self._objects = {"Job": {"metadata": {}}, "ConfigMap": {"metadata": {}, **state}}
         self._master = master
         self._rights = rights
+        self._events = events
 
     def find(self, kind, name):
         return self._objects[kind]
@@ -181,6 +182,8 @@ class OneJob:
     read = find
 
     def list(self, kind, **selection):
+        if kind == "Event":
+            return list(self._events)
         return [self._master] if self._master else []
 
     def may(self, verb, resource):
@@ -217,6 +220,38 @@ def test_a_job_without_a_master_is_shown_as_it_was_last(monkeypatch, kept, maste
     seen = NamespaceJob(OneJob(status, master, [("get", "pods/portforward")]), "digits").status()
     assert (seen.phase, seen.step) == (phase, 7 if kept else 0)
     assert seen.reason.startswith(reason)
+
+
+def event(when, reason, message="", kind="Warning"):
+    return {"lastTimestamp": f"2026-01-01T00:00:{when:02}Z", "type": kind, "reason": reason, "message": message}
+
+
+MADE = event(1, "SuccessfulCreate", kind="Normal")
+REFUSED = event(2, "FailedCreate", 'Error creating: pods "m-x" is forbidden: exceeded quota: q')
+UNMOUNTED = event(3, "FailedMount", "the server is not there")
+STARTING = {
+    "phase": "Pending",
+    "containerStatuses": [{"name": "elasticdl", "state": {"waiting": {"reason": "ContainerCreating"}}}],
+}
+QUOTA = "the cluster does not take its master's pod: exceeded quota: q"
+
+
+@pytest.mark.parametrize(
+    ("status", "events", "reason"),
+    [
+        (None, [MADE, REFUSED], QUOTA),
+        (None, [REFUSED, {**MADE, "lastTimestamp": "2026-01-01T00:00:09Z"}], "its master's pod is not there yet"),
+        ({"phase": "Failed", "reason": "Evicted"}, [MADE, REFUSED], QUOTA),
+        ({"phase": "Failed", "reason": "Evicted"}, [MADE], "its master ended: Evicted"),
+        (STARTING, [UNMOUNTED], "its master waits: it can't be started on node n: the server is not there"),
+        (STARTING, [UNMOUNTED, event(4, "Pulling", "Pulling image", "Normal")], "its master is starting"),
+    ],
+)
+def test_why_there_is_no_master_is_told_where_only_an_event_says_it(status, events, reason):
+    pod = {**master(), "spec": {"nodeName": "n"}, "status": status} if status else None
+    if pod:
+        pod["metadata"]["uid"] = "u"
+    assert NamespaceJob(OneJob(master=pod, events=events), "digits").status().reason == reason
 
 
 def test_who_may_not_reach_a_master_is_told_what_it_takes(monkeypatch):
