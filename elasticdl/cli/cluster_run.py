@@ -74,7 +74,7 @@ from elasticdl.proto import elasticdl_pb2 as pb
 
 # What a Job owned is gone a second or two after it.
 GONE_SECONDS = 10.0
-_POLL = 0.1
+_POLL, _AGAIN = 0.1, 0.5
 # What a cluster serves that has such a scheduler.
 QUEUE_GROUPS = {KUEUE: "kueue.x-k8s.io", VOLCANO: "scheduling.volcano.sh"}
 # What many a user may not make, and need not if there is one of each for them.
@@ -178,24 +178,38 @@ class Submission:
             raise NotDoneError(error.status, text) from error
 
     def _unmake(self, begun: Sequence[Manifest]) -> None:
-        """Returns when the names are free again."""
+        """Returns when the names are free again, or that takes too long."""
         job, deadline = begun[0]["metadata"]["name"], time.monotonic() + GONE_SECONDS
         try:
-            while True:
-                with suppress(Interrupted):  # whoever is impatient wants nothing left all the more
-                    self.client.delete("Job", job)
-                    break
-            while begun and time.monotonic() < deadline:
-                begun = [each for each in begun if self._is_there(each)]
-                time.sleep(_POLL if begun else 0)
+            while not self._is_deleted(job, deadline):
+                pass
         except ElasticDLError as error:
-            self.say(f"warning: Job {job} could not be deleted again: {error}")
+            remedy = f"`elasticdl delete {self.parts.spec.job_name} --namespace {self.client.namespace}` removes what is left"
+            self.say(f"warning: Job {job} could not be deleted again: {error}; {remedy}")
+            return
+        while begun and time.monotonic() < deadline:
+            begun = [each for each in begun if self._is_there(each)]
+            time.sleep(_POLL if begun else 0)
+
+    def _is_deleted(self, job: str, deadline: float) -> bool:
+        """One attempt. A cluster that fails, as it may just have done, is asked again until then."""
+        with suppress(Interrupted):  # whoever is impatient wants nothing left all the more
+            try:
+                self.client.delete("Job", job)
+                return True
+            except UnreachableError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_AGAIN)
+        return False
 
     def _is_there(self, manifest: Manifest) -> bool:
         try:
             return self.client.find(manifest["kind"], manifest["metadata"]["name"]) is not None
         except NotDoneError:  # who may not look can't wait
             return False
+        except UnreachableError:
+            return True
 
     def _taken(self, kind: str, name: str) -> str:
         job, namespace = self.parts.spec.job_name, self.client.namespace
