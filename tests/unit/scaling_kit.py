@@ -9,7 +9,7 @@ import numpy as np
 from elasticdl.job.messages import StepReport
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.sizing import MeasuredSteps, Situation, WorkerTarget
-from elasticdl.master.core.speedup import Curve
+from elasticdl.master.core.speedup import SpeedupCurve
 
 
 class Truth:
@@ -87,7 +87,7 @@ class VirtualJob:
 
     def decide(self):
         """Whether the number of workers is another now."""
-        curve = Curve(self.steps.observations(self.now))
+        curve = SpeedupCurve(self.steps.observations(self.now))
         situation = Situation(
             limits=self.limits,
             present=self.workers,

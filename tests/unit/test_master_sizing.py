@@ -11,7 +11,7 @@ from elasticdl.job import messages as m
 from elasticdl.job.journal import KINDS
 from elasticdl.master.core import events as e
 from elasticdl.master.core.sizing import FIRST_SECONDS
-from elasticdl.master.core.speedup import Learnt, Observation
+from elasticdl.master.core.speedup import KnownSpeeds, Observation
 from elasticdl.master.core.worker_record import Snapshot
 from elasticdl.master.shell.loop import to_event, to_message, to_status
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -47,7 +47,7 @@ class Sized(Cluster):
         self.post(e.FromWorker(0, m.Notice("resumed", {"step": 7, "learnt": text})))
 
     def told(self):
-        return [(told.to, Learnt.from_json(told.message.json)) for told in self.all(m.Learnt)]
+        return [(told.to, KnownSpeeds.from_json(told.message.json)) for told in self.all(m.Learnt)]
 
 
 # ---- what it says ----
@@ -199,7 +199,7 @@ def test_another_master_goes_on_with_the_target_and_what_was_learnt():
 
 
 def test_what_a_checkpoint_says_is_taken_up():
-    past = Learnt((Observation(2, 64, 0.9),))
+    past = KnownSpeeds((Observation(2, 64, 0.9),))
     fields = {"step": 7, "epoch": 1, "samples": 448, "path": "there"}
     told = json.dumps({**fields, "learnt": past.to_json()})
     cluster = Sized(1, 4)
@@ -214,7 +214,7 @@ def test_what_a_checkpoint_says_is_taken_up():
 def test_what_did_not_pay_with_another_batch_or_time_is_tried(samples, seconds, target):
     """The observations are dropped, and so what followed from them."""
     cluster = Sized(1, 4)
-    cluster.resumes(Learnt((Observation(1, 64, 1.0), Observation(2, 64, 1.0))).to_json())
+    cluster.resumes(KnownSpeeds((Observation(1, 64, 1.0), Observation(2, 64, 1.0))).to_json())
     cluster.train(seconds, samples=samples)
     cluster.live(FIRST_SECONDS + 1)
     assert cluster.target == target
@@ -222,7 +222,7 @@ def test_what_did_not_pay_with_another_batch_or_time_is_tried(samples, seconds, 
 
 def test_a_job_that_learns_nothing_itself_keeps_what_the_last_one_has_learnt():
     """It may be over, or stopped, before it knows."""
-    past = Learnt((SEEN,))
+    past = KnownSpeeds((SEEN,))
     cluster = Sized(1, 4, "all")
     cluster.resumes(past.to_json())
     assert cluster.job.learnt == past
@@ -235,7 +235,7 @@ def test_members_are_told_what_a_checkpoint_is_to_hold_when_it_changes():
     cluster.learns(1.0)
     cluster.live(100)
     (told,) = cluster.all(m.Learnt)
-    assert (told.to, Learnt.from_json(to_message(told.message).learnt.json).observations[0].workers) == ((0,), 1)
+    assert (told.to, KnownSpeeds.from_json(to_message(told.message).learnt.json).observations[0].workers) == ((0,), 1)
 
 
 @pytest.mark.parametrize(
@@ -245,9 +245,12 @@ def test_members_are_told_what_a_checkpoint_is_to_hold_when_it_changes():
         ("[]", "it has format None, not 1"),
         ("[" * 100_000, "it is nested too deeply"),
         ('{"format": 1, "observations": [{"workers": 0}]}', "observations.0.workers: Input should be greater"),
-        (Learnt((SEEN,)).to_json().replace("0.6", "NaN"), "observations.0.seconds: Input should be a finite number"),
-        (Learnt((SEEN,)).to_json().replace("0.0", "1e300"), "observations.0.age: Input should be less than"),
-        (Learnt((SEEN,) * 32).to_json().replace("]", "," + '{"workers": 1}' + "]", 1), "observations.32"),
+        (
+            KnownSpeeds((SEEN,)).to_json().replace("0.6", "NaN"),
+            "observations.0.seconds: Input should be a finite number",
+        ),
+        (KnownSpeeds((SEEN,)).to_json().replace("0.0", "1e300"), "observations.0.age: Input should be less than"),
+        (KnownSpeeds((SEEN,) * 32).to_json().replace("]", "," + '{"workers": 1}' + "]", 1), "observations.32"),
     ],
 )
 def test_what_can_not_be_used_is_a_warning(text, reason):
@@ -256,4 +259,4 @@ def test_what_can_not_be_used_is_a_warning(text, reason):
     (warning,) = cluster.warnings
     assert warning.startswith(f"what the checkpoint says of how the job scales can't be used: {reason}")
     assert "\n" not in warning
-    assert cluster.job.learnt == Learnt()
+    assert cluster.job.learnt == KnownSpeeds()

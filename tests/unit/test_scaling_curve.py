@@ -10,12 +10,12 @@ import pytest
 from scaling_kit import Truth
 
 from elasticdl.job.spec import MOST_WORKERS
-from elasticdl.master.core.speedup import Curve, Observation
+from elasticdl.master.core.speedup import Observation, SpeedupCurve
 
 
 def of(seconds, samples=64, *, follows=False):
     """Seconds of a step, by number of workers."""
-    return Curve(tuple(Observation(n, samples * n if follows else samples, each) for n, each in seconds.items()))
+    return SpeedupCurve(tuple(Observation(n, samples * n if follows else samples, each) for n, each in seconds.items()))
 
 
 def speedups(curve, numbers):
@@ -58,7 +58,7 @@ def test_estimates_of_jobs_of_another_form_are_near():
         seen = [
             Observation(n, truth.batch(n), truth.step(n) * math.exp(0.01 * draw.standard_normal())) for n in range(1, 5)
         ]
-        curve = Curve(tuple(seen))
+        curve = SpeedupCurve(tuple(seen))
         errors.append(abs(math.log(curve.at(5).speedup / truth.speedup(5))))
     assert np.median(errors) < 0.02
     assert np.quantile(errors, 0.9) < 0.1
@@ -68,7 +68,7 @@ def test_one_number_says_nothing_of_others():
     assert of({1: 1.0}).at(1).speedup == 1.0
     assert of({1: 1.0}).at(2) is None
     assert of({4: 1.0}).at(4) is None
-    assert Curve().at(1) is None
+    assert SpeedupCurve().at(1) is None
 
 
 def test_nobody_is_made_faster_by_others():
@@ -130,7 +130,7 @@ def test_the_advice_is_a_sentence(seconds, workers, said):
     ],
 )
 def test_whatever_a_checkpoint_tells_the_curve_has_numbers(absurd):
-    curve = Curve(tuple(absurd))
+    curve = SpeedupCurve(tuple(absurd))
     for n in (1, 2, 3, 7, 8, 100, 10_000):
         assert all(math.isfinite(number) for number in dataclasses.astuple(curve.at(n)))
         assert curve.at(n).speedup <= n

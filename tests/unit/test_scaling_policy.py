@@ -9,7 +9,7 @@ from scaling_kit import Truth, VirtualJob
 
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.sizing import FIRST_BACKOFF, HORIZON, Situation, WorkerTarget
-from elasticdl.master.core.speedup import Point
+from elasticdl.master.core.speedup import SpeedupPoint
 
 HOURS = 2
 
@@ -18,7 +18,7 @@ class Believed:
     """A curve with these efficiencies, by number of workers from 1."""
 
     def __init__(self, *efficiencies, measured=()):
-        self._points = {n: Point(n, n * each, n in measured) for n, each in enumerate(efficiencies, 1)}
+        self._points = {n: SpeedupPoint(n, n * each, n in measured) for n, each in enumerate(efficiencies, 1)}
 
     def at(self, workers):
         return self._points.get(workers)

@@ -106,7 +106,7 @@ class Streak:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class ReplacementWait:
     """A replacement waits for these streaks. ``turn``: its turn among those that wait for them, from 0 for the first to 1."""
 
     streaks: tuple[Streak, ...]
@@ -126,10 +126,10 @@ class Wait:
         return next((streak for streak in self.streaks if streak.avoided), self.streaks[0])
 
 
-def wait_after(failures: int, why: str, now: float, factor: float = 2.0) -> Wait:
+def wait_after(failures: int, why: str, now: float, factor: float = 2.0) -> ReplacementWait:
     """The wait after so many failures in a row, which are counted elsewhere."""
     delay = delay_after(failures, FIRST_DELAY, LONGEST_DELAY, factor)
-    return Wait((Streak(losses=failures, delay=delay, until=now + delay, why=why),))
+    return ReplacementWait((Streak(losses=failures, delay=delay, until=now + delay, why=why),))
 
 
 class Losses:
@@ -140,14 +140,14 @@ class Losses:
         self._nodes: dict[str, Streak] = {}
         self.workers = 1  # the maximum
 
-    def count(self, record: WorkerRecord, cause: ExitCause, why: str, next_id: int, now: float) -> Wait:
+    def count(self, record: WorkerRecord, cause: ExitCause, why: str, next_id: int, now: float) -> ReplacementWait:
         """One more; how long its replacement waits. ``next_id``: of the next worker that is launched."""
         streaks = [self._causes.setdefault(cause, Streak())]
         if record.node and cause in _OF_THE_NODE:
             streaks.append(self._nodes.setdefault(record.node, Streak(record.node)))
         for streak in streaks:
             streak.add(record.worker_id, next_id, why, now)
-        return Wait(tuple(streaks), min(1.0, streaks[0].sharing / self.workers))
+        return ReplacementWait(tuple(streaks), min(1.0, streaks[0].sharing / self.workers))
 
     def reached_world(self, record: WorkerRecord) -> tuple[Streak | None, ...]:
         """A worker has, for the first time: the streaks that this ends."""
@@ -272,7 +272,7 @@ class Departure:
     away_from: str = ""
     tries: int = 0
     cause: ExitCause | None = None
-    wait: Wait | None = None
+    wait: ReplacementWait | None = None
 
     def waits(self, now: float) -> bool:
         return self.wait is not None and self.wait.until > now

@@ -32,7 +32,7 @@ from elasticdl.master.core.rendezvous import NOBODY, Rendezvous
 from elasticdl.master.core.rule import ProgressLimits, Rule
 from elasticdl.master.core.sizing import SizeRule
 from elasticdl.master.core.slowness import SlowRule, pace_of
-from elasticdl.master.core.speedup import Learnt
+from elasticdl.master.core.speedup import KnownSpeeds
 from elasticdl.master.core.transitions import Ending, TransitionContext, Transitions, Trigger
 from elasticdl.master.core.values import (
     DONE,
@@ -104,7 +104,7 @@ class Job:
         self.phase = Phase.STOPPING if past.phase.final else past.phase
 
     @property
-    def learnt(self) -> Learnt:
+    def learnt(self) -> KnownSpeeds:
         """How it scales, as far as it knows."""
         return self.size.learnt
 

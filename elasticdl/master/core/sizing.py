@@ -17,7 +17,7 @@ from elasticdl.job.messages import StepReport
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.events import Instruction, Record, Tell
 from elasticdl.master.core.rule import RuledJob
-from elasticdl.master.core.speedup import MOST_OBSERVATIONS, Curve, Learnt, Observation, Point
+from elasticdl.master.core.speedup import MOST_OBSERVATIONS, KnownSpeeds, Observation, SpeedupCurve, SpeedupPoint
 from elasticdl.master.core.values import LIVE, Settings, World
 from elasticdl.master.core.worker_record import JobSnapshot
 
@@ -222,7 +222,7 @@ class WorkerTarget:
         """Why as many workers are wanted."""
         return f"{self._does}: {self._why}"
 
-    def decide(self, curve: Curve, at: Situation) -> bool:
+    def decide(self, curve: SpeedupCurve, at: Situation) -> bool:
         """Returns whether it does something else now than before; numbers in the reason may change with each measurement."""
         before = self.target, self._does
         self._fit_into(at.limits)
@@ -244,7 +244,7 @@ class WorkerTarget:
         self._does, self._why = f"goes to {self.target}", f"the job was scaled to {limits}"
         return True
 
-    def _give_up(self, curve: Curve, at: Situation) -> bool:
+    def _give_up(self, curve: SpeedupCurve, at: Situation) -> bool:
         """Whether there are too many."""
         here = curve.at(at.present)
         if here is None or here.workers <= at.limits.minimum or self._may_pay(here, self._least * (1 - SLACK)):
@@ -259,7 +259,7 @@ class WorkerTarget:
         self._does, self._why = f"goes back to {best}", self._each_does(here, "does")
         return True
 
-    def _try_more(self, curve: Curve, at: Situation) -> None:
+    def _try_more(self, curve: SpeedupCurve, at: Situation) -> None:
         if at.present != self.target or at.incomplete:
             return  # what it has asked for is on its way
         if at.present == at.limits.maximum:
@@ -297,14 +297,14 @@ class WorkerTarget:
     def _stay(self, why: str) -> None:
         self._does, self._why = f"stays at {self.target}", why
 
-    def _is_promising(self, point: Point, at: Situation) -> bool:
+    def _is_promising(self, point: SpeedupPoint, at: Situation) -> bool:
         if point.measured:
             return self._pays(point) or self._is_due_again(point, at)
         if point.workers == at.present + 1:
             return self._may_pay(point, self._least)
         return point.workers <= 2 * at.present and self._surely_pays(point)
 
-    def _is_due_again(self, point: Point, at: Situation) -> bool:
+    def _is_due_again(self, point: SpeedupPoint, at: Situation) -> bool:
         """Rejected once, and its back-off is over: the machine may have been busy then.
 
         Not after a second time: a number that is always a little short of the limit would come and go.
@@ -319,20 +319,20 @@ class WorkerTarget:
         waiting = [workers for workers, (until, _) in self._rejected.items() if at.now < until]
         return min([at.limits.maximum, *(workers - 1 for workers in waiting)])
 
-    def _pays(self, point: Point) -> bool:
+    def _pays(self, point: SpeedupPoint) -> bool:
         return point.efficiency >= self._least
 
-    def _surely_pays(self, point: Point) -> bool:
+    def _surely_pays(self, point: SpeedupPoint) -> bool:
         return point.efficiency * (1 - DOUBT) >= self._least
 
-    def _may_pay(self, point: Point, least: float) -> bool:
+    def _may_pay(self, point: SpeedupPoint, least: float) -> bool:
         return point.efficiency * (1 if point.measured else 1 + DOUBT) >= least
 
     def _reject(self, workers: int, now: float) -> None:
         _, backoff = self._rejected.get(workers, (0.0, Backoff(first=FIRST_BACKOFF, longest=LONGEST_BACKOFF)))
         self._rejected[workers] = now + backoff.delay(), backoff
 
-    def _each_does(self, point: Point, does: str, *, wanted: bool = False) -> str:
+    def _each_does(self, point: SpeedupPoint, does: str, *, wanted: bool = False) -> str:
         text = f"of {point.workers} workers each {does} {point.efficiency:.2f} of what one does alone"
         return text + (
             f", at least {self._least:g} is wanted" if wanted else f", less than --min_efficiency {self._least:g}"
@@ -350,7 +350,7 @@ class SizeRule:
     """It reads the workers' records and the training, and never changes them."""
 
     def __init__(self, settings: Settings, past: JobSnapshot) -> None:
-        self._curve = Curve()
+        self._curve = SpeedupCurve()
         self._learnt = past.learnt
         self._steps = MeasuredSteps()
         self._backoff, self._due = Backoff(first=FIRST_SECONDS, longest=LONGEST_SECONDS), 0.0
@@ -358,11 +358,11 @@ class SizeRule:
         if settings.scale_policy == "efficiency":
             self._policy = WorkerTarget(settings.min_efficiency, past.target or past.limits.minimum)
         # Until the job's own steps tell whether it is of such a job as this.
-        self._recalled: Learnt | None = past.learnt
+        self._recalled: KnownSpeeds | None = past.learnt
         self._pauses: deque[float] = deque(maxlen=PAUSES_KEPT)
         self._present = 0  # workers that were last measured
-        self._told = Learnt()  # what the workers were told
-        self._advised: tuple[int, Learnt] | None = None  # for how many workers, by what
+        self._told = KnownSpeeds()  # what the workers were told
+        self._advised: tuple[int, KnownSpeeds] | None = None  # for how many workers, by what
 
     # ---- what is so ----
 
@@ -381,7 +381,7 @@ class SizeRule:
         return self._curve.advice(self._present)
 
     @property
-    def learnt(self) -> Learnt:
+    def learnt(self) -> KnownSpeeds:
         return self._learnt
 
     def most(self, limits: WorkerRange) -> tuple[int, str]:
@@ -417,12 +417,12 @@ class SizeRule:
     def _recall(self, job: RuledJob, text: str) -> list[Instruction]:
         """A worker goes on from a checkpoint that says this."""
         try:
-            learnt = Learnt.from_json(text)
+            learnt = KnownSpeeds.from_json(text)
         except ValueError as error:
             reason = f"what the checkpoint says of how the job scales can't be used: {error}"
             return [Record("warning", {"message": reason})]
         # It is in the next checkpoint, too, though this job may be over before it has learnt.
-        if self._learnt == Learnt():
+        if self._learnt == KnownSpeeds():
             self._learnt = self._recalled = learnt
         return self._tell(job)
 
@@ -447,10 +447,10 @@ class SizeRule:
         if recalled is not None:
             self._steps.recall(recalled.observations, now)
         observations = self._steps.observations(now)
-        self._curve, self._present = Curve(observations), self._steps.workers
+        self._curve, self._present = SpeedupCurve(observations), self._steps.workers
         if self._policy is not None:
             yield from self._decide(self._policy, job, now)
-        self._learnt = Learnt(observations)
+        self._learnt = KnownSpeeds(observations)
         yield from self._tell(job)
         yield from self._advise()
 

@@ -43,7 +43,7 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SpeedupPoint:
     """With so many workers the job trains ``speedup`` times as fast as with one."""
 
     workers: int
@@ -57,7 +57,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Curve:
+class SpeedupCurve:
     """What is known of the speedup; nothing, if there are no observations, or of one number of workers only."""
 
     observations: tuple[Observation, ...] = ()  # by number of workers
@@ -68,14 +68,14 @@ class Curve:
         object.__setattr__(self, "_measured", {each.workers: each for each in self.observations})
         object.__setattr__(self, "_form", _Form(self.observations) if len(self._measured) > 1 else None)
 
-    def at(self, workers: int) -> Point | None:
+    def at(self, workers: int) -> SpeedupPoint | None:
         """None, if nothing is known of so many. N workers never do more than N times the work of one."""
         if self._form is None:
-            return Point(1, 1.0, True) if workers == 1 in self._measured else None
+            return SpeedupPoint(1, 1.0, True) if workers == 1 in self._measured else None
         speedup = min(float(workers), self._rate(workers) / self._rate(1))
-        return Point(workers, speedup, workers in self._measured and 1 in self._measured)
+        return SpeedupPoint(workers, speedup, workers in self._measured and 1 in self._measured)
 
-    def above(self, present: int) -> Iterator[Point]:
+    def above(self, present: int) -> Iterator[SpeedupPoint]:
         """Of more workers, as far as twice as many, and of those beyond that were measured."""
         numbers = {*range(present + 1, 2 * present + 1), *(n for n in self._measured if n > present)}
         return (point for n in sorted(numbers) if (point := self.at(n)) is not None)
@@ -152,7 +152,7 @@ def _least_squares(rows: Sequence[Sequence[float]]) -> list[float]:
     return factors
 
 
-def _brings(more: Point, gain: float) -> str:
+def _brings(more: SpeedupPoint, gain: float) -> str:
     if more.measured:
         return f"adds {gain:.1f}, measured" if round(gain, 1) > 0 else "adds nothing, measured"
     if round(gain, 1) > 0:
@@ -170,10 +170,10 @@ MATERIAL = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Learnt:
+class KnownSpeeds:
     observations: Annotated[tuple[Observation, ...], Field(max_length=MOST_OBSERVATIONS)] = ()
 
-    def differs(self, other: Learnt) -> bool:
+    def differs(self, other: KnownSpeeds) -> bool:
         """Whether it is to be told again: other numbers of workers, or another speed."""
         mine, others = ({o.workers: o.seconds for o in each.observations} for each in (self, other))
         if mine.keys() != others.keys():
@@ -184,7 +184,7 @@ class Learnt:
         return json.dumps({"format": FORMAT, **_ADAPTER.dump_python(self, mode="json")})
 
     @classmethod
-    def from_json(cls, text: str) -> Learnt:
+    def from_json(cls, text: str) -> KnownSpeeds:
         """
         Raises:
             ValueError: it is none, or one of another version of this package; one line.
@@ -202,4 +202,4 @@ class Learnt:
             raise ValueError(first_finding(error)) from None
 
 
-_ADAPTER = TypeAdapter(Learnt)
+_ADAPTER = TypeAdapter(KnownSpeeds)
