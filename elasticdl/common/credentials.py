@@ -155,8 +155,6 @@ CONNECTED = "ELASTICDL_CONNECTED"
 PLACE = "ELASTICDL_PLACE"
 NODE = "ELASTICDL_NODE"
 LOGS = "ELASTICDL_LOGS"
-# Reserved for workers of several processes, of which there are none yet: ELASTICDL_PROCESS, which of them this is (0 leads), and
-# ELASTICDL_PROCESSES, how many there are.
 
 # On its second init Horovod 0.28.1 writes the default of one tuned parameter into the slot of the other
 # (parameter_manager.cc, BayesianParameter::SetValue): ranks then fuse differently and abort.

@@ -226,6 +226,7 @@ class Agent:
                 if run := self._runs.get(order.read_stacks.worker_id):
                     self._background.start(self._tell_stacks(run))
             case "leave":
+                self._untold.clear()  # this master needs to hear of no end, and none follows
                 self.leave("the master gives the place back", 0, grace=0)
 
     def leave(self, reason: str, exit_code: int, grace: float | None = None) -> None:
@@ -257,9 +258,7 @@ class Agent:
         worker_id = order.worker_id
         if worker_id in self._runs or worker_id in self._untold:
             return  # ordered again, by a master that did not know
-        if order.processes > 1:
-            self._tell_end(worker_id, pb.Ended(code=1, problem="its place runs one process for a worker"))
-        elif self._leaving:
+        if self._leaving:
             self._tell_end(worker_id, pb.Ended(code=-signal.SIGTERM))
         else:
             output = InFile(self._logs / f"worker-{worker_id}.log") if self._logs else PassedOn()

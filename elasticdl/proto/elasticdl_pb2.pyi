@@ -462,7 +462,7 @@ class AgentOrder(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., end_taken: _Optional[_Union[EndTaken, _Mapping]] = ..., read_stacks: _Optional[_Union[ReadStacks, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("worker_id", "environment", "processes")
+    __slots__ = ("worker_id", "environment")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -472,11 +472,9 @@ class Start(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
-    PROCESSES_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     environment: _containers.ScalarMap[str, str]
-    processes: int
-    def __init__(self, worker_id: _Optional[int] = ..., environment: _Optional[_Mapping[str, str]] = ..., processes: _Optional[int] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[int] = ..., environment: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class End(_message.Message):
     __slots__ = ("worker_id", "grace")

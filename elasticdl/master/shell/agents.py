@@ -17,11 +17,14 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from elasticdl.common.background import Background
 from elasticdl.common.retry import until
 from elasticdl.master.core.events import (
     ExitCause,
     FoundWorker,
+    LauncherFailed,
     StacksFound,
     WorkerExited,
     WorkerPending,
@@ -43,15 +46,8 @@ Settled = Callable[[], Awaitable[bool]]
 _LEAVE = pb.AgentOrder(leave=pb.Leave())
 
 
-class Line(Outbox[pb.AgentOrder]):
-    """What is yet to be sent to one agent.
-
-    ``settled``: waits until all that was reported is acted upon and saved; False: it may never be.
-    """
-
-    def __init__(self, settled: Settled) -> None:
-        super().__init__()
-        self.settled = settled
+# What is yet to be sent to one agent.
+Line: TypeAlias = Outbox[pb.AgentOrder]
 
 
 @dataclass(slots=True)
@@ -83,12 +79,9 @@ class Agents:
         self._lines: dict[str, Line] = {}  # by place, of the agents that are connected
         self._hellos: dict[str, pb.AgentHello] = {}  # by place, of the last agent
         self._tenants: dict[int, Tenant] = {}
-        self._in_place: dict[str, set[int]] = {}
         self._lost: set[str] = set()
-        # Open questions, by worker, for its stacks or for what it has printed (True). The timer reports that nobody has answered.
-        self._looks: dict[int, asyncio.TimerHandle] = {}
-        self._untaken: dict[int, Line] = {}  # by worker: its end is told, and the agent keeps it until it may forget it
-        self._taking: set[asyncio.Task[None]] = set()
+        self._looks: set[int] = set()  # workers whose agent is asked where they stand, and has not answered yet
+        self._background = Background("ends of workers are taken", lambda why: self._report(LauncherFailed(why)))
         self._changed = asyncio.Event()  # somebody has said Hello, or a worker has ended
         self._closed = self._detached = False
         # What agents say is heard from then on: it must not come before what is found.
@@ -102,10 +95,13 @@ class Agents:
     # ---- from agents ----
 
     def open(self, hello: pb.AgentHello, settled: Settled) -> Line:
-        """A new stream, and how it begins; of two agents in one place the newer stays."""
+        """A new stream, and how it begins; of two agents in one place the newer stays.
+
+        ``settled``: waits until all that was reported is acted upon and saved; False: it may never be.
+        """
         if older := self._lines.get(hello.place):
             older.close(replaced=True)
-        line = Line(settled)
+        line, self._settled = Line(), settled
         if self._detached:
             line.close()
             return line
@@ -129,7 +125,7 @@ class Agents:
         running = hello.running.worker_id if hello.HasField("running") else None
         if running is not None:
             self._know(running, place)
-        for tenant in [self._tenants[worker_id] for worker_id in sorted(self._in_place.get(place, ()))]:
+        for tenant in self._in(place):
             if tenant.worker_id == running:
                 self._placed(tenant, hello.running.pid)
                 self._order_end(tenant)
@@ -153,8 +149,7 @@ class Agents:
                 self._ending(place, message.leaving.reason)
             case "looked":
                 looked = message.looked
-                if timer := self._looks.pop(looked.worker_id, None):
-                    timer.cancel()
+                self._looks.discard(looked.worker_id)
                 self._report(StacksFound(looked.worker_id, looked.text, looked.state, looked.has_session))
 
     def closed(self, line: Line, place: str) -> None:
@@ -181,9 +176,8 @@ class Agents:
     def start(self, worker_id: int, place: Place) -> None:
         if self._closed:
             return
-        order = pb.Start(worker_id=worker_id, environment=dict(place.environment), processes=1)
-        tenant = Tenant(worker_id, place.id, order)
-        self._add(tenant)
+        order = pb.Start(worker_id=worker_id, environment=dict(place.environment))
+        tenant = self._tenants[worker_id] = Tenant(worker_id, place.id, order)
         if place.id in self._lines:
             self._order_start(tenant)
         else:
@@ -204,8 +198,8 @@ class Agents:
     def lost(self, place_id: str) -> None:
         self._lost.add(place_id)
         self._hellos.pop(place_id, None)
-        for worker_id in self._in_place.pop(place_id, ()):
-            del self._tenants[worker_id]
+        for tenant in self._in(place_id):
+            del self._tenants[tenant.worker_id]
         if line := self._lines.get(place_id):
             line.put(_LEAVE)
         self._changed.set()
@@ -217,9 +211,8 @@ class Agents:
         line = self._lines.get(tenant.place)
         if line:
             line.put(pb.AgentOrder(read_stacks=pb.ReadStacks(worker_id=worker_id)))
-        if worker_id not in self._looks:
-            later = asyncio.get_running_loop().call_later
-            self._looks[worker_id] = later(STACKS_SECONDS if line else 0.0, self._saw_nothing, worker_id)
+        self._looks.add(worker_id)
+        asyncio.get_running_loop().call_later(STACKS_SECONDS if line else 0.0, self._saw_nothing, worker_id)
 
     async def close(self, *, keep: bool = False) -> None:
         """Agents that are to keep their workers look for the next master as soon as they miss this one."""
@@ -234,8 +227,6 @@ class Agents:
         for worker_id in list(self._tenants):
             self.end(worker_id, 0)
         await until(lambda: not self._tenants, self._changed, self._close_seconds)
-        for worker_id in list(self._untaken):
-            self._take(worker_id)
         for line in self._lines.values():
             line.put(_LEAVE)
 
@@ -248,23 +239,20 @@ class Agents:
             yield self._adopt(hello, hello.running.worker_id, hello.running.pid)
 
     def _adopt(self, hello: pb.AgentHello, worker_id: int, pid: int, *, over: bool = False) -> FoundInPlace:
-        self._add(Tenant(worker_id, hello.place, ordered=True, placed=bool(pid)))
+        self._tenants[worker_id] = Tenant(worker_id, hello.place, ordered=True, placed=bool(pid))
         return FoundInPlace(hello.place, FoundWorker(worker_id, hello.host, pid, over=over, node=hello.node))
 
     def _remember(self, worker_id: int, place: Place) -> FoundInPlace:
         """The agent of its place is late. Whether the worker still runs, the agent will say when it comes."""
-        self._add(Tenant(worker_id, place.id, ordered=True))
+        self._tenants[worker_id] = Tenant(worker_id, place.id, ordered=True)
         return FoundInPlace(place.id, FoundWorker(worker_id, place.node or place.id, node=place.node))
 
-    def _add(self, tenant: Tenant) -> None:
-        self._tenants[tenant.worker_id] = tenant
-        self._in_place.setdefault(tenant.place, set()).add(tenant.worker_id)
+    def _in(self, place: str) -> list[Tenant]:
+        return [tenant for tenant in self._tenants.values() if tenant.place == place]
 
     def _know(self, worker_id: int, place: str) -> Tenant:
         """A worker that an agent has, be it another master's."""
-        if worker_id not in self._tenants:
-            self._add(Tenant(worker_id, place, ordered=True))
-        return self._tenants[worker_id]
+        return self._tenants.setdefault(worker_id, Tenant(worker_id, place, ordered=True))
 
     def _order_start(self, tenant: Tenant) -> None:
         tenant.ordered = True
@@ -276,8 +264,7 @@ class Agents:
             line.put(pb.AgentOrder(end=tenant.end))
 
     def _saw_nothing(self, worker_id: int) -> None:
-        del self._looks[worker_id]
-        if worker_id in self._tenants:
+        if worker_id in self._looks and worker_id in self._tenants:
             self._report(StacksFound(worker_id, "", "the agent of its place does not answer"))
 
     def _placed(self, tenant: Tenant, pid: int) -> None:
@@ -289,18 +276,11 @@ class Agents:
     def _ended(self, line: Line, ended: pb.Ended) -> None:
         if tenant := self._tenants.get(ended.worker_id):
             self._tell_end(tenant, _judge(ended))
-        self._untaken[ended.worker_id] = line
-        task = asyncio.get_running_loop().create_task(self._take_if_settled(line, ended.worker_id))
-        self._taking.add(task)
-        task.add_done_callback(self._taking.discard)
+        self._background.start(self._take_if_settled(line, ended.worker_id))
 
     async def _take_if_settled(self, line: Line, worker_id: int) -> None:
         """The agent may forget a worker's end, once a master that follows this one would know of it; or none follows."""
-        if self._closed or await line.settled():
-            self._take(worker_id)
-
-    def _take(self, worker_id: int) -> None:
-        if line := self._untaken.pop(worker_id, None):
+        if self._closed or await self._settled():
             line.put(pb.AgentOrder(end_taken=pb.EndTaken(worker_id=worker_id)))
 
     def _ending(self, place: str, reason: str) -> None:
@@ -312,7 +292,6 @@ class Agents:
 
     def _tell_end(self, tenant: Tenant, exited: WorkerExited) -> None:
         del self._tenants[tenant.worker_id]
-        self._in_place[tenant.place].discard(tenant.worker_id)
         self._report(exited)
         self._changed.set()
 
