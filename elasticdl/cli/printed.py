@@ -196,7 +196,7 @@ class Prints:
         self._ranks = ranks
         self._screen = screen
         self._printers = None if ranks == () else printers
-        self._with_newlines = with_newlines
+        self._with_newlines = with_newlines or ranks is None or len(ranks) > 1
         self._heard: queue.SimpleQueue[_Heard] = queue.SimpleQueue()
         self._world = 0  # the newest that was heard of
         self._members: set[int] = set()  # of all worlds
@@ -257,6 +257,7 @@ class Prints:
             if not passing:
                 break
             world = min(each.next_world for each in passing)
+            self._end_left()
             for output in found:
                 if output in passing and output.next_world == world:
                     output.pass_mark(self._ranks)
@@ -296,9 +297,15 @@ class Prints:
         """Show all as far as it goes; returns those that stand at a mark."""
         for output in self._every():
             output.advance()
+        if self._with_newlines:
+            self._end_left()
+        return [output for output in self._every() if output.mark]
+
+    def _end_left(self) -> None:
+        """Something else follows the last lines of those that have left."""
+        for output in self._every():
             if output.worker in self._left and output.mark is None:
                 output.end(with_newline=True)
-        return [output for output in self._every() if output.mark]
 
     def _may_pass(self, output: _Output, *, to_end: bool) -> bool:
         """Who comes to a rank waits for the journal, which tells who has left before: their last lines are ended then."""

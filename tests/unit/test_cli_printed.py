@@ -53,7 +53,7 @@ class Shown:
 class Job:
     """A job's folder in which the test plays the workers that print, and the master whose journal is followed."""
 
-    def __init__(self, ranks="0", *, stdout_apart=False):
+    def __init__(self, ranks="0", *, stdout_apart=False, with_newlines=True):
         self.dir = create_job_dir("job")
         self.now, self.version = 1000.0, 0
         self.unheard = None  # entries that are heard later, if any are
@@ -62,7 +62,7 @@ class Job:
         if stdout_apart:
             self.files = {OUT: self.dir.worker_out, ERR: self.dir.worker_log}
         ranks = JobSpec(log_ranks=ranks).shown_ranks()
-        self.prints = Prints(ranks, self.shown, FilePrinters(self.dir, self.files))
+        self.prints = Prints(ranks, self.shown, FilePrinters(self.dir, self.files), with_newlines=with_newlines)
 
     def launched(self, *workers):
         for worker in workers:
@@ -134,6 +134,22 @@ def test_another_rank_0_goes_on_where_the_last_one_ended(looks_often):
         job.look()
     job.print(1, "step 3\nstep 4\n")
     assert job.look() == "loads\nstep 1\nstep 2\nstep 3\nstep 3\nstep 4\n"
+
+
+def test_where_nothing_else_goes_the_output_ends_as_the_script_has_ended_it():
+    job = Job(with_newlines=False)
+    job.launched(0, 1)
+    job.world(0, 1)
+    job.print(0, "step 1")  # and is killed
+    job.record("worker_left", worker=0, code=-9)
+    job.world(1)
+    job.look()
+    job.print(1, "step 1, the last")
+    job.record("worker_left", worker=1, code=0)
+    job.look()
+    with job.prints.shown(wait=lambda: True):
+        pass
+    assert job.shown.texts[OUT] == "step 1\nstep 1, the last"
 
 
 @pytest.mark.parametrize("is_late", [False, True])
