@@ -7,7 +7,7 @@ nothing. Ids are never used again.
 | ----------------------------------------------- | ---------------------------------------------------------------- |
 | drained, killed, frozen, preempted, evicted,    | it is replaced at once if it had been in a world; if not, after  |
 |   node lost, deleted                            |   a delay that grows with each in a row of its cause or its node |
-|                                                 |   (`lost_workers`); the job does not fail for it                 |
+|                                                 |   (`Streak`); the job does not fail for it                       |
 | crashed, out of memory                          | it is replaced after a delay that doubles with each in a row     |
 | three crashed in a row before reaching a world, | the job fails                                                    |
 |   and no world is running                       |                                                                  |
@@ -37,6 +37,18 @@ from elasticdl.master.core.events import ExitCause, Instruction, LaunchWorker, R
 from elasticdl.master.core.values import DONE, Settings, WorkerState
 from elasticdl.master.core.worker_record import JobSnapshot, Records, Training, WorkerRecord
 
+# What follows from the cause of an end. Any other cause is a loss: the worker is replaced.
+CRASHES = (ExitCause.CRASHED, ExitCause.OUT_OF_MEMORY)  # too many end the job
+# These stand even if the master has killed the worker itself. (DELETED does not: a kill by the master looks like that.)
+_BY_THE_CLUSTER = (ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST)
+_OF_THE_NODE = (
+    ExitCause.EVICTED,
+    ExitCause.NODE_LOST,
+    ExitCause.KILLED,
+    ExitCause.FROZEN,
+)  # after some the node is avoided
+_UNCLEAN = set(ExitCause) - {ExitCause.CLEAN}
+
 # How long replacements wait: one back-off for each cause of losses, and one for each node.
 #
 # Ordinary losses cost no time: a worker that has been in a world is replaced at once, and so is the first of any kind that
@@ -61,7 +73,6 @@ SHOWN_DELAY, TOLD_DELAY = 1.5, 6.0
 AVOIDED_FROM = 2
 MOST_AVOIDED = 50  # they are named in each pod
 NODE_FORGOTTEN_AFTER = 3600.0
-_OF_THE_NODE = (ExitCause.EVICTED, ExitCause.NODE_LOST, ExitCause.KILLED, ExitCause.FROZEN)
 
 
 @dataclass(slots=True)
@@ -170,10 +181,6 @@ class Losses:
 # Workers in a row that may fail to start in one place. Storage that is away for some seconds must not cost the job a place.
 TRIES_OF_PLACE = 4
 _DELAY_GROWS = 4.0  # from one of these tries to the next
-# These causes stand even if the master has killed the worker itself. (DELETED does not: a kill by the master looks like that.)
-_BY_THE_CLUSTER = (ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST)
-_UNCLEAN = set(ExitCause) - {ExitCause.CLEAN}
-CRASHES = (ExitCause.CRASHED, ExitCause.OUT_OF_MEMORY)
 # Replacements that may be launched at once (BURST), and in a second (RATE): so many for each worker of the maximum, and at least
 # LEAST_BURST and LEAST_RATE.
 BURST, LEAST_BURST = 2, 8
