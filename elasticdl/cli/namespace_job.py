@@ -6,7 +6,7 @@ import base64
 import contextlib
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -218,39 +218,53 @@ def delete(name: str, place: ClusterTarget) -> str:
         UnreachableError: pods are still there after a long time.
     """
     client = connect(place)
-    if not _delete_once(client, name):
+    meant: set[str] = set()
+    for _, listed in _parts_of(client, name):
+        for each in listed:
+            meant |= {each["metadata"]["uid"], *names.owner_uids(each)}
+    if not meant:
         client.require_namespace()
         raise UserError(f"there is nothing of a job {name} in namespace {client.namespace}")
-    wait_until_gone(client, name)
+    wait_until_gone(client, name, meant)
     return f"job {name} deleted"
 
 
-def wait_until_gone(client: Client, name: str) -> None:
-    """What comes into being meanwhile is deleted as well."""
+def wait_until_gone(client: Client, name: str, meant: Collection[str]) -> None:
+    """``meant``: the uids of its objects and of their owners. What comes into being meanwhile is deleted as well, unless it belongs to
+    another Job, which somebody has submitted since."""
     deadline = time.monotonic() + DELETION_TIMEOUT
-    while left := _delete_once(client, name):
+    while left := _delete_once(client, name, meant):
         if time.monotonic() > deadline:
-            names = ", ".join(left)
             raise UnreachableError(
-                f"{names} of job {name} are still there {DELETION_TIMEOUT:.0f} s after they were deleted"
+                f"{', '.join(left)} of job {name} are still there {DELETION_TIMEOUT:.0f} s after they were deleted"
             )
         time.sleep(POLL)
 
 
-def _delete_once(client: Client, name: str) -> list[str]:
+def _delete_once(client: Client, name: str, meant: Collection[str]) -> list[str]:
     """What there was."""
     found = []
-    for kind in _KINDS:
-        try:
-            listed = client.list(kind, label_selector=f"{ANY_JOB}={name}")
-        except NotDoneError as error:
-            if (error.by_rights and kind in _WITH_MORE_RIGHTS) or (error.status == ABSENT and kind in _NOT_EVERYWHERE):
-                continue
-            raise
+    for kind, listed in _parts_of(client, name):
+        mine = [each for each in listed if _is_meant(kind, each, meant)]
         if kind == "Pod":
-            end_group(client, listed)
-        for metadata in (each["metadata"] for each in listed):
+            end_group(client, mine)
+        for metadata in (each["metadata"] for each in mine):
             found.append(f"{kind} {metadata['name']}")
             if not metadata.get("deletionTimestamp"):
                 client.delete(kind, metadata["name"])
     return found
+
+
+def _is_meant(kind: str, made: Object, meant: Collection[str]) -> bool:
+    owners = {made["metadata"]["uid"]} if kind == "Job" else names.owner_uids(made)
+    return not owners or bool(owners.intersection(meant))
+
+
+def _parts_of(client: Client, name: str) -> Iterator[tuple[str, list[Object]]]:
+    for kind in _KINDS:
+        try:
+            yield kind, client.list(kind, label_selector=f"{ANY_JOB}={name}")
+        except NotDoneError as error:
+            if (error.by_rights and kind in _WITH_MORE_RIGHTS) or (error.status == ABSENT and kind in _NOT_EVERYWHERE):
+                continue
+            raise

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import pytest
 import yaml
 
+from elasticdl.cli import namespace_job
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.cluster_run import Submission, make_parts
 from elasticdl.cli.namespace_job import NamespaceJob
@@ -18,6 +19,7 @@ from elasticdl.job.jobdir import create_job_dir, write_aside
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube import job_objects
 from elasticdl.kube.client import Client
+from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.packed_state import STATUS, pack
 from elasticdl.kube.pod import as_yaml
 
@@ -268,6 +270,36 @@ def test_a_job_whose_master_has_no_place_is_deleted_as_it_can_not_be_stopped():
     )
     with pytest.raises(UserError, match=line), NamespaceJob(OneJob(), "digits").master():
         pass
+
+
+class Resubmitted(OneJob):
+    """Its job is submitted anew as soon as the name is free."""
+
+    def __init__(self):
+        self.there = self._objects("old")
+
+    def _objects(self, uid):
+        owned = {"ownerReferences": [{"kind": "Job", "name": "digits-master", "uid": uid}]}
+        secret = {"name": f"secret-{uid}", "uid": f"of-{uid}", **owned}
+        return {"Job": [{"metadata": {"name": "digits-master", "uid": uid}}], "Secret": [{"metadata": secret}]}
+
+    def list(self, kind, **selection):
+        return self.there.get(kind, [])
+
+    def delete(self, kind, name):
+        there = [each for each in self.there[kind] if each["metadata"]["name"] != name]
+        self.there = {**self.there, kind: there}
+        if kind == "Job":
+            later = self._objects("new")
+            self.there = {each: [*self.there[each], *later[each]] for each in later}
+
+
+def test_a_job_that_is_submitted_while_its_namesake_is_deleted_stays(monkeypatch):
+    cluster = Resubmitted()
+    monkeypatch.setattr(namespace_job, "connect", lambda place: cluster)
+    monkeypatch.setattr(namespace_job, "POLL", 0.0)
+    assert namespace_job.delete("digits", ClusterTarget()) == "job digits deleted"
+    assert cluster.there == cluster._objects("new")
 
 
 JOB = {"metadata": {"creationTimestamp": "1", "labels": {"elasticdl.org/job": "digits"}}}

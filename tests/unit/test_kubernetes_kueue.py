@@ -125,5 +125,5 @@ def test_deleting_a_gang_leaves_nothing(monkeypatch):
     monkeypatch.setattr(namespace_job, "POLL", 0.0)
     monkeypatch.setattr(namespace_job, "DELETION_TIMEOUT", 1.0)
     cluster = Cluster(managed(0), managed(1))
-    namespace_job.wait_until_gone(cluster, JOB)
+    namespace_job.wait_until_gone(cluster, JOB, {OWNER.uid})
     assert cluster.pods == {}
