@@ -17,46 +17,32 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from elasticdl.cli.parsing import Option, Switch, did_you_mean
+from elasticdl.cli.parsing import Option, did_you_mean
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import flat
-from elasticdl.job.spec import JobSpec, WorkerRange, aliases_of, fields_of
+from elasticdl.job.spec import JobSpec, WorkerRange, fields_of
 
 Groups = Iterable[type[BaseModel]]
 # Findings of pydantic that say less than the description of the option.
 _UNTELLING = ("model_type", "string_pattern_mismatch")
-_PLAIN_WORDS = {
-    "Input should be": "must be",
-    "greater than or equal to": "at least",
-    "less than or equal to": "at most",
-    "greater than": "above",
-    "a valid integer": "a whole number",
-    "a valid number": "a number",
-    "a valid boolean": "true or false",
-}
 
 
 def spec_options(groups: Groups) -> list[Option]:
     """``--config`` and one option per field, in one section per group."""
-    made = [
-        Option(["--config"], metavar="FILE", help="YAML file with the same options; the command line overrides"),
-    ]
+    made = [Option(["--config"], metavar="FILE", help="YAML file with the same options; the command line overrides")]
     for group in groups:
         section = str(group.__doc__)
         for name, field in fields_of(group).items():
-            text, flags = _help(name, field), [f"--{name}", *(f"--{alias}" for alias in aliases_of(field))]
             if field.annotation is bool:
-                made.append(Switch(name, section, text))
+                made.append(Option([f"--{name}/--no_{name}"], section, default=None, help=_help(field)))
             else:
-                made.append(Option([*flags, name], section, metavar=_metavar(field), help=text))
+                made.append(Option([f"--{name}"], section, metavar=_metavar(field), help=_help(field)))
     return made
 
 
-def _help(name: str, field: Any) -> str:
-    if field.annotation is bool:
-        return f"{field.description} (default: {'yes' if field.default else 'no'}; --no_{name}: no)"
-    shown = field.default is not None and field.default != ""
-    return f"{field.description} (default: {field.default})" if shown else str(field.description)
+def _help(field: Any) -> str:
+    default = {True: "yes", False: "no"}[field.default] if field.annotation is bool else field.default
+    return str(field.description) if default in (None, "") else f"{field.description} (default: {default})"
 
 
 def _metavar(field: Any) -> str:
@@ -86,17 +72,15 @@ def read_options(params: Mapping[str, object], groups: Groups) -> Given:
     Raises:
         UserError: the file can't be read, is no mapping, or has a key that is no option.
     """
-    fields = {name: field for group in groups for name, field in fields_of(group).items()}
-    known = {alias: name for name, field in fields.items() for alias in (name, *aliases_of(field))}
-    flags = {name: params[name] for name in fields if params.get(name) is not None}
+    known = [name for group in groups for name in fields_of(group)]
+    flags = {name: params[name] for name in known if params.get(name) is not None}
     file = params.get("config")
     config = {} if file is None else _read_config(Path(str(file)), known)
     places = {name: f"{file}: {name}: {value}" for name, value in config.items()}
     return Given({**config, **flags}, {**places, **{name: f"--{name} {value}" for name, value in flags.items()}})
 
 
-def _read_config(path: Path, known: Mapping[str, str]) -> dict[str, object]:
-    """``known``: options by the names that people may give them."""
+def _read_config(path: Path, known: Sequence[str]) -> dict[str, object]:
     try:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -110,7 +94,7 @@ def _read_config(path: Path, known: Mapping[str, str]) -> dict[str, object]:
     for key in content:
         if key not in known:
             raise UserError(f"{path}: unknown option {key}: {did_you_mean(str(key), known) or 'remove it'}")
-    return {known[key]: value for key, value in content.items()}
+    return content
 
 
 def make_spec(given: Given, command: tuple[str, ...] = ()) -> JobSpec:
@@ -143,7 +127,4 @@ def _wanted(name: str, finding: ErrorDetails) -> str:
         return str(finding["ctx"]["error"])
     if finding["type"] in _UNTELLING:
         return f"does not fit: {JobSpec.model_fields[name].description}"
-    wanted = finding["msg"].partition(", unable to")[0]
-    for said, plain in _PLAIN_WORDS.items():
-        wanted = wanted.replace(said, plain)
-    return wanted
+    return finding["msg"].partition(", unable to")[0].replace("Input should be", "must be")

@@ -11,7 +11,6 @@ import importlib.metadata
 import platform
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import click
@@ -52,7 +51,6 @@ def _installed(names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 # Names for jobs that nobody has named: easy to say, to type and to tell from another.
 
 
-_ATTEMPTS = 20
 ADJECTIVES = (
     "amber", "bold", "brave", "bright", "brisk", "calm", "clever", "cosy", "eager", "fair", "gentle", "golden",
     "happy", "keen", "kind", "lively", "lucky", "mellow", "merry", "mighty", "nimble", "noble", "patient", "proud",
@@ -66,13 +64,11 @@ ANIMALS = (
 
 
 def made_up_name(is_taken: Callable[[str], bool]) -> str:
-    """As ``brave-otter-42``: easy to say, to type and to tell from another."""
+    """As ``brave-otter-42``."""
     rng = random.SystemRandom()
-    for _ in range(_ATTEMPTS):
-        name = f"{rng.choice(ADJECTIVES)}-{rng.choice(ANIMALS)}-{rng.randrange(10, 100)}"
-        if not is_taken(name):
-            return name
-    return f"job-{rng.randrange(10**9)}"
+    while is_taken(name := f"{rng.choice(ADJECTIVES)}-{rng.choice(ANIMALS)}-{rng.randrange(10, 100)}"):
+        pass
+    return name
 
 
 def did_you_mean(wrong: str, right: Iterable[str]) -> str:
@@ -90,54 +86,21 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "tok
 
 
 class Option(click.Option):
-    """An option whose value travels as text; ``section`` is the title above it in the help."""
+    """``section``: the title above it in the help."""
 
     def __init__(self, declarations: Sequence[str], section: str = "Options", **settings: Any) -> None:
         super().__init__(declarations, **settings)
         self.section = section
-        self.needs_value = not (self.is_flag or settings.get("flag_value"))
 
     def flags(self) -> list[str]:
-        return self.opts
-
-
-class Switch(Option):
-    """As in ``--shuffle``, ``--shuffle=no`` and ``--no_shuffle``."""
-
-    def __init__(self, name: str, section: str, text: str) -> None:
-        super().__init__([f"--{name}"], section, is_flag=False, flag_value="true", metavar="[true|false]", help=text)
-        self.opposite = f"--no_{name}"
-
-    def flags(self) -> list[str]:
-        return [*self.opts, self.opposite]
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        super().add_to_parser(parser, ctx)
-        parser.add_option(self, [self.opposite], dest=self.name, action="store_const", const="false")
+        return [*self.opts, *self.secondary_opts]
 
 
 class Command(click.Command):
-    """A command whose words are options and arguments."""
+    """A command whose help has its options in sections."""
 
     def flags(self) -> list[str]:
         return ["--help", *(flag for each in self.params if isinstance(each, Option) for flag in each.flags())]
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """What begins as an option is no value of another: click itself would take it for one.
-
-        Raises:
-            UsageError: an unknown option, a missing or a superfluous value or argument.
-        """
-        options = [each for each in self.params if isinstance(each, Option) and each.needs_value]
-        needy = [underscored(flag) for each in options for flag in each.opts]
-        for word, following in pairwise(args):
-            if word == "--":
-                break
-            if underscored(word) in needy and following.startswith("--") and not ctx.resilient_parsing:
-                raise click.UsageError(
-                    f"Option {word!r} requires an argument; one that begins with -- is written {word}=--...", ctx
-                )
-        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}

@@ -95,11 +95,6 @@ def fields_of(group: type[BaseModel]) -> dict[str, Any]:
     return {name: field for name, field in group.model_fields.items() if name in group.__annotations__}
 
 
-def aliases_of(field: Any) -> tuple[str, ...]:
-    """Further names under which people may give an option."""
-    return tuple((field.json_schema_extra or {}).get("aliases", ()))
-
-
 class ModelOptions(OptionGroup):
     """Model"""
 
@@ -250,12 +245,6 @@ class JobOptions(OptionGroup):
     port: int = Field(0, ge=0, le=65535)
     """port of the master; 0: any free one"""
 
-    @model_validator(mode="after")
-    def _efficiency_is_wanted(self) -> Self:
-        if self.scale_policy == "all" and self.min_efficiency != 0.6:
-            raise ValueError("--min_efficiency is for --scale_policy efficiency: give that as well, or leave it out")
-        return self
-
 
 class TimingOptions(OptionGroup):
     """Timing, in seconds"""
@@ -279,7 +268,7 @@ class KubernetesOptions(OptionGroup):
 
     # What the values mean is in `elasticdl.job.quantities`.
 
-    image: str = Field("", pattern=r"^\S*$", json_schema_extra={"aliases": ["image_name"]})
+    image: str = Field("", pattern=r"^\S*$")
     """container image of the job, as in registry.example.com/team/job:1, which makes it run on a Kubernetes cluster instead of this machine"""
     namespace: str = Field("", pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$")
     """namespace of the job, as in team-a; if not given, that of the kubeconfig context"""
@@ -313,8 +302,6 @@ class KubernetesOptions(OptionGroup):
     """a master that was started again waits so many seconds for the workers to come back, and replaces those who have not"""
     ttl: int = Field(7 * 24 * 3600, ge=0)
     """all of the job is deleted so many seconds after its end; 0: it stays until `elasticdl delete`, as does a job whose master never has a place"""
-    restart_policy: Literal["Never"] = "Never"
-    """of a worker's pod: the master replaces workers that are gone"""
     pod_template: str = ""
     """YAML file with parts of a pod that are merged into every pod of the job: node selector, tolerations, affinity, scheduler, image pull secrets ...; a service account is the workers'"""
     master_pod_template: str = ""
@@ -329,15 +316,6 @@ class KubernetesOptions(OptionGroup):
     """queue in which the workers wait for their places: kueue=QUEUE or volcano=QUEUE"""
     elastic: bool = False
     """label the pods `elastic: "true"`, as Run:AI does"""
-
-    @model_validator(mode="after")
-    def _on_a_cluster(self) -> Self:
-        for name, field in fields_of(KubernetesOptions).items() if not self.image else ():
-            if getattr(self, name) != field.default:
-                raise ValueError(
-                    f"--{name} is for a job on a Kubernetes cluster: give --image as well, or leave it out"
-                )
-        return self
 
 
 class SlurmOptions(OptionGroup):
@@ -370,12 +348,17 @@ class JobSpec(
     """the user's own program, for `elasticdl run`"""
 
     @model_validator(mode="after")
-    def _runs_in_one_place(self) -> Self:
+    def _each_where_it_belongs(self) -> Self:
         if self.launcher and self.image:
             raise ValueError("--launcher slurm runs no images, and --image is for Kubernetes: leave one out")
-        for name in ("slurm_args", "slurm_master_args"):
-            if getattr(self, name) and not self.launcher:
-                raise ValueError(f"--{name} is for --launcher slurm: give that as well, or leave it out")
+        for is_there, owner, names in (
+            (self.image, "a job on a Kubernetes cluster: give --image", fields_of(KubernetesOptions)),
+            (self.launcher, "--launcher slurm: give that", fields_of(SlurmOptions)),
+            (self.scale_policy != "all", "--scale_policy efficiency: give that", ("min_efficiency",)),
+        ):
+            for name in names if not is_there else ():
+                if getattr(self, name) != JobSpec.model_fields[name].default:
+                    raise ValueError(f"--{name} is for {owner} as well, or leave it out")
         return self
 
     @model_validator(mode="after")

@@ -16,7 +16,7 @@ import click
 from elasticdl.cli.__main__ import COMMANDS
 from elasticdl.cli.__main__ import __doc__ as about_the_command_line
 from elasticdl.cli.commands.start import run, train
-from elasticdl.cli.parsing import Commands, Option, Switch
+from elasticdl.cli.parsing import Commands, Option
 from elasticdl.common import errors as common_errors
 from elasticdl.elastic.core import interruptions
 from elasticdl.elastic.core import lifecycle as worker_side
@@ -158,7 +158,7 @@ def _option(option: Option) -> tuple[str, str, str, str]:
         default = ("yes" if default else "no") if field.annotation is bool else default
     if option.name in ON_THIS_MACHINE:
         text += " (this machine only)" if "this machine" not in text else ""
-    value = "" if isinstance(option, Switch) or option.is_flag else option.make_metavar(click.Context(train))
+    value = "" if option.is_flag else option.make_metavar(click.Context(train))
     is_set = (
         default is not None
         and default != ""

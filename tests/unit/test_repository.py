@@ -33,10 +33,10 @@ ZOO
 --checkpoint_dir --resume --no_resume STEPS
 --output --tensorboard_log_dir --log_level --log_loss_steps --log_ranks --sample_record
 --join_window --start_timeout --heartbeat_timeout --progress_timeout --replace_slow --no_replace_slow --stop_grace
---image --image_name --namespace --kube_context
+--image --namespace --kube_context
 --master_resource_request --master_resource_limit --worker_resource_request --worker_resource_limit
 --master_pod_priority --worker_pod_priority --volume --envs --env_from_secret --image_pull_policy
---image_timeout --node_timeout --recovery_timeout --ttl --restart_policy
+--image_timeout --node_timeout --recovery_timeout --ttl
 --pod_template --master_pod_template --worker_pod_template --service_account --gang --no_gang --queue --elastic --no_elastic
 --launcher --slurm_args --slurm_master_args
 --yaml --dry_run --detach
