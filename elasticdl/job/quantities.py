@@ -8,14 +8,17 @@
     queue       kueue=QUEUE  |  volcano=QUEUE
 
 Checked here is the form alone, and what a cluster would accept though it is a mistake. When the job is submitted, the cluster
-itself is asked about names, sizes and paths, before anything is made. Every function raises `ValueError` with one line that
-says what is wrong and what would be right.
+itself is asked about names, sizes and paths, before anything is made. Every function raises `ValueError` with one line.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from elasticdl.common.errors import first_finding
 
 GPU = "nvidia.com/gpu"
 _SHORT = {"gpu": GPU, "disk": "ephemeral-storage"}
@@ -37,8 +40,6 @@ def parse_resources(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for key, quantity in _pairs(text, "cpu=4,memory=8Gi,gpu=1").items():
         name = _SHORT.get(key, key)
-        if name in found:
-            raise ValueError(f"{key} is given twice, as {name} is the same: leave one out")
         if not (_PROCESSORS if name == "cpu" else _QUANTITY).fullmatch(quantity):
             raise ValueError(f"{key}={quantity} is no quantity: write it as in cpu=0.5, cpu=500m or memory=8Gi")
         found[name] = quantity
@@ -55,9 +56,10 @@ def requirements(request: str, limit: str) -> dict[str, dict[str, str]]:
     return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
 
 
-@dataclass(frozen=True, slots=True)
-class Volume:
+class Volume(BaseModel):
     """Where files of a claim or of the node appear in every pod of the job."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     mount_path: str
     claim_name: str = ""
@@ -72,40 +74,25 @@ def parse_volumes(text: str) -> tuple[Volume, ...]:
 
 
 def _parse_volume(text: str) -> Volume:
-    given = _pairs(text, "claim_name=data,mount_path=/data")
-    known = [field.name for field in fields(Volume)]
-    read_only = given.pop("read_only", "false").lower()
-    findings = (
-        *((key not in known, f"{key} is no part of a volume: use {', '.join(known)}") for key in given),
-        (read_only not in ("true", "false"), f"read_only={read_only}: must be true or false"),
-        (
-            ("claim_name" in given) == ("host_path" in given),
-            f"{text}: give either claim_name, of a PersistentVolumeClaim, or host_path, a folder of the node",
-        ),
-        ("mount_path" not in given, f"{text}: mount_path is missing: say where in the pods the files are to appear"),
-        (
-            "type" in given and "claim_name" in given,
-            f"{text}: type belongs to host_path, not to claim_name; leave it out",
-        ),
-    )
-    for is_wrong, said in findings:
-        if is_wrong:
-            raise ValueError(said)
-    return Volume(**given, read_only=read_only == "true")
+    try:
+        volume = Volume.model_validate(_pairs(text, "claim_name=data,mount_path=/data"))
+    except ValidationError as error:
+        raise ValueError(f"{text}: {first_finding(error)}") from None
+    if bool(volume.claim_name) == bool(volume.host_path):
+        raise ValueError(
+            f"{text}: give either claim_name, of a PersistentVolumeClaim, or host_path, a folder of the node"
+        )
+    return volume
 
 
 def parse_envs(text: str) -> dict[str, str]:
     found = _pairs(text, "NAME=VALUE,OTHER=VALUE")
     for name in found:
-        _check_variable(name)
+        _require_users(name)
     return found
 
 
-def _check_variable(name: str) -> None:
-    if not re.fullmatch(r"[A-Za-z_.-][A-Za-z0-9_.-]*", name):  # a cluster's own rule, of which it would name no option
-        raise ValueError(
-            f"{name!r} can't be a variable's name: use letters, digits and _, with no digit at the beginning"
-        )
+def _require_users(name: str) -> None:
     if name.startswith(OWN_VARIABLES):
         raise ValueError(f"{name} is set by elasticdl itself; leave it out")
 
@@ -120,11 +107,7 @@ class SecretEnv:
 
 
 def parse_secret_envs(text: str) -> tuple[SecretEnv, ...]:
-    found = tuple(_parse_secret_env(part.strip()) for part in text.split(",") if part.strip())
-    for each in found:
-        if sum((each.name or each.secret) == (other.name or other.secret) for other in found) > 1:
-            raise ValueError(f"{each.name or each.secret} is given twice; leave one out")
-    return found
+    return tuple(_parse_secret_env(part.strip()) for part in text.split(",") if part.strip())
 
 
 def _parse_secret_env(text: str) -> SecretEnv:
@@ -132,8 +115,7 @@ def _parse_secret_env(text: str) -> SecretEnv:
     secret, slash, key = source.partition("/")
     if (bool(name), bool(key)) != (bool(equals), bool(slash)) or bool(name) != bool(key) or not secret:
         raise ValueError(f"{text!r} names no Secret: write SECRET for all of it, or NAME=SECRET/KEY for one variable")
-    if name:
-        _check_variable(name)
+    _require_users(name)
     return SecretEnv(secret, name, key)
 
 
