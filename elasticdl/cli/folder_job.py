@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import shlex
 import shutil
 import time
 from collections.abc import Iterator
@@ -20,58 +19,18 @@ from elasticdl.cli.printed import LocalLogs, Tail
 from elasticdl.cli.screens import by_writer, is_over
 from elasticdl.common.credentials import Endpoint
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.common.front_ends import RUN_MODULE
 from elasticdl.job.facts import Facts
-from elasticdl.job.jobdir import JobDir, list_jobs, write_aside
+from elasticdl.job.jobdir import JobDir, list_jobs
 from elasticdl.job.journal import Entry, parse_entry
-from elasticdl.job.spec import JobSpec
-from elasticdl.places.slurm import Stage, UnknownJobError, number_of, run, sbatch, stage_of, workers_name
+from elasticdl.places.slurm import Stage, UnknownJobError, run, stage_of, workers_name
 from elasticdl.proto import elasticdl_pb2 as pb
 
 # A master that is a batch job of a Slurm cluster: submitted, looked after and cancelled with Slurm's own commands.
 
 
-KEEPER_MODULE = "elasticdl.master.shell.slurm_keeper"
 LOOK_SECONDS = 3.0  # between two questions after a batch job
 WAIT_SECONDS = 10.0  # for an answer to such a question: the job's own master may answer without Slurm
 CANCEL_SECONDS = 20.0  # a person waits for it
-
-
-def require_slurm() -> None:
-    """
-    Raises:
-        UserError: this is no machine from which batch jobs are submitted.
-    """
-    if missing := [name for name in ("sbatch", "squeue", "scancel") if shutil.which(name) is None]:
-        raise UserError(
-            f"--launcher slurm: {missing[0]} is not found: start the job on a machine from which you submit to Slurm"
-        )
-
-
-def submit(job: JobDir, spec: JobSpec) -> str:
-    """Returns the number of the batch job. If its node is lost, Slurm starts it on another.
-
-    Raises:
-        UserError: Slurm refuses it, or does not answer.
-    """
-    # What is wrong with these would be seen only when the master asks for the first worker.
-    worker = ["--test-only", "--ntasks=1", *shlex.split(spec.slurm_args), "--wrap=true"]
-    _submit(["sbatch", *worker], "--slurm_args")
-    script = shlex.join(["exec", *RUN_MODULE, KEEPER_MODULE, "--job_dir", str(job.path)])
-    arguments = ["--requeue", "--open-mode=append", *shlex.split(spec.slurm_master_args)]
-    words = sbatch(f"elasticdl-{job.name}-master", str(job.master_log), arguments, script)
-    number = number_of(_submit(words, "--slurm_master_args"))
-    write_aside(job.batch, number)
-    return number
-
-
-def _submit(words: list[str], option: str) -> str:
-    try:
-        return run(*words)
-    except UserError as error:
-        raise UserError(f"{option}: {error}") from None
-    except UnreachableError as error:
-        raise UserError(f"nothing was submitted: {error}") from None
 
 
 def cancel(name: str, number: str) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from datetime import UTC, datetime
-from typing import Any
 
-from elasticdl.cli import folder_job
 from elasticdl.cli.course import Follower, follow
-from elasticdl.cli.folder_job import handle_of
+from elasticdl.cli.folder_job import cancel, handle_of
 from elasticdl.cli.local_run import check_as_worker, checked_here, new_job
 from elasticdl.cli.printed import local_prints
 from elasticdl.cli.screens import insists, own_outlets, tell
 from elasticdl.cli.signals import SignalLog, caught, interrupt
-from elasticdl.common.errors import UserError, how_to_install
-from elasticdl.job.jobdir import JobDir, elsewhere
+from elasticdl.common.errors import UnreachableError, UserError, import_extra
+from elasticdl.common.front_ends import RUN_MODULE
+from elasticdl.job.jobdir import JobDir, elsewhere, write_aside
 from elasticdl.job.spec import JobSpec
+from elasticdl.places.slurm import number_of, run, sbatch
+
+KEEPER_MODULE = "elasticdl.master.shell.slurm_keeper"
 
 
 def run_job(spec: JobSpec, *, detach: bool) -> int:
@@ -22,11 +26,11 @@ def run_job(spec: JobSpec, *, detach: bool) -> int:
 
     Raises:
         UserError: something is wrong with the job; nothing was started.
-        JobFailedError: the job failed.
+        JobFailedError: the job failed, was stopped or is lost.
         Interrupted: a signal came; a job that is submitted goes on.
     """
-    folder_job.require_slurm()
-    issue = _certificates()
+    require_slurm()
+    issue = import_extra("elasticdl.common.certificates", "jobs of Slurm", "slurm").issue
     with caught(interrupt):
         spec = checked_here(spec)
     signals = SignalLog()
@@ -36,38 +40,53 @@ def run_job(spec: JobSpec, *, detach: bool) -> int:
         signals.raise_first()
         for role, files in issue(job.name, datetime.now(UTC)).items():
             files.write(job.tls / role)
-        number = folder_job.submit(job, spec)
+        number = submit(job, spec)
     see = elsewhere(f"elasticdl status {job.name}")
     tell(f"job {job.name} submitted: its master is Slurm's job {number}; see `{see}`{insists(spec, job.name)}")
     signals.raise_first()
-    return 0 if detach else follow_submitted(job, spec)
-
-
-def _certificates() -> Any:
-    """`elasticdl.common.certificates.issue`. Jobs of this machine, which are started by the same command, need no certificates.
-
-    Raises:
-        UserError: the package ``cryptography`` is missing, or one that it needs.
-    """
-    try:
-        from elasticdl.common.certificates import issue
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        raise UserError(f"jobs of Slurm need the package {missing}: {how_to_install('slurm')}") from None
-    return issue
-
-
-def follow_submitted(job: JobDir, spec: JobSpec) -> int:
-    """Until the job has ended; returns the exit code.
-
-    Raises:
-        JobFailedError: it failed, was stopped or is lost.
-        Interrupted: by a signal; the job goes on.
-    """
-    number, outlets = job.batch.read_text(), own_outlets()
+    if detach:
+        return 0
+    outlets = own_outlets()
     follower = Follower(
         prints=lambda screen: local_prints(job, spec, screen, *outlets),
         farewell=f"job {job.name} goes on: `{elsewhere(f'elasticdl stop {job.name}')}` stops it",
-        lost=lambda: folder_job.cancel(job.name, number),  # what is left of it, as after its folder was removed
+        lost=lambda: cancel(job.name, number),  # what is left of it, as after its folder was removed
     )
     return follow(handle_of(job), spec, follower)
+
+
+def require_slurm() -> None:
+    """
+    Raises:
+        UserError: this is no machine from which batch jobs are submitted.
+    """
+    if missing := [name for name in ("sbatch", "squeue", "scancel") if shutil.which(name) is None]:
+        raise UserError(
+            f"--launcher slurm: {missing[0]} is not found: start the job on a machine from which you submit to Slurm"
+        )
+
+
+def submit(job: JobDir, spec: JobSpec) -> str:
+    """Returns the number of the batch job. If its node is lost, Slurm starts it on another.
+
+    Raises:
+        UserError: Slurm refuses it, or does not answer.
+    """
+    # What is wrong with these would be seen only when the master asks for the first worker.
+    worker = ["--test-only", "--ntasks=1", *shlex.split(spec.slurm_args), "--wrap=true"]
+    _submit(["sbatch", *worker], "--slurm_args")
+    script = shlex.join(["exec", *RUN_MODULE, KEEPER_MODULE, "--job_dir", str(job.path)])
+    arguments = ["--requeue", "--open-mode=append", *shlex.split(spec.slurm_master_args)]
+    words = sbatch(f"elasticdl-{job.name}-master", str(job.master_log), arguments, script)
+    number = number_of(_submit(words, "--slurm_master_args"))
+    write_aside(job.batch, number)
+    return number
+
+
+def _submit(words: list[str], option: str) -> str:
+    try:
+        return run(*words)
+    except UserError as error:
+        raise UserError(f"{option}: {error}") from None
+    except UnreachableError as error:
+        raise UserError(f"nothing was submitted: {error}") from None

@@ -13,7 +13,8 @@ What the elastic loop raises to change its course is in ``elasticdl.elastic.core
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -63,3 +64,18 @@ def first_finding(error: ValidationError) -> str:
 def how_to_install(extra: str) -> str:
     """For messages. An index of packages is not named: what PyPI has under the name elasticdl is another project's."""
     return f"pip install '.[{extra}]' in a checkout of elasticdl, or its wheel with [{extra}] (docs/install.md)"
+
+
+def import_extra(module: str, who: str, extra: str) -> Any:
+    """A module of this package that needs packages of an extra; ``who`` needs the module.
+
+    Raises:
+        UserError: one of them is missing.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing == "elasticdl":
+            raise
+        raise UserError(f"{who} need the package {missing}: {how_to_install(extra)}") from None

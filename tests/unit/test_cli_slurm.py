@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticdl.cli import folder_job
+from elasticdl.cli import folder_job, slurm_run
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.folder_job import SlurmJob, handle_of
 from elasticdl.common.errors import UserError
@@ -86,7 +86,7 @@ def test_a_master_may_answer_though_slurm_does_not(slurm, job, capsys):
 def test_what_is_wrong_with_the_arguments_for_workers_is_told_before_a_master_is_submitted(slurm, job):
     slurm.says("sbatch", "printf 'sbatch: error: no such partition\\nallocation failure: bad\\n' >&2; exit 1")
     with pytest.raises(UserError) as told:
-        folder_job.submit(job, JobSpec(launcher="slurm", slurm_args="--partition=x"))
+        slurm_run.submit(job, JobSpec(launcher="slurm", slurm_args="--partition=x"))
     assert str(told.value) == "--slurm_args: Slurm refuses sbatch: no such partition; allocation failure: bad"
     assert len(slurm.calls("sbatch")) == 1
 

@@ -68,8 +68,8 @@ def _calls(role):
 
 def test_only_the_user_can_read_the_keys_of_a_slurm_job(tmp_path, monkeypatch):
     monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path))
-    monkeypatch.setattr(slurm_run.folder_job, "submit", lambda job, spec: "7")
-    monkeypatch.setattr(slurm_run.folder_job, "require_slurm", lambda: None)
+    monkeypatch.setattr(slurm_run, "submit", lambda job, spec: "7")
+    monkeypatch.setattr(slurm_run, "require_slurm", lambda: None)
     spec = JobSpec(job_name="mine", launcher="slurm", command=("true",))
     assert slurm_run.run_job(spec, detach=True) == 0
     folder = JobDir(tmp_path / "jobs" / "mine").tls

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from elasticdl.cli.folder_job import goes_on, handle_of
 from elasticdl.cli.job_handle import JobHandle, choose
 from elasticdl.cli.parsing import Option
 from elasticdl.cli.screens import tell
-from elasticdl.common.errors import ElasticDLError, UserError, how_to_install
+from elasticdl.common.errors import ElasticDLError, UserError, import_extra
 from elasticdl.job.jobdir import list_jobs
 from elasticdl.kube.kubeconfig import ClusterTarget, is_configured
 
@@ -40,18 +39,8 @@ def place_of(given: Given) -> ClusterTarget:
 
 
 def cluster_module(name: str) -> Any:
-    """A module of `elasticdl.cli` for jobs on a cluster.
-
-    Raises:
-        UserError: the package ``kubernetes`` is missing, or one that it needs.
-    """
-    try:
-        return importlib.import_module(f"elasticdl.cli.{name}")
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing == "elasticdl":
-            raise
-        raise UserError(f"jobs on a cluster need the package {missing}: {how_to_install('kubernetes')}") from None
+    """A module of `elasticdl.cli` for jobs on a cluster."""
+    return import_extra(f"elasticdl.cli.{name}", "jobs on a cluster", "kubernetes")
 
 
 def find(name: str | None, given: Given) -> JobHandle:
