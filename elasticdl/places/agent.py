@@ -35,7 +35,8 @@ from elasticdl.common.credentials import HOST, LOGS, MASTER, NODE, PLACE, STACKS
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.front_ends import HASH_SEED, RUN_MODULE, python_path
 from elasticdl.common.retry import Silence, in_words
-from elasticdl.places.worker_process import InFile, MemoryKills, PassedOn, Spawner, WorkerRun, look_at, what_failed
+from elasticdl.places.fork_server import Spawner
+from elasticdl.places.worker_process import InFile, MemoryKills, PassedOn, WorkerRun, look_at, what_failed
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
@@ -278,7 +279,7 @@ class Agent:
             try:
                 # In a log that all workers share: what follows is its own.
                 _log.info("starting worker %d", run.worker_id)
-                code = await run.to_its_end(lambda: self._spawner, environment, partial(self._placed, run))
+                code = await run.to_its_end(self._spawner, environment, partial(self._placed, run))
                 # The place outlives the worker, and what is left in it may hold the GPU of the next.
                 await asyncio.to_thread(_end_left_behind, str(run.dump))
                 text = await asyncio.to_thread(run.output.all) if run.was_started else ""
@@ -352,7 +353,7 @@ async def prepare(job_spec: str, environment: Mapping[str, str]) -> Spawner:
     if isinstance(told, str):
         raise UserError(told)
     argv, modules, reason = told
-    return Spawner.begin(argv, modules, reason, environment, sys.stderr.fileno())
+    return Spawner(argv, modules, reason, environment, sys.stderr.fileno())
 
 
 async def attend(environ: Mapping[str, str]) -> int:

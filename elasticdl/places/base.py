@@ -161,7 +161,7 @@ class Starter(Protocol):
     """Runs workers in READY places, at most one in each, and reports what becomes of them.
 
     For each worker started: `WorkerPlaced` once it runs, and in the end exactly one `WorkerExited`, after its process and its
-    children are gone, so that the next worker can be started in its place. None of them comes after `lost`.
+    children are gone, so that the next worker can be started in its place.
     Every method may be called for a worker or place that is gone or unknown, and then does nothing.
     """
 
@@ -187,7 +187,7 @@ class Starter(Protocol):
         """
 
     def lost(self, place_id: str) -> None:
-        """The place is gone: forget its worker, of which nothing is reported any more."""
+        """The place is gone: forget its worker. What is reported of it nevertheless is passed over."""
 
     def read_stacks(self, worker_id: int) -> None:
         """Find out where this worker stands: `StacksFound` within `STACKS_SECONDS`, unless it ends meanwhile."""

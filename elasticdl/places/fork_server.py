@@ -1,4 +1,4 @@
-"""The launcher's side of a template (`elasticdl.common.template`): starts it, and asks it for workers."""
+"""How workers' processes are started: forked from a template (`elasticdl.common.template`) where that is possible."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import ctypes
 import json
+import logging
 import os
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from elasticdl.common.credentials import SHARED_GPU, STACKS, WORKER_ID
 from elasticdl.common.front_ends import python_path
@@ -23,32 +25,96 @@ IMPORT_SECONDS = 120.0
 FORK_SECONDS = 30.0
 END_SECONDS = 5.0  # for what is killed
 _PR_SET_CHILD_SUBREAPER = 36
+_log = logging.getLogger(__name__)
 
 
 class CannotFork(Exception):
     """The worker has to be started without the fork server; the text says why."""
 
 
-class ForkServer:
-    """One template, started anew when it has ended, or when workers are given another environment; `CannotFork` for good once
-    one says that forks are not safe, or ends while it imports."""
+class Spawner:
+    """Starts processes of one command line, each the leader of a session; they die with this process.
+
+    They are forked from a template, which is started anew when it has ended, or when workers are given another environment. Each imports
+    for itself where there is nothing to import beforehand, once a template says that forks are not safe, and if one ends while it imports.
+    """
 
     def __init__(
-        self, argv: Sequence[str], environment: Mapping[str, str], modules: Sequence[str], log: Path | int
+        self,
+        argv: Sequence[str],
+        modules: Sequence[str] = (),
+        reason: str = "",
+        environment: Mapping[str, str] = MappingProxyType({}),
+        log: Path | int = subprocess.DEVNULL,
     ) -> None:
-        """``environment``: of any worker. ``log``: a file, or its descriptor; takes what is printed while modules are imported."""
+        """The first three are what `elasticdl.places.preload.how_to_start` says.
+
+        Args:
+            environment: Of any worker.
+            log: A file, or its descriptor; takes what is printed while modules are imported.
+        """
         self._argv = argv
-        self._environment = _of_any_worker(environment)
         self._modules = modules
+        self._environment = _of_any_worker(environment)
         self._log = log
-        self._process: ProcessGroup | None = None
+        self._template: ProcessGroup | None = None
         self._channel: socket.socket | None = None
         self._greeted = False
-        self._refusal = ""
+        self._refusal = reason  # why no worker is forked any more
+        self._told = set[str]()  # why workers were not forked
         self._turn = asyncio.Lock()
+        try:
+            if modules:
+                self._import()
+        except OSError as error:
+            self._refusal = error.strerror or str(error)
+        if self._refusal:
+            self._warn(self._refusal)
 
-    def start(self) -> None:
-        """Begin to import."""
+    async def spawn(
+        self, environment: Mapping[str, str], out: int, log: int, is_wanted: Callable[[], bool]
+    ) -> ProcessGroup | None:
+        """A process whose stdout and stderr are these descriptors.
+
+        ``is_wanted``: asked before anything of its program is run. Returns None if it was not wanted any more before there was a
+        process.
+
+        Raises:
+            OSError: it can't be started.
+        """
+        if self._modules:
+            try:
+                return await self._fork(environment, out, log, is_wanted)
+            except CannotFork as reason:
+                if is_wanted():
+                    self._warn(str(reason))
+        if not is_wanted():
+            return None
+        process = subprocess.Popen(
+            tethered([*self._argv]),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
+        return ProcessGroup(process.pid, process.wait)
+
+    def _warn(self, reason: str) -> None:
+        if reason not in self._told:
+            self._told.add(reason)
+            _log.warning("workers are started without the fork server (slower): %s", reason)
+
+    async def close(self) -> None:
+        """Whoever waits for a worker has `CannotFork`."""
+        self._refusal = "the launcher is closed"
+        if self._template is not None:
+            self._template.kill()
+        async with self._turn:
+            await self._end()
+
+    def _import(self) -> None:
+        """Start the template."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         _become_subreaper()
@@ -63,22 +129,19 @@ class ForkServer:
                 start_new_session=True,
                 pass_fds=[theirs.fileno()],
             )
-        self._process, self._channel, self._greeted = ProcessGroup(process.pid, process.wait), ours, False
+        self._template, self._channel, self._greeted = ProcessGroup(process.pid, process.wait), ours, False
 
     @property
     def _hooked(self) -> dict[str, str]:
         """The template's environment."""
         return {**self._environment, **python_path(self._environment)}
 
-    async def fork(
+    async def _fork(
         self, environment: Mapping[str, str], out: int, log: int, is_wanted: Callable[[], bool]
     ) -> ProcessGroup:
-        """A new worker, whose stdout and stderr are these descriptors.
-
-        ``is_wanted``: asked before anything of its program is run; if not, the worker ends without that.
-
+        """
         Raises:
-            CannotFork: start it without the fork server.
+            CannotFork: start it without the template.
         """
         async with self._turn:
             if self._refusal:
@@ -93,16 +156,8 @@ class ForkServer:
                     self._refusal = self._refusal or reason
                 elif not self._refusal:  # the next worker need not wait for all of its imports
                     with contextlib.suppress(OSError):
-                        self.start()
+                        self._import()
                 raise CannotFork(reason) from None
-
-    async def close(self) -> None:
-        """Whoever waits for a worker has `CannotFork`."""
-        self._refusal = "the launcher is closed"
-        if self._process is not None:
-            self._process.kill()
-        async with self._turn:
-            await self._end()
 
     async def _ask(
         self, environment: Mapping[str, str], out: int, log: int, is_wanted: Callable[[], bool]
@@ -112,7 +167,7 @@ class ForkServer:
             await self._end()
             self._environment = common
         if self._channel is None:
-            self.start()
+            self._import()
         if not self._greeted:
             problem = (await self._reply(IMPORT_SECONDS)).problem
             self._greeted = True
@@ -145,14 +200,14 @@ class ForkServer:
         return Reply(*json.loads(message))
 
     async def _end(self) -> None:
-        channel, process, self._channel, self._process = self._channel, self._process, None, None
+        channel, template, self._channel, self._template = self._channel, self._template, None, None
         if channel is not None:
             channel.close()
-        if process is None:
+        if template is None:
             return
-        process.kill()
-        if await process.has_ended(END_SECONDS):  # one that the kernel holds is left: nobody has to wait for that
-            await process.wait()
+        template.kill()
+        if await template.has_ended(END_SECONDS):  # one that the kernel holds is left: nobody has to wait for that
+            await template.wait()
 
 
 def _of_any_worker(environment: Mapping[str, str]) -> dict[str, str]:

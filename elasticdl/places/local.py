@@ -26,8 +26,9 @@ from elasticdl.common.background import Background
 from elasticdl.common.credentials import SHARED_GPU
 from elasticdl.master.core.events import ExitCause, LauncherFailed, StacksFound, WorkerExited, WorkerPlaced
 from elasticdl.places.base import FoundInPlace, Place, PlaceChanged, PlaceLost, PlaceReport, PlaceState, StarterReport
+from elasticdl.places.fork_server import Spawner
 from elasticdl.places.launcher import Seconds
-from elasticdl.places.worker_process import InFile, MemoryKills, Spawner, WorkerRun, judge_end, look_at, what_failed
+from elasticdl.places.worker_process import InFile, MemoryKills, WorkerRun, judge_end, look_at, what_failed
 
 # The slots of this machine: `Places` with its GPUs, or as many as wanted where there are none.
 #
@@ -230,22 +231,16 @@ class LocalStarter:
         self._command = command
         self._report = report
         self._runs: dict[int, WorkerRun] = {}
-        self._places: dict[str, int] = {}  # the worker that was started there last
-        self._silent: set[int] = set()  # workers whose place is gone
         self._background = Background("workers are looked after", lambda why: report(LauncherFailed(why)))
         self._memory_kills = MemoryKills()
-        self._closed = False
 
     async def found(self, places: Sequence[Place], remembered: Mapping[int, str]) -> Sequence[FoundInPlace]:
         """None: workers of this machine die with their master."""
         return ()
 
     def start(self, worker_id: int, place: Place) -> None:
-        self._places[place.id] = worker_id
         out = self._command.out(worker_id) if self._command.out else None
         run = self._runs[worker_id] = WorkerRun(worker_id, InFile(self._command.log(worker_id), out))
-        if self._closed:
-            run.end(0)
         self._background.start(self._run(run, place))
 
     def end(self, worker_id: int, grace: float | None) -> None:
@@ -253,50 +248,39 @@ class LocalStarter:
             run.end(grace)
 
     def lost(self, place_id: str) -> None:
-        worker_id = self._places.pop(place_id, None)
-        if worker_id in self._runs:
-            self._silent.add(worker_id)
-            self.end(worker_id, 0)
+        """A slot is lost when it is given back, which is after the end of its worker."""
 
     def read_stacks(self, worker_id: int) -> None:
-        if (run := self._runs.get(worker_id)) and not self._closed:
+        if run := self._runs.get(worker_id):
             self._background.start(self._tell_stacks(run))
 
     async def _tell_stacks(self, run: WorkerRun) -> None:
         if found := await run.look(self._stacks):
-            self._tell(found)
+            self._report(found)
 
     def _stacks(self, run: WorkerRun, pid: int) -> StacksFound:
         return look_at(run.worker_id, pid, run.dump, self._command.log(run.worker_id))
 
     async def close(self, *, keep: bool = False) -> None:
-        self._closed = True
-        for worker_id in list(self._runs):
-            self.end(worker_id, 0)
+        for run in self._runs.values():
+            run.end(0)
         await self._command.spawner.close()
         if not await self._background.wait(CLOSE_SECONDS):
             _log.error("workers %s can't be killed: leaving them behind", sorted(self._runs))
-
-    def _tell(self, report: WorkerPlaced | WorkerExited | StacksFound) -> None:
-        if report.worker_id not in self._silent:
-            self._report(report)
 
     async def _run(self, run: WorkerRun, place: Place) -> None:
         """Start a worker, and report what becomes of it."""
         worker_id = run.worker_id
         environment = self._command.environment(worker_id, place)
-
-        def placed(pid: int) -> None:
-            self._tell(WorkerPlaced(worker_id, HOST, pid))
-
         try:
-            code = await run.to_its_end(self._spawner, environment, placed)
+            code = await run.to_its_end(
+                self._spawner(), environment, lambda pid: self._report(WorkerPlaced(worker_id, HOST, pid))
+            )
             exited = self._judge(run, code)
         except OSError as error:
             exited = WorkerExited(worker_id, ExitCause.CRASHED, 1, f"can't start it: {what_failed(error)}")
         del self._runs[worker_id]
-        self._tell(exited)
-        self._silent.discard(worker_id)
+        self._report(exited)
         if run.left:
             await run.left
 

@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import re
 import shutil
 import signal
-import subprocess
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -23,12 +21,12 @@ from typing import Any, TypeAlias, TypeVar
 import psutil
 
 from elasticdl.common.credentials import STACKS, WORKER_ID
-from elasticdl.common.process_group import ProcessGroup, tethered
+from elasticdl.common.process_group import ProcessGroup
 from elasticdl.common.reason import last_exception, last_line, last_words
 from elasticdl.job.jobdir import tail
 from elasticdl.job.journal import without_marks
 from elasticdl.master.core.events import ExitCause, StacksFound
-from elasticdl.places.fork_server import CannotFork, ForkServer
+from elasticdl.places.fork_server import Spawner
 from elasticdl.triton_first import why_it_crashed
 
 # What the end of a worker's process says: by its exit code, and by the last that it has printed.
@@ -264,70 +262,7 @@ def _state(pids: Sequence[int]) -> str:
     return ""
 
 
-_log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-class Spawner:
-    """Starts processes of one command line, each the leader of a session; they die with this process."""
-
-    def __init__(self, argv: Sequence[str], server: ForkServer | None = None) -> None:
-        """Without a server to fork from, each worker imports for itself."""
-        self._argv = argv
-        self._server = server
-        self._told: set[str] = set()  # why workers were not forked
-
-    @classmethod
-    def begin(
-        cls, argv: Sequence[str], modules: Sequence[str], reason: str, environment: Mapping[str, str], log: Path | int
-    ) -> Spawner:
-        """One whose server begins to import; the first three are what `elasticdl.places.preload.how_to_start` says, the others
-        as of a `ForkServer`."""
-        server = ForkServer(argv, environment, modules, log) if modules else None
-        try:
-            if server:
-                server.start()
-        except OSError as error:
-            server, reason = None, error.strerror or str(error)
-        spawner = cls(argv, server)
-        if reason:
-            spawner._warn(reason)
-        return spawner
-
-    async def spawn(
-        self, environment: Mapping[str, str], out: int, log: int, is_wanted: Callable[[], bool]
-    ) -> ProcessGroup | None:
-        """None if it was not wanted any more before there was a process.
-
-        Raises:
-            OSError: it can't be started.
-        """
-        if self._server is not None:
-            try:
-                return await self._server.fork(environment, out, log, is_wanted)
-            except CannotFork as reason:
-                if is_wanted():
-                    self._warn(str(reason))
-        if not is_wanted():
-            return None
-        process = subprocess.Popen(
-            tethered([*self._argv]),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=log,
-            env=environment,
-            start_new_session=True,
-        )
-        return ProcessGroup(process.pid, process.wait)
-
-    async def close(self) -> None:
-        if self._server is not None:
-            await self._server.close()
-
-    def _warn(self, reason: str) -> None:
-        if reason not in self._told:
-            self._told.add(reason)
-            _log.warning("workers are started without the fork server (slower): %s", reason)
 
 
 class WorkerRun:
@@ -363,7 +298,7 @@ class WorkerRun:
         return None if self.process is None else found
 
     async def to_its_end(
-        self, spawner: Callable[[], Awaitable[Spawner]], environment: Mapping[str, str], placed: Callable[[int], None]
+        self, spawner: Awaitable[Spawner], environment: Mapping[str, str], placed: Callable[[int], None]
     ) -> int:
         """Start it; returns its exit code, or minus a signal's number, when nothing is left of it.
 
@@ -400,12 +335,10 @@ class WorkerRun:
             # It may have many files, and whoever trains on must not wait for that.
             self.left = asyncio.ensure_future(_remove(folder))
 
-    async def _spawn(
-        self, get_spawner: Callable[[], Awaitable[Spawner]], environment: Mapping[str, str]
-    ) -> ProcessGroup | None:
-        spawner = await get_spawner()
+    async def _spawn(self, spawner: Awaitable[Spawner], environment: Mapping[str, str]) -> ProcessGroup | None:
+        started_by = await spawner
         with self.output.printing() as (out, log):
-            return await spawner.spawn(environment, out, log, lambda: not self._unwanted.is_set())
+            return await started_by.spawn(environment, out, log, lambda: not self._unwanted.is_set())
 
     async def _until_started(self, spawning: asyncio.Future[ProcessGroup | None]) -> None:
         """Or until the worker is killed: to start it may take long."""

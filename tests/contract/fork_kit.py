@@ -10,10 +10,9 @@ import psutil
 from elasticdl.common.credentials import WORKER_ID
 from elasticdl.common.front_ends import python_path
 from elasticdl.master.core.events import WorkerExited, WorkerPlaced
-from elasticdl.places.fork_server import ForkServer
+from elasticdl.places.fork_server import Spawner
 from elasticdl.places.launcher import PlaceLauncher
 from elasticdl.places.local import TIMES, LocalStarter, Slots, WorkerCommand
-from elasticdl.places.worker_process import Spawner
 
 DEADLINE = 60.0
 TESTED_BY = "TESTED_BY"  # in the environment of all that a launcher under test starts
@@ -27,16 +26,16 @@ async def launcher_of(argv, folder, modules=None, environ=None, slots=0):
     before = set(psutil.Process().children(recursive=True))
     environ = {**(environ or os.environ), TESTED_BY: str(os.getpid())}
     common = {**environ, **python_path(environ)}
-    server = ForkServer(argv, common, modules, folder / "master.log") if modules is not None else None
+    spawner = Spawner(argv, modules or (), "", common, folder / "master.log")
     command = WorkerCommand(
-        Spawner(argv, server),
+        spawner,
         lambda number, place: {**common, WORKER_ID: str(number)},
         lambda n: folder / f"{n}.log",
     )
     reports = asyncio.Queue()
     slots = partial(Slots, slots, (), folder)
     launcher = PlaceLauncher(slots, partial(LocalStarter, command), reports.put_nowait, seconds=TIMES)
-    launcher.server = server
+    launcher.spawner = spawner
     try:
         yield launcher, reports
     finally:

@@ -35,7 +35,7 @@ asyncio.run(run())
 
 
 def template_of(launcher):
-    return psutil.Process(launcher.server._process.pid)
+    return psutil.Process(launcher.spawner._template.pid)
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_process_to_fork_from_that_is_killed_while_it_imports_is_not_started_a
             for worker in range(3):
                 await launcher.launch(worker)
                 await next_of(reports, WorkerPlaced)
-            assert launcher.server._process is None
+            assert launcher.spawner._template is None
 
     asyncio.run(run())
     assert (tmp_path / "count").read_text() == "x"
@@ -196,8 +196,8 @@ def test_random_ends_are_each_told_once_and_leave_nothing(tmp_path, seed):
                 await asyncio.sleep(rng.random() * 0.03)
                 if rng.random() < 0.3:
                     rng.choice([launcher.kill, launcher.terminate])(number)
-                elif rng.random() < 0.2 and launcher.server._process:
-                    launcher.server._process.kill()
+                elif rng.random() < 0.2 and launcher.spawner._template:
+                    launcher.spawner._template.kill()
         ends = [reports.get_nowait() for _ in range(reports.qsize())]
         assert sorted(end.worker_id for end in ends if isinstance(end, WorkerExited)) == list(range(40))
 

@@ -17,8 +17,8 @@ from elasticdl.cli.folder_job import FolderJob
 from elasticdl.cli.signals import ECHO_SECONDS, Interrupted, SignalLog
 from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir, jobs_root
 from elasticdl.job.spec import JobSpec
+from elasticdl.master.shell import serve
 from elasticdl.master.shell.serve import LocalWorkers
-from elasticdl.places.worker_process import Spawner
 
 TIMEOUT = 60.0
 
@@ -97,7 +97,7 @@ def masters() -> list[int]:
 def test_workers_know_how_wide_the_terminal_is_unless_the_user_says(monkeypatch, tmp_path, columns, given):
     monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path))
     environments = []
-    monkeypatch.setattr(Spawner, "begin", lambda *args: environments.append(args[3]))
+    monkeypatch.setattr(serve, "Spawner", lambda *args: environments.append(args[3]))
     monkeypatch.setattr(os, "isatty", lambda descriptor: descriptor == 2)
     monkeypatch.setattr(os, "get_terminal_size", lambda descriptor: os.terminal_size((columns, 24)))
     for name in ("COLUMNS", "LINES", "TQDM_NCOLS"):

@@ -41,10 +41,10 @@ from elasticdl.master.shell.observers import (
 )
 from elasticdl.master.shell.servicer import Server, Servicer, SharedStatus, TokenAccess
 from elasticdl.places.base import Launcher, Limits, Place, Report
+from elasticdl.places.fork_server import Spawner
 from elasticdl.places.launcher import PlaceLauncher
 from elasticdl.places.local import TIMES, LocalStarter, Slots, WorkerCommand, find_gpus
 from elasticdl.places.preload import how_to_start
-from elasticdl.places.worker_process import Spawner
 from elasticdl.proto import elasticdl_pb2 as pb
 
 HEARTBEATS_PER_TIMEOUT = 5
@@ -339,7 +339,7 @@ class LocalWorkers:
         defaults = {"PYTHONFAULTHANDLER": "1", "PYTHONHASHSEED": HASH_SEED, **_terminal_size()}
         self._inherited = {**defaults, **os.environ, "PYTHONUNBUFFERED": "1", **python_path(os.environ)}
         environment = self._environment(spec.num_workers, 0, Place(""))
-        self._spawner = Spawner.begin(*how_to_start(spec), environment, job_dir.master_log)
+        self._spawner = Spawner(*how_to_start(spec), environment, job_dir.master_log)
 
     def launcher(self, report: Report, limits: Limits) -> Launcher:
         slots = partial(Slots, self._spec.slots, find_gpus(os.environ), jobs_root().parent / "devices")
