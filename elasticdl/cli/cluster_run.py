@@ -366,7 +366,7 @@ def follow_submitted(handle: NamespaceJob, spec: JobSpec) -> int:
 
     def watch(screen: Screen, following: Following) -> Watch:
         masters = MasterWatch(handle, screen, spec.image_timeout, look_at=time.monotonic() + LOOK_SECONDS)
-        return lambda heard: masters.hear(heard, following.failure, time.monotonic())
+        return lambda heard: masters.hear(heard, str(following.failure or ""), time.monotonic())
 
     follower = Follower(
         prints=lambda screen: Prints(ranks, screen, PodPrinters(handle.client, handle.name)),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
-from elasticdl.cli.job_handle import Following, Heard, JobHandle
+from elasticdl.cli.job_handle import AbsentError, Following, Heard, JobHandle
 from elasticdl.cli.printed import Prints
 from elasticdl.cli.screens import (
     Kept,
@@ -37,8 +36,8 @@ class Follower:
 
     Attributes:
         prints: Shows what the workers print.
-        watch: Makes what looks after the master; without it why there is none is told. That is called with each thing that has come
-            and, whenever nothing has come for a moment, with None.
+        watch: Makes what looks after the master. That is called with each thing that has come and, whenever nothing has come for a
+            moment, with None. Without it why there is no master is told.
         farewell: What is said when a signal ends the following, as the job goes on. None: a signal does not end the following.
         at_end: Called when nothing more comes, while it is still shown what the workers print.
         lost: Called if the job is lost.
@@ -65,7 +64,7 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
         follower.prints(screen).shown(wait=lambda: not noted.take()) as prints,
         job.following(statuses=True) as following,
     ):
-        watch = follower.watch(screen, following) if follower.watch else tell_absence(job, screen)
+        watch = follower.watch(screen, following) if follower.watch else tell_absence(job, screen, following)
 
         def leaves(heard: Heard | None) -> bool:
             watch(heard)
@@ -102,20 +101,17 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
     return 0
 
 
-def tell_absence(job: JobHandle, screen: Screen) -> Watch:
-    """Tells why the job has no master, each reason once."""
-    told, look_at = "", 0.0
+def tell_absence(job: JobHandle, screen: Screen, following: Following) -> Watch:
+    """Tells why the job has no master, when that changes."""
+    told = ""
 
     def watch(heard: Heard | None) -> None:
-        nonlocal told, look_at
-        if heard is not None or time.monotonic() < look_at:
-            return
-        look_at = time.monotonic() + job.look_seconds
-        with suppress(UnreachableError, FileNotFoundError):
-            absence = job.absence()
-            if absence not in ("", told) and not job.over():  # asked last: how it ended is told at the end
-                screen.line(absence)
-                told = absence
+        nonlocal told
+        if heard is None and isinstance(following.failure, AbsentError) and str(following.failure) != told:
+            with suppress(UnreachableError):
+                if not job.over():  # how it ended is told at the end
+                    told = str(following.failure)
+                    screen.line(told)
 
     return watch
 

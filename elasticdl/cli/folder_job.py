@@ -20,7 +20,7 @@ from elasticdl.cli.screens import by_writer, is_over
 from elasticdl.common.credentials import Endpoint
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.facts import Facts
-from elasticdl.job.jobdir import JobDir, list_jobs
+from elasticdl.job.jobdir import JobDir, MasterAddress, list_jobs
 from elasticdl.job.journal import Entry, parse_entry
 from elasticdl.places.slurm import Stage, UnknownJobError, run, stage_of, workers_name
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -163,24 +163,25 @@ class FolderJob(JobHandle):
         except FileNotFoundError:
             return None
 
-    def life(self) -> Life:
+    def look(self, master: MasterAddress | None) -> tuple[Life, str]:
+        """``master``: as its file was just read. With what else is known of why no master runs."""
         job = self.folder
         if job.status.exists():
-            return Life.ENDED
-        if (master := job.read_master()) is not None:
-            return Life.RUNNING if master.is_alive() else Life.LOST
+            return Life.ENDED, ""
+        if master is not None:
+            return (Life.RUNNING if master.is_alive() else Life.LOST), ""
         try:
             age = time.time() - job.path.stat().st_mtime
         except FileNotFoundError:
-            return Life.LOST
-        return Life.STARTING if age < STARTING_SECONDS else Life.LOST
+            return Life.LOST, ""
+        return (Life.STARTING if age < STARTING_SECONDS else Life.LOST), ""
+
+    def life(self) -> Life:
+        return self.look(self.folder.read_master())[0]
 
     def over(self) -> str:
         life = self.life()
         return str(life.value) if life in (Life.ENDED, Life.LOST) else ""
-
-    def absence(self) -> str:
-        return str(self.life().value)
 
     def end(self) -> pb.JobStatus | None:
         """As its journal tells it, if its master could not write its status, as on a full disk."""
@@ -213,18 +214,17 @@ class FolderJob(JobHandle):
 
     @contextmanager
     def reach(self) -> Iterator[Endpoint]:
-        if absence := self.absence():
-            raise AbsentError(absence)
-        address = self.folder.read_master()
-        if address is None:  # it has just ended
-            raise UnreachableError("its master is not there")
-        yield address.endpoint
+        master = self.folder.read_master()
+        life, why = self.look(master)
+        if life is not Life.RUNNING or master is None:
+            raise AbsentError(why or str(life.value) or "its master is not there")
+        yield master.endpoint
 
-    def earlier_journal(self) -> Lines:
-        return _lines_of(self.folder.earlier)
-
-    def kept_journal(self) -> Lines:
+    def entries(self, since: int = 0) -> Lines:
         return _lines_of(self.folder.journal)
+
+    def earlier_entries(self) -> Lines:
+        return _lines_of(self.folder.earlier)
 
     def logs(self, worker: int | None, *, follow: bool) -> Lines:
         """Logs that appear later are taken up."""
@@ -266,16 +266,8 @@ class SlurmJob(FolderJob):
         self.folder.write_status(status)
         return f"stopped at step {step}" if step else "stopped before it had begun"
 
-    def life(self) -> Life:
-        return self._look()[0]
-
-    def absence(self) -> str:
-        life, why = self._look()
-        return why or str(life.value)
-
-    def _look(self) -> tuple[Life, str]:
-        """With what else is known of why no master runs."""
-        up = Life.RUNNING if self.folder.master.exists() else Life.STARTING
+    def look(self, master: MasterAddress | None) -> tuple[Life, str]:
+        up = Life.RUNNING if master else Life.STARTING
         has_ended = self.folder.status.exists()
         if has_ended and up is Life.STARTING:
             return Life.ENDED, ""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from typing import ClassVar, Generic, Protocol, TypeAlias, TypeVar
+from typing import ClassVar, Protocol, TypeAlias, TypeVar
 
 from google.protobuf import json_format
 from pydantic import ValidationError
@@ -111,219 +111,115 @@ def connect(master: Endpoint) -> Iterator[MasterClient]:
         yield MasterClient(channel, master)
 
 
-# Following a job, wherever it is: each entry of its journal once, and its statuses beside, until it is over.
-#
-# What a master tells may be lost with it, or break off on its way. So at the end comes what was kept: the rest of the journal, and the
-# last status.
-
-
 FOLLOW_POLL = 0.05
 AGAIN_SECONDS = 1.0  # before a master is asked once more
-JOIN_SECONDS = 5.0  # for a stream to end by itself, and for one that was closed
+JOIN_SECONDS = 5.0  # for streams to end by themselves, and for those that were closed
 KEPT_TRIES = 60  # for what is kept, as a cluster may just then not answer
-MOST_LINES = 20_000  # that are taken at once
 Heard: TypeAlias = str | pb.JobStatus  # a line of the journal, or a status
-Open: TypeAlias = Callable[[], AbstractContextManager[MasterClient]]
 T = TypeVar("T")
 
 
-class StreamReader(Generic[T]):
-    """A thread that reads what masters tell, through any change of masters, and at the end what is kept.
+class Following:
+    """Iterates over what comes of a job, until it is over: each entry of its journal once, and its statuses beside, if they are asked
+    for. None whenever nothing has come for a moment.
 
-    ``read``: a stream of a master's. ``has_ended``: whether the job is over, asked whenever a stream has ended or failed.
+    A thread for each reads what masters tell, through any change of masters. That may be lost with a master, or break off on its way.
+    So at the end comes what was kept: the rest of the journal, and the last status.
     """
 
-    def __init__(
-        self,
-        master: Open,
-        read: Callable[[MasterClient], Iterable[T]],
-        has_ended: Callable[[], object],
-        kept: Callable[[], Iterable[T]],
-    ) -> None:
-        self._open = master
-        self._read = read
-        self._has_ended = has_ended
-        self._kept = kept
-        self._inbox: queue.SimpleQueue[T] = queue.SimpleQueue()
-        self._last = threading.Event()  # no other stream is begun
-        self._end_by = math.inf  # from then on a stream that has not ended is closed
-        self._leave_by = math.inf  # until then its end is waited for
-        self._master: MasterClient | None = None
-        self.failure = ""  # why nothing is heard at the moment
-        self._thread = threading.Thread(target=self._run, name="stream", daemon=True)
-        self._thread.start()
+    def __init__(self, job: JobHandle, *, statuses: bool) -> None:
+        self.failure: Exception | None = None  # why no status is heard at the moment
+        self._job = job
+        self._inbox: queue.SimpleQueue[Heard | None] = queue.SimpleQueue()  # None: a stream has ended
+        self._is_over = threading.Event()
+        self._is_left = False
+        self._number = 0  # of the newest entry
+        self._masters: list[MasterClient] = []  # that are read
+        reads = (self._read_entries, self._read_statuses)[: 1 + statuses]
+        self._threads = [threading.Thread(target=self._run, args=(read,), name="stream", daemon=True) for read in reads]
+        for thread in self._threads:
+            thread.start()
 
-    @property
-    def is_complete(self) -> bool:
-        return not self._thread.is_alive()
-
-    def take(self) -> list[T]:
-        """What has come, a part of it if it is much."""
-        taken: list[T] = []
-        with suppress(queue.Empty):
-            while len(taken) < MOST_LINES:
-                taken.append(self._inbox.get_nowait())
-        return taken
-
-    def finish(self) -> None:
-        """The job is over: the stream that is open may come to its end, but for a connection that hangs. To be called again until it is
-        complete."""
-        if not self._last.is_set():
-            self._last.set()
-            self._end_by = time.monotonic() + JOIN_SECONDS
-        elif time.monotonic() > self._end_by:
-            self._hang_up()
-
-    def leave(self) -> None:
-        """Nobody reads any more; as `close` without waiting."""
-        self._kept = tuple
-        self._last.set()
-        self._leave_by = min(self._leave_by, time.monotonic() + JOIN_SECONDS)
-        self._hang_up()
+    def __iter__(self) -> Iterator[Heard | None]:
+        look_at, hang_up_at = 0.0, math.inf
+        while True:
+            # Asked first: what came before that is taken.
+            is_last, now = not any(thread.is_alive() for thread in self._threads), time.monotonic()
+            if now >= look_at and not self._is_over.is_set():
+                look_at = now + self._job.look_seconds
+                with suppress(UnreachableError):  # a cluster that does not answer may do so later
+                    if self._job.over():
+                        self._is_over.set()
+                        hang_up_at = now + JOIN_SECONDS
+            if now >= hang_up_at:
+                self._hang_up()
+            try:
+                heard = self._inbox.get(timeout=0 if is_last else FOLLOW_POLL)
+            except queue.Empty:
+                if is_last:
+                    return
+                yield None
+                continue
+            if heard is None:
+                look_at = 0.0
+            else:
+                look_at = now + self._job.look_seconds
+                yield heard
 
     def close(self) -> None:
         """What is open is closed by the time this returns, unless the network hangs."""
-        self.leave()
-        self._thread.join(max(0.0, self._leave_by - time.monotonic()))
+        self._is_left = True
+        self._is_over.set()
+        self._hang_up()
+        deadline = time.monotonic() + JOIN_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _hang_up(self) -> None:
-        if master := self._master:
+        for master in tuple(self._masters):
             master.close()
 
-    def _run(self) -> None:
-        is_last = False
-        while not is_last:
+    def _run(self, read: Callable[[MasterClient | None], None]) -> None:
+        while not self._is_over.is_set():
             try:
-                self._read_stream()
+                with self._job.reached() as master:
+                    self._masters.append(master)
+                    try:
+                        if not self._is_over.is_set():  # else it may not have been closed
+                            read(master)
+                    finally:
+                        self._masters.remove(master)
+                        self._inbox.put(None)
             except (ElasticDLError, OSError) as error:
-                self.failure = str(error)
+                self._note(read, error)
             except ValueError:  # gRPC's, of a client that has just been closed
                 pass
-            is_last = self._last.is_set()
-            with suppress(ElasticDLError, OSError):
-                is_last = is_last or bool(self._has_ended())
-            if not is_last:
-                self._last.wait(AGAIN_SECONDS)
-        for _ in range(KEPT_TRIES):
+            self._is_over.wait(AGAIN_SECONDS)
+        for _ in range(0 if self._is_left else KEPT_TRIES):
             try:
-                return self._tell(self._kept())
+                return read(None)
             except (UnreachableError, OSError) as error:
-                self.failure = str(error)
+                self._note(read, error)
                 time.sleep(AGAIN_SECONDS)
             except ElasticDLError as error:  # damaged: it will not be better
-                self.failure = str(error)
-                return None
+                return self._note(read, error)
         return None
 
-    def _read_stream(self) -> None:
-        if self._last.is_set():
-            return
-        with self._open() as master:
-            self._master = master
-            try:
-                if not self._last.is_set():  # else it may not have been closed
-                    self._tell(self._read(master))
-            finally:
-                self._master = None
+    def _note(self, read: object, failure: Exception) -> None:
+        if read == self._read_statuses:
+            self.failure = failure
 
-    def _tell(self, stream: Iterable[T]) -> None:
-        for told in stream:
-            self.failure = ""
-            self._inbox.put(told)
+    def _read_entries(self, master: MasterClient | None) -> None:
+        """``master``: None at the end, for what is kept. Each master tells what the one before it has told, and so does what is kept."""
+        for line in master.events(self._number, follow=True) if master else self._job.entries(self._number):
+            if (number := number_of(line)) > self._number:
+                self._number = number
+                self._inbox.put(line)
 
-
-class NewLines:
-    """Which lines of a journal are new to somebody who is told it more than once: by each master, and from what is kept.
-
-    An older master gives its entries no numbers, and tells all of them: such lines are known by their places in the journal.
-    """
-
-    def __init__(self) -> None:
-        self.number = 0  # of the newest entry
-        self._place = self._most = 0
-
-    def of(self, journal: Iterable[str]) -> Iterator[str]:
-        """``journal``: told from its beginning, or from after that newest entry."""
-        self._place = 0
-        return filter(self.is_new, journal)
-
-    def is_new(self, line: str) -> bool:
-        """Of the next line."""
-        self._place += 1
-        if number := number_of(line):
-            is_new, self.number = number > self.number, max(number, self.number)
-        else:
-            is_new, self._most = self._place > self._most, max(self._place, self._most)
-        return is_new
-
-
-class Following:
-    """Iterates over what comes of a job, until it is over; None whenever nothing has come for a moment.
-
-    ``has_ended``: asked in the thread that iterates, each ``look_seconds`` in which nothing comes.
-    """
-
-    def __init__(
-        self,
-        entries: StreamReader[str],
-        statuses: StreamReader[pb.JobStatus] | None,
-        has_ended: Callable[[], object],
-        look_seconds: float,
-    ) -> None:
-        self._statuses = statuses
-        self._sources: Sequence[StreamReader[str] | StreamReader[pb.JobStatus]] = (
-            (entries, statuses) if statuses else (entries,)
-        )
-        self._has_ended = has_ended
-        self._look_seconds = look_seconds
-        self._look_at = 0.0
-
-    @property
-    def failure(self) -> str:
-        """Why its master is not heard of at the moment; empty while it is."""
-        return self._statuses.failure if self._statuses else ""
-
-    def __iter__(self) -> Iterator[Heard | None]:
-        over = is_last = False
-        while not is_last:
-            over = over or self._is_over()
-            if over:
-                for source in self._sources:
-                    source.finish()
-            is_last = all(
-                source.is_complete for source in self._sources
-            )  # asked first: what came before that is taken once more
-            nothing = True
-            for heard in self._taken(to_end=is_last):
-                nothing = False
-                self._look_at = time.monotonic() + self._look_seconds
-                yield heard
-            if nothing and not is_last:
-                yield None
-                time.sleep(FOLLOW_POLL)
-
-    def close(self) -> None:
-        for source in self._sources:
-            source.leave()  # all connections end at the same time
-        for source in self._sources:
-            source.close()
-
-    def _is_over(self) -> bool:
-        """A job may be over without a word on any stream."""
-        if time.monotonic() < self._look_at:
-            return False
-        self._look_at = time.monotonic() + self._look_seconds
-        with suppress(UnreachableError):  # a cluster that does not answer may do so later
-            return bool(self._has_ended())
-        return False
-
-    def _taken(self, *, to_end: bool) -> Iterator[Heard]:
-        for source in self._sources:
-            more = True
-            while more:
-                heard = source.take()
-                more = to_end and bool(heard)
-                yield from heard
+    def _read_statuses(self, master: MasterClient | None) -> None:
+        for status in master.watch() if master else filter(None, [self._job.kept_status()]):
+            self.failure = None
+            self._inbox.put(status)
 
 
 POLL = 0.5
@@ -376,9 +272,6 @@ class JobHandle(Protocol):
     def over(self) -> str:
         """Why nothing more will come of the job; empty while something may."""
 
-    def absence(self) -> str:
-        """Why no master runs at the moment; empty if one does."""
-
     def last_known(self) -> tuple[int, float]:
         """Of a job that is lost: its last step, and how old it was then."""
 
@@ -389,12 +282,12 @@ class JobHandle(Protocol):
             AbsentError: none runs.
         """
 
-    def earlier_journal(self) -> Iterable[str]:
+    def entries(self, since: int = 0) -> Iterable[str]:
+        """The lines of its journal, as far as they are to be had now; of those up to the number ``since`` some may be left out."""
+
+    def earlier_entries(self) -> Iterable[str]:
         """Those of the jobs from which its training goes on."""
         return ()
-
-    def kept_journal(self) -> Iterable[str]:
-        """Its own, as far as it is kept without its master."""
 
     def logs(self, worker: int | None, *, follow: bool) -> Lines:
         """Of the master and all workers, each line under its writer's name, or of one worker as it wrote it."""
@@ -494,36 +387,17 @@ class JobHandle(Protocol):
                 + (f"; `elasticdl delete {self.name}{self.flags}` ends it without one" if self.namespace else "")
             ) from None
 
-    @contextmanager
-    def following(self, *, statuses: bool) -> Iterator[Following]:
+    def following(self, *, statuses: bool) -> AbstractContextManager[Following]:
         """What comes of it, with its statuses or without."""
+        return closing(Following(self, statuses=statuses))
 
-        def kept() -> Iterable[pb.JobStatus]:
-            status = self.kept_status()
-            return [] if status is None else [status]
-
-        new = NewLines()
-        entries = StreamReader(
-            self.reached,
-            lambda client: new.of(client.events(new.number, follow=True)),
-            self.over,
-            lambda: new.of(self.kept_journal()),
-        )
-        reader = StreamReader(self.reached, lambda client: client.watch(), self.over, kept) if statuses else None
-        with closing(Following(entries, reader, self.over, self.look_seconds)) as following:
-            yield following
-
-    def journal(self) -> Lines:
-        """The entries so far, and before them those of the jobs from which its training goes on."""
-        yield from self.earlier_journal()
-        yield from self.own_journal()
-
-    def own_journal(self) -> Iterable[str]:
-        return self.kept_journal()
-
-    def journal_to_end(self) -> Lines:
-        """As `journal`, and each entry that comes, once, until the job is over."""
-        yield from self.earlier_journal()
+    def journal(self, *, follow: bool = False) -> Lines:
+        """The entries so far, and before them those of the jobs from which its training goes on. ``follow``: and each that comes, until
+        the job is over."""
+        yield from self.earlier_entries()
+        if not follow:
+            yield from self.entries()
+            return
         with self.following(statuses=False) as following:
             for heard in following:
                 if isinstance(heard, str):

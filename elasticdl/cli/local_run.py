@@ -353,11 +353,11 @@ class _OwnJob(FolderJob):
 
     serving: _Serving
 
-    def life(self) -> Life:
+    def look(self, master: MasterAddress | None) -> tuple[Life, str]:
         has_ended = self.serving.ended.is_set()  # asked first: a master that has ended may have written how the job did
         if self.folder.status.exists():
-            return Life.ENDED
-        return Life.LOST if has_ended else Life.RUNNING
+            return Life.ENDED, ""
+        return (Life.LOST if has_ended else Life.RUNNING), ""
 
 
 def _lost(serving: _Serving, job: JobDir, signals: SignalLog) -> None:

@@ -71,10 +71,6 @@ class NamespaceJob(JobHandle):
         how = _ended(job)
         return f"its Job is {how.lower()}, and its master has not said how it ended" if how else ""
 
-    def absence(self) -> str:
-        pod = find_master(self.client, self.name)
-        return "" if is_running(pod) else self.why_no_master(pod).reason
-
     def why_no_master(self, pod: Object | None) -> Waiting:
         """``pod``: of a master that does not run; None if there is none. What only events say is asked for."""
         waiting = why_no_master(pod)
@@ -125,16 +121,13 @@ class NamespaceJob(JobHandle):
             return ""
         return f"it takes the right to get pods/portforward in namespace {self.namespace}"
 
-    def own_journal(self) -> list[str]:
+    def entries(self, since: int = 0) -> list[str]:
         """The master's, if there is one that answers: less often some of it is kept."""
         try:
             with self.reached() as master:
-                return list(master.events(follow=False))
+                return list(master.events(since, follow=False))
         except ElasticDLError:
-            return self.kept_journal()
-
-    def kept_journal(self) -> list[str]:
-        return self.state().journal.splitlines()
+            return self.state().journal.splitlines()
 
     def logs(self, worker: int | None, *, follow: bool) -> Lines:
         pod = "" if worker is None else self._pod_of(worker)
@@ -149,7 +142,7 @@ class NamespaceJob(JobHandle):
     def _pod_of(self, worker: int) -> str:
         """Its name; empty if what is kept of the job does not tell, as in its first seconds."""
         with contextlib.suppress(ElasticDLError):
-            for entry in filter(None, map(parse_entry, self.kept_journal())):
+            for entry in filter(None, map(parse_entry, self.entries())):
                 if (entry["event"], entry.get("worker")) == ("worker_started", worker):
                     return str(entry.get("place", ""))
         return ""

@@ -7,6 +7,7 @@ says which part it plays.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import threading
@@ -127,8 +128,10 @@ def serving(master: FakeMaster):
 def play(master: FakeMaster, journal: TextIO, part: str, stopped: threading.Event) -> None:
     """One job from its start to its end."""
 
+    numbers = itertools.count(1)
+
     def tell(event: str, **fields: object) -> None:
-        print(json.dumps({"time": 0.0, "event": event, **fields}), file=journal, flush=True)
+        print(json.dumps({"number": next(numbers), "time": 0.0, "event": event, **fields}), file=journal, flush=True)
 
     master.update(phase="running", step=0, total_steps=20, total_epochs=2)
     tell("world_formed", world=1, members=[0, 1], step=0, reason="2 workers are ready")

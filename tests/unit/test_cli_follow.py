@@ -2,7 +2,7 @@
 
 import json
 import threading
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -128,24 +128,6 @@ def entry(number, **fields):
     return json.dumps({"number": number, "time": 1e9, "event": "warning", **fields})
 
 
-def test_what_another_master_tells_of_the_journal_is_told_once():
-    """The first has told an entry that it had not saved, and its successor has others in its place."""
-    new = job_handle.NewLines()
-    first = [entry(number) for number in (1, 2, 3)]
-    assert list(new.of(first)) == first
-    second = [*first[:-1], entry(NUMBERS + 1), "damaged", entry(NUMBERS + 2)]
-    assert list(new.of(second)) == second[2:]
-    assert list(new.of(second)) == []
-    assert new.number == NUMBERS + 2
-
-
-def test_of_a_journal_without_numbers_each_line_is_told_once():
-    """As masters before format 1.2 wrote it, who tell all of it each time."""
-    new = job_handle.NewLines()
-    lines = [json.dumps({"time": 1e9, "event": "warning", "message": "the same"})] * 5
-    assert [list(new.of(lines[:told])) for told in (2, 4, 3, 5)] == [lines[:2], lines[:2], [], lines[:1]]
-
-
 class Masters(JobHandle):
     """A job with one master after another: each tells how it is and what happened, and leaves it to the next."""
 
@@ -172,7 +154,7 @@ class Masters(JobHandle):
     def events(self, after, *, follow):
         return [line for line in next(self._journals, ()) if number_of(line) > after]
 
-    def kept_journal(self):
+    def entries(self, since):
         return [*self._lines, entry(99)]
 
     def close(self):
@@ -194,41 +176,29 @@ def test_a_job_is_followed_through_a_change_of_masters_and_at_its_end_what_was_k
     assert [each for each in heard if isinstance(each, str)] == [entry(number) for number in (1, 2, 3, 99)]
 
 
-def test_the_end_is_told_however_much_comes_before_it_that_is_known(monkeypatch):
-    monkeypatch.setattr(job_handle, "MOST_LINES", 2)
-    told = (["running"], [entry(number) for number in range(1, 8)]), ([], [])
-    with Masters(monkeypatch, *told, kept="succeeded").following(statuses=True) as following:
-        following._sources[0]._thread.join()  # all of it is there at the first look
+def test_what_another_master_tells_of_the_journal_is_told_once(monkeypatch):
+    """The first has told an entry that it had not saved, and its successor has others in its place."""
+    first = [entry(number) for number in (1, 2, 3)]
+    second = [*first[:-1], entry(NUMBERS + 1), "damaged", entry(NUMBERS + 2)]
+    job = Masters(monkeypatch, (["running"], first), ([], second), ([], second), kept="succeeded")
+    job.entries = lambda since: second
+    with job.following(statuses=True) as following:
         heard = [each for each in following if isinstance(each, str)]
-    assert heard == [entry(number) for number in (*range(1, 8), 99)]
-
-
-@pytest.mark.parametrize("most", [1, 2])
-def test_the_last_status_is_told_however_many_come_before_it(monkeypatch, most):
-    monkeypatch.setattr(job_handle, "MOST_LINES", most)
-    told = (["waiting", "running", "stopping"], []), ([], [])
-    with Masters(monkeypatch, *told, kept="stopped").following(statuses=True) as following:
-        following._statuses._thread.join()  # all of them are there at the first look
-        heard = [each.phase for each in following if isinstance(each, pb.JobStatus)]
-    assert heard == ["waiting", "running", "stopping", "stopped"]
+    assert heard == [*first, second[2], second[4]]
 
 
 def test_what_is_kept_is_asked_for_until_the_cluster_answers(monkeypatch):
-    monkeypatch.setattr(job_handle, "AGAIN_SECONDS", 0.0)
     answers = iter([UnreachableError("it is busy"), UnreachableError("it is busy"), [entry(1)]])
 
-    def kept():
+    def kept(since):
         if isinstance(answer := next(answers), Exception):
             raise answer
         return answer
 
-    def no_master():
-        raise UnreachableError("there is none")
-
-    with closing(job_handle.StreamReader(no_master, lambda client: (), lambda: "it has ended", kept)) as reader:
-        reader.finish()
-        reader._thread.join()
-        assert reader.take() == [entry(1)]
+    job = Masters(monkeypatch, kept="succeeded")
+    job.entries = kept
+    with job.following(statuses=False) as following:
+        assert [each for each in following if each] == [entry(1)]
 
 
 def test_while_a_master_hangs_as_its_job_ends_whoever_follows_can_leave():
@@ -248,7 +218,7 @@ def test_while_a_master_hangs_as_its_job_ends_whoever_follows_can_leave():
             hung_up.wait()
             return ()
 
-        def kept_journal(self):
+        def entries(self, since):
             return []
 
         def over(self):

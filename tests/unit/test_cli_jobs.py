@@ -280,8 +280,15 @@ def test_a_specification_that_makes_no_sense_is_one_line_before_anything_is_stop
 
 
 JOURNAL = [
-    {"time": 1000.5, "event": "phase", "phase": "running", "reason": ""},
-    {"time": 1001.25, "event": "evaluation", "step": 5, "metrics": {"accuracy": 0.987654321}, "world": [0, 1]},
+    {"number": 1, "time": 1000.5, "event": "phase", "phase": "running", "reason": ""},
+    {
+        "number": 2,
+        "time": 1001.25,
+        "event": "evaluation",
+        "step": 5,
+        "metrics": {"accuracy": 0.987654321},
+        "world": [0, 1],
+    },
 ]
 
 
@@ -372,7 +379,7 @@ def test_following_events_and_logs_ends_with_the_job(running):
         assert [json.loads(events.stdout.readline()) for _ in JOURNAL] == JOURNAL
         assert logs.stdout.readline() == "master    | first\n"
         with job.journal.open("a") as journal:
-            journal.write('{"time": 2, "event": "job_finished"}\n')
+            journal.write('{"number": 3, "time": 2, "event": "job_finished"}\n')
         job.worker_log(4).write_text("hello\n")
         assert json.loads(events.stdout.readline())["event"] == "job_finished"
         assert logs.stdout.readline() == "worker-4  | hello\n"
@@ -395,7 +402,7 @@ def test_following_a_status_shows_the_course_of_the_job_and_how_it_ended(running
     command = [sys.executable, "-m", "elasticdl.cli", "status", "-f"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         running.wait_for_watcher()
-        job.journal.write_text('{"time": 1, "event": "warning", "message": "late"}\n')
+        job.journal.write_text('{"number": 1, "time": 1, "event": "warning", "message": "late"}\n')
         assert process.stderr.readline() == "warning: late\n"
         last = pb.JobStatus(job_name="live", phase="succeeded", step=100, total_steps=100, elapsed=9)
         write_aside(job.status, json_format.MessageToJson(last))

@@ -49,7 +49,7 @@ def test_a_job_whose_master_waits_is_stopped_and_who_waits_for_it_asks_slurm_sel
     slurm.says("squeue", "echo 'PENDING|Resources'")
     home = handle_of(job)
     for _ in range(10):
-        assert (home.over(), home.absence()) == ("", "its master waits in Slurm's queue: Resources")
+        assert (home.over(), home.look(None)[1]) == ("", "its master waits in Slurm's queue: Resources")
     assert len(slurm.calls("squeue")) == 1
     assert main(["stop", "mine"]) == 0
     assert capsys.readouterr().out == "job mine stopped before it had begun\n"

@@ -113,7 +113,7 @@ def show_one(console: Console, job: JobHandle) -> None:
 )
 def events(job: str | None, follow: bool, as_json: bool, **given: Any) -> int:
     handle = find(job, given)
-    with closing(handle.journal_to_end() if follow else handle.journal()) as journal:
+    with closing(handle.journal(follow=follow)) as journal:
         damaged, once = 0, screens.Once()
         for line in journal:
             entry = parse_entry(line)
@@ -142,7 +142,7 @@ def logs(job: str | None, worker: int | None, follow: bool, **given: Any) -> int
             none = False
             print(line, flush=follow)
     if none:
-        tell(f"job {handle.name} has no logs: {handle.over() or handle.absence() or 'nothing was printed yet'}")
+        tell(f"job {handle.name} has no logs: {handle.over() or 'nothing was printed yet'}")
     return 0
 
 

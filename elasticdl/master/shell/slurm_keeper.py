@@ -162,13 +162,15 @@ def _write_end(job: JobDir, phase: str, why: str) -> None:
         OSError: it can't be written.
     """
     from elasticdl.job.facts import Facts  # large, and seldom needed, as are the others
-    from elasticdl.job.journal import dump_entry
+    from elasticdl.job.journal import dump_entry, number_of
     from elasticdl.proto import elasticdl_pb2 as pb
 
     with job.journal.open("ab+") as journal:
         journal.seek(0)
         found = Facts().read(line.decode(errors="replace") for line in journal)
-        ended = {"event": "job_finished", "phase": phase, "reason": why, "steps": found.step}
+        journal.seek(0)
+        number = 1 + max((number_of(line.decode(errors="replace")) for line in journal), default=0)
+        ended = {"number": number, "event": "job_finished", "phase": phase, "reason": why, "steps": found.step}
         # The master may have been killed within a line.
         journal.write(f"\n{dump_entry({'time': time.time(), **ended})}\n".encode())
     status = pb.JobStatus(job_name=job.name, phase=phase, reason=why, step=found.step, time_left=-1)
