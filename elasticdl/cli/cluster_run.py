@@ -5,9 +5,10 @@ The job does not depend on who follows it: a signal ends the following, not the 
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -59,7 +60,6 @@ from elasticdl.kube.pod import (
     finish_pod,
     master_pod,
     merge,
-    volcano_group,
     with_pod_templates,
     worker_pod,
 )
@@ -69,12 +69,10 @@ from elasticdl.proto import elasticdl_pb2 as pb
 # Submitting a job: first it is asked whether its pods would be taken, then all of it is made, or none.
 #
 # The Job is made first, as the owner of the rest, but with nothing to start; when all is there its master is let go. If
-# anything is refused, the Job is deleted, and with it what it owns.
+# anything is refused, the Job is deleted; what it owns follows within a second or two.
 
 
-# What a Job owned is gone a second or two after it.
-GONE_SECONDS = 10.0
-_POLL, _AGAIN = 0.1, 0.5
+GONE_SECONDS, _AGAIN = 10.0, 0.5
 # What a cluster serves that has such a scheduler.
 QUEUE_GROUPS = {KUEUE: "kueue.x-k8s.io", VOLCANO: "scheduling.volcano.sh"}
 # What many a user may not make, and need not if there is one of each for them.
@@ -100,7 +98,7 @@ def make_parts(spec: JobSpec, namespace: str, now: datetime) -> ManifestInputs:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Submission:
     """``say`` is told what the user should know, a line each."""
 
@@ -108,15 +106,9 @@ class Submission:
     parts: ManifestInputs
     say: Callable[[str], None]
 
-    def within_rights(self) -> Submission:
-        """The same, with no right for the master that the user can't give it, and no object that the cluster does not know."""
-        spec = self.parts.spec
-        announces = bool(spec.service_account) or self.client.may("create", "events")
-        groups = volcano_group(spec, self.parts.worker) is None or self.client.serves(QUEUE_GROUPS[VOLCANO])
-        return replace(self, parts=replace(self.parts, announces=announces, groups=groups))
-
     def check(self) -> None:
-        """Whether the name is free, and the cluster would take the pods; nothing is made.
+        """Whether the name is free, and the cluster would take the pods; nothing is made. `parts` then have no right for the master
+        that the user can't give it, and no object that the cluster does not know.
 
         Raises:
             UserError: it would not.
@@ -132,10 +124,16 @@ class Submission:
             self._require("Secret", secret, "--env_from_secret")
         if spec.service_account:
             self._require("ServiceAccount", spec.service_account, "--service_account")
-        self._check_queue()
+        if queue := parse_queue(spec.queue):
+            if not self.client.serves(QUEUE_GROUPS[queue.scheduler]):
+                self.parts = replace(self.parts, groups=False)
+                self.say(f"warning: --queue {spec.queue}: the cluster has no {queue.scheduler.capitalize()} to heed it")
+            elif queue.scheduler == VOLCANO:  # which leaves the pods of an unknown queue alone, without a word
+                self._require("Queue", queue.name, "--queue")
         self._try_workers()  # first, as the master may have its class from them
         self._try_master()
-        if not self.parts.announces:
+        if not spec.service_account and not self.client.may("create", "events"):
+            self.parts = replace(self.parts, announces=False)
             self.say("warning: as you may not create events, the job's master can't tell `kubectl describe` of any")
 
     def make(self, pause: Callable[[], None] = lambda: None) -> None:
@@ -147,26 +145,28 @@ class Submission:
             UserError: the cluster refuses something.
             UnreachableError: it does not answer any more.
         """
-        begun: list[Manifest] = []
+        manifest = job_objects.make_job(self.parts, submitted=True)
+        name, is_refused = manifest["metadata"]["name"], False
         try:
-            job = self._make(job_objects.make_job(self.parts, submitted=True), begun)
+            try:
+                job = self._make(manifest)
+            except NotDoneError:
+                is_refused = True
+                raise
             for manifest in job_objects.companions(self.parts):
                 pause()
-                self._make(job_objects.owned(manifest, job), begun)
+                self._make(job_objects.owned(manifest, job))
             pause()
-            self.client.patch("Job", job["metadata"]["name"], {"spec": {"parallelism": 1}})
+            self.client.patch("Job", name, {"spec": {"parallelism": 1}})
         except BaseException:
-            if begun:
-                self._unmake(begun)
+            if not is_refused:  # else the name is that of another job
+                self._unmake(name)
             raise
 
-    def _make(self, manifest: Manifest, begun: list[Manifest]) -> Object:
-        """If the answer is lost it may have been made, under a name that was free a moment before."""
-        begun.append(manifest)
+    def _make(self, manifest: Manifest) -> Object:
         try:
             return self.client.create(manifest)
         except NotDoneError as error:
-            begun.pop()
             kind, name = manifest["kind"], manifest["metadata"]["name"]
             if error.status == CONFLICT:
                 raise NotDoneError(CONFLICT, self._taken(kind, name)) from error
@@ -177,39 +177,20 @@ class Submission:
                 text += "; an account that somebody has made for the master can be named with --service_account"
             raise NotDoneError(error.status, text) from error
 
-    def _unmake(self, begun: Sequence[Manifest]) -> None:
-        """Returns when the names are free again, or that takes too long."""
-        job, deadline = begun[0]["metadata"]["name"], time.monotonic() + GONE_SECONDS
-        try:
-            while not self._is_deleted(job, deadline):
-                pass
-        except ElasticDLError as error:
-            remedy = f"`elasticdl delete {self.parts.spec.job_name} --namespace {self.client.namespace}` removes what is left"
-            self.say(f"warning: Job {job} could not be deleted again: {error}; {remedy}")
-            return
-        while begun and time.monotonic() < deadline:
-            begun = [each for each in begun if self._is_there(each)]
-            time.sleep(_POLL if begun else 0)
-
-    def _is_deleted(self, job: str, deadline: float) -> bool:
-        """One attempt. A cluster that fails, as it may just have done, is asked again until then."""
-        with suppress(Interrupted):  # whoever is impatient wants nothing left all the more
-            try:
-                self.client.delete("Job", job)
-                return True
-            except UnreachableError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(_AGAIN)
-        return False
-
-    def _is_there(self, manifest: Manifest) -> bool:
-        try:
-            return self.client.find(manifest["kind"], manifest["metadata"]["name"]) is not None
-        except NotDoneError:  # who may not look can't wait
-            return False
-        except UnreachableError:
-            return True
+    def _unmake(self, job: str) -> None:
+        """A cluster that fails, as it may just have done, is asked again for a while."""
+        deadline = time.monotonic() + GONE_SECONDS
+        while True:
+            with suppress(Interrupted):  # whoever is impatient wants nothing left all the more
+                try:
+                    self.client.delete("Job", job)
+                    return
+                except ElasticDLError as error:
+                    if isinstance(error, NotDoneError) or time.monotonic() > deadline:
+                        remedy = f"`elasticdl delete {self.parts.spec.job_name} --namespace {self.client.namespace}`"
+                        self.say(f"warning: Job {job} could not be deleted again: {error}; {remedy} removes what is left")
+                        return
+                    time.sleep(_AGAIN)
 
     def _taken(self, kind: str, name: str) -> str:
         job, namespace = self.parts.spec.job_name, self.client.namespace
@@ -219,17 +200,6 @@ class Submission:
                 f"or remove it with `elasticdl delete {job} --namespace {namespace}`"
             )
         return f"there is a {kind} {name} in namespace {namespace} that is not this job's: choose another --job_name"
-
-    def _check_queue(self) -> None:
-        queue = parse_queue(self.parts.spec.queue)
-        if queue is None:
-            return
-        if not self.client.serves(QUEUE_GROUPS[queue.scheduler]):
-            self.say(
-                f"warning: --queue {self.parts.spec.queue}: the cluster has no {queue.scheduler.capitalize()} to heed it"
-            )
-        elif queue.scheduler == VOLCANO:  # which leaves the pods of an unknown queue alone, without a word
-            self._require("Queue", queue.name, "--queue")
 
     def _require(self, kind: str, name: str, option: str) -> None:
         """Whoever may not look has to do without being told."""
@@ -307,7 +277,7 @@ def run_job(spec: JobSpec, *, yaml: str, dry_run: bool, detach: bool) -> int:
     with caught(interrupt):
         client = connect(place)
         parts = make_parts(_named(spec, client), client.namespace, datetime.now(UTC))
-        submission = Submission(client, parts, tell).within_rights()
+        submission = Submission(client, parts, tell)
         submission.check()
         parts = submission.parts
     if yaml:
@@ -376,28 +346,16 @@ def follow_submitted(handle: NamespaceJob, spec: JobSpec) -> int:
     return follow(handle, spec, follower)
 
 
-class Stopwatch:
-    """For how many seconds something has been so without a break."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-
-    def seconds(self, holds: bool, now: float) -> float:
-        """To be told at every look; 0 while it does not hold."""
-        self._since = (now if self._since is None else self._since) if holds else None
-        return 0.0 if self._since is None else now - self._since
-
-
 @dataclass(slots=True)
 class MasterWatch:
     handle: NamespaceJob
     screen: Screen
     image_timeout: float
-    trouble: Waiting = field(default_factory=lambda: Waiting(""))  # as last shown
-    without_image: Stopwatch = field(default_factory=Stopwatch)
-    unreached: Stopwatch = field(default_factory=Stopwatch)
-    unreached_told: bool = False
     look_at: float = 0.0
+    trouble: Waiting = field(default_factory=lambda: Waiting(""))  # as last shown
+    imageless: float = math.inf  # since when its image is missing
+    unreached: float = math.inf  # since when it runs and does not answer
+    unreached_told: bool = False
 
     def hear(self, heard: object, failure: str, now: float) -> None:
         """Of a job that is followed: what has come of it, if anything; and why nothing does at the moment, if its master fails to answer.
@@ -406,7 +364,7 @@ class MasterWatch:
             JobFailedError: its master does not get to work, as without its image.
         """
         if isinstance(heard, pb.JobStatus):
-            self.show_contact()
+            self.show_contact("", now)
             self.look_at = now + QUIET_SECONDS
         elif heard is None and now >= self.look_at:
             self.look(failure, now)
@@ -425,28 +383,21 @@ class MasterWatch:
             begun = handle.state().memory
         except UnreachableError as error:
             trouble, failures, begun = Waiting(str(error)), 0, "unknown"
-        self.show_trouble(trouble)
+        # An image that is tried for again and again is told of once.
+        if trouble.reason != self.trouble.reason and not (trouble.image and self.trouble.image):
+            self.screen.line(trouble.reason)
+        self.trouble = trouble
+        self.imageless = min(self.imageless, now) if trouble.image else math.inf
         crashes, where = failures >= STARTS, f"{handle.name}{handle.flags}"
-        if (crashes or self.gives_up(trouble, now)) and not begun:
+        if (crashes or trouble.lasting or now - self.imageless >= self.image_timeout) and not begun:
             more = f", {failures} times; see `elasticdl logs {where}`" if crashes else ""
             raise JobFailedError(f"job {handle.name}: {trouble.reason}{more}; `elasticdl delete {where}` removes it")
         return None
 
-    def gives_up(self, trouble: Waiting, now: float) -> bool:
-        """Whether the image has been missing for too long, or will not come at all."""
-        seconds = self.without_image.seconds(trouble.image, now)
-        return trouble.image and (trouble.lasting or seconds >= self.image_timeout)
-
-    def show_trouble(self, trouble: Waiting) -> None:
-        """An image that is tried for again and again is told of once."""
-        before, self.trouble = self.trouble, trouble
-        if trouble.reason != before.reason and not (trouble.image and before.image):
-            self.screen.line(trouble.reason)
-
-    def show_contact(self, failure: str = "", now: float = 0.0) -> None:
+    def show_contact(self, failure: str, now: float) -> None:
         """``failure``: why a master that runs does not answer; empty if it does."""
-        lost = self.unreached.seconds(bool(failure), now) >= UNREACHED_SECONDS
-        if lost and not self.unreached_told:
+        self.unreached = min(self.unreached, now) if failure else math.inf
+        if now - self.unreached >= UNREACHED_SECONDS and not self.unreached_told:
             self.unreached_told = True
             why = self.handle.missing_right() or failure
             self.screen.line(f"its master runs but can't be reached: {why}; it is tried again")

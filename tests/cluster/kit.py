@@ -46,6 +46,14 @@ def until(
     raise AssertionError(f"not in {_PATIENCE_S:g} s: {what}; there is: {there}")
 
 
+def until_left(look: Callable[[], object], left: object) -> None:
+    """Wait until a Job that was deleted has taken with it what it owned, and only this is left."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while (seen := look()) != left:
+        assert time.monotonic() < deadline, f"there still is {seen}"
+        time.sleep(0.1)
+
+
 def container(pod: Pod) -> Any:
     """The status of a pod's only container."""
     (only,) = pod.status.container_statuses

@@ -21,7 +21,7 @@ from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.names import JOB_LABEL
 from elasticdl.master.shell.cluster_master import set_counted
 from tests.cluster.build import CLUSTER
-from tests.cluster.kit import is_running, until
+from tests.cluster.kit import is_running, until, until_left
 
 pytest_plugins = ["tests.cluster.fixtures"]
 
@@ -165,7 +165,8 @@ def test_what_was_made_is_deleted_when_something_fails_half_way(place):
     place.create(job_objects.companions(submission(place).parts)[-1])
     with pytest.raises(UserError, match="there is a Service digits-master in namespace"):
         submission(place, said).make()
-    assert (names_there(place), said) == ({("Service", "digits-master")}, [])
+    until_left(lambda: names_there(place), {("Service", "digits-master")})
+    assert said == []
 
 
 GONE = [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "message": "node gone"}]

@@ -124,7 +124,7 @@ def test_without_volcano_a_gang_is_warned_of_and_has_no_group():
         find=lambda *_: None,
     )
     gang = parts(gang=True, queue="volcano=lab", num_workers="3")
-    submission = Submission(place, gang, said.append).within_rights()
+    submission = Submission(place, gang, said.append)
     submission.check()
     assert said == ["warning: --queue volcano=lab: the cluster has no Volcano to heed it"]
     assert "PodGroup" not in {each["kind"] for each in job_objects.companions(submission.parts)}

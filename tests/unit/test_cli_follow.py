@@ -23,7 +23,19 @@ from elasticdl.proto import elasticdl_pb2 as pb
 
 
 def watching(home, seen=None):
-    return MasterWatch(home, SimpleNamespace(line=seen.append) if seen is not None else None, image_timeout=60.0)
+    return MasterWatch(home, SimpleNamespace(line=[].append if seen is None else seen.append), image_timeout=60.0)
+
+
+class Troubles(NamespaceJob):
+    """A job whose master never runs, for the reason `now`, which a test sets."""
+
+    now = Waiting("")
+
+    def __init__(self):
+        super().__init__(OneJob(), "digits")
+
+    def why_no_master(self, pod):
+        return self.now
 
 
 def pod(state=None, **status):
@@ -63,11 +75,25 @@ def test_what_is_the_matter_with_a_master(seen, trouble):
 
 
 def test_an_image_is_waited_for_as_long_as_told_and_from_the_beginning_after_it_was_there():
-    view, late = watching(None), missing("Back-off")
-    assert [view.gives_up(late, now) for now in (5.0, 64.9, 65.0)] == [False, False, True]
-    assert view.gives_up(Waiting("its master is starting"), 70.0) is False
-    assert [view.gives_up(late, now) for now in (71.0, 130.0, 131.0)] == [False, False, True]
-    assert watching(None).gives_up(missing("InvalidImageName", lasting=True), 0.0) is True
+    late, starting = missing("Back-off"), Waiting("its master is starting")
+    view, given_up = watching(Troubles()), []
+    for now, Troubles.now in (
+        (5.0, late),
+        (64.9, late),
+        (65.0, late),
+        (70.0, starting),
+        (71.0, late),
+        (130.0, late),
+        (131.0, late),
+    ):
+        try:
+            view.look("", now)
+        except JobFailedError:
+            given_up.append(now)
+    assert given_up == [65.0, 131.0]
+    Troubles.now = missing("InvalidImageName", lasting=True)
+    with pytest.raises(JobFailedError):
+        watching(Troubles()).look("", 0.0)
 
 
 def test_a_job_without_its_image_stays_and_the_command_says_how_to_remove_it():
@@ -84,11 +110,10 @@ def test_a_job_without_its_image_stays_and_the_command_says_how_to_remove_it():
 
 def test_why_a_master_does_not_run_is_told_once_and_again_when_it_changes():
     """An image is tried for again and again."""
-    seen = []
-    view = watching(None, seen)
-    for trouble in (Waiting("quota"), Waiting("quota"), *map(missing, ("not found", "Back-off") * 2)):
-        view.show_trouble(trouble)
-    view.show_trouble(Waiting("its master is starting"))
+    seen, starting = [], Waiting("its master is starting")
+    view = watching(Troubles(), seen)
+    for Troubles.now in (Waiting("quota"), Waiting("quota"), *map(missing, ("not found", "Back-off") * 2), starting):
+        view.look("", 5.0)
     assert seen == ["quota", "the image can't be pulled: not found", "its master is starting"]
 
 

@@ -381,7 +381,6 @@ def test_no_cluster_is_asked_for_a_job_of_this_machine_that_is_over_unless_one_i
 
 
 def test_a_submitted_job_is_shown_with_a_command_that_means_no_namesake_of_this_machine(home, monkeypatch, capsys):
-    monkeypatch.setattr(Submission, "within_rights", lambda self: self)
     monkeypatch.setattr(Submission, "check", lambda self: None)
     monkeypatch.setattr(Submission, "make", lambda self, pause: None)
     assert main(["train", "--image", "i", "--model_def", "m", "--job_name", "digits", "--detach"]) == 0
