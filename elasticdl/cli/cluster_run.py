@@ -188,7 +188,9 @@ class Submission:
                 except ElasticDLError as error:
                     if isinstance(error, NotDoneError) or time.monotonic() > deadline:
                         remedy = f"`elasticdl delete {self.parts.spec.job_name} --namespace {self.client.namespace}`"
-                        self.say(f"warning: Job {job} could not be deleted again: {error}; {remedy} removes what is left")
+                        self.say(
+                            f"warning: Job {job} could not be deleted again: {error}; {remedy} removes what is left"
+                        )
                         return
                     time.sleep(_AGAIN)
 

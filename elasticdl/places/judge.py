@@ -191,14 +191,6 @@ def crash_loop(crashes: Sequence[Ended]) -> str:
     return f"its master crashed {len(crashes)} times in a row: {_last_words(crashes[0])}"
 
 
-def counting(pod: Object, *, counted: bool) -> dict[str, Any]:
-    """The change of a pod by which its Job counts its end, or does not. It fails if the pod has changed meanwhile."""
-    metadata = pod["metadata"]
-    others = [each for each in metadata.get("finalizers") or () if each != TRACKING]
-    kept = [*others, *([TRACKING] if counted else [])]
-    return {"metadata": {"resourceVersion": metadata["resourceVersion"], "finalizers": kept}}
-
-
 def _silent(pod: Object) -> bool:
     """It runs, for all that is known, and is not ready: nobody can reach its node to ask."""
     return _condition(pod, "Ready").get("status") == "False" and "running" in _main_status(pod)

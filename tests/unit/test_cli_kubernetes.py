@@ -20,8 +20,8 @@ from elasticdl.job.spec import JobSpec
 from elasticdl.kube import job_objects
 from elasticdl.kube.client import Client
 from elasticdl.kube.kubeconfig import ClusterTarget
-from elasticdl.kube.packed_state import STATUS, pack
 from elasticdl.kube.pod import as_yaml
+from elasticdl.master.shell.state_config_map import STATUS, pack
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

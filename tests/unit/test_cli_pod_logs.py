@@ -11,7 +11,7 @@ from elasticdl.cli.printed import Prints
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
 from elasticdl.job.journal import dump_entry
 from elasticdl.kube.client import NoAnswerError, NotDoneError
-from elasticdl.kube.packed_state import JOURNAL, pack
+from elasticdl.master.shell.state_config_map import JOURNAL, pack
 
 
 def said(second, text):

@@ -15,7 +15,6 @@ from elasticdl.places.judge import (
     Ended,
     Running,
     Waiting,
-    counting,
     crash_loop,
     judge,
     judge_end,
@@ -316,10 +315,3 @@ MASTER_RUNS = {**LOST, "status": AT_WORK}
 )
 def test_anything_else_has_another_master_started(seen):
     assert crash_loop(last_crashes(seen, "job")) == ""
-
-
-def test_a_pod_is_counted_or_not_and_other_finalizers_stay():
-    own = {"metadata": {"resourceVersion": "7", "finalizers": ["mine", "batch.kubernetes.io/job-tracking"]}}
-    change = counting(own, counted=False)
-    assert change == {"metadata": {"resourceVersion": "7", "finalizers": ["mine"]}}
-    assert counting(change, counted=True)["metadata"]["finalizers"] == own["metadata"]["finalizers"]

@@ -16,7 +16,7 @@ from elasticdl.job.quantities import parse_priority
 from elasticdl.kube.job_objects import owned
 from elasticdl.kube.names import spec_name
 from elasticdl.kube.pod import TEMPLATE_FILE
-from elasticdl.master.shell.cluster_master import Notice, make_event
+from elasticdl.master.shell.cluster_master import make_event
 from elasticdl.places.worker_pods import Owner, WorkerPods
 
 OLDEST, NEWEST = 26, 37
@@ -37,7 +37,7 @@ def manifests(tmp_path_factory):
     (template,) = (each["data"][TEMPLATE_FILE] for each in written if each["metadata"]["name"] == spec_name("digits"))
     owner = Owner("digits-master", "job-uid", "state-uid")
     pods = WorkerPods("digits", "lab", owner, json.loads(template), PODS.limits, parse_priority("high=0.5"))
-    event = make_event(Notice("WorldFormed", "world 1", 1.0), owner.about("lab"))
+    event = make_event("WorldFormed", "world 1", owner.about("lab"), 1.0, warning=False)
     parts = [owned(each, MADE) for each in written if each["kind"] != "Job"]
     return [*written, *parts, pods.manifest(0, 0, away_from=("n1", "n2")), event]
 

@@ -10,9 +10,7 @@ from elasticdl.master.shell.cluster_master import (
     BURST,
     SECONDS_EACH,
     Announcer,
-    Notice,
     make_event,
-    notice_of,
 )
 
 LEFT = {"worker": 1, "cause": "preempted", "reason": "was preempted", "code": 137}
@@ -43,11 +41,17 @@ LEFT = {"worker": 1, "cause": "preempted", "reason": "was preempted", "code": 13
     ],
 )
 def test_what_a_person_looks_for_is_an_event(event, fields, reason, warning):
-    notice = notice_of(event, fields, 5.0)
+    announcer = Announcer(pytest.fail, {"name": "digits-master", "namespace": "lab"})
+    announcer.recorded(event, fields)
     if reason is None:
-        assert notice is None
+        assert announcer._due.empty()
     else:
-        assert (notice.reason, notice.warning, bool(notice.message)) == (reason, warning, True)
+        made = announcer._due.get_nowait()
+        assert (made["reason"], made["type"], bool(made["message"])) == (
+            reason,
+            "Warning" if warning else "Normal",
+            True,
+        )
 
 
 def test_events_are_few_and_the_next_says_how_many_were_left_out():
@@ -71,7 +75,7 @@ def test_events_are_few_and_the_next_says_how_many_were_left_out():
 
 def test_an_event_is_about_the_job_and_not_too_long():
     subject = {"apiVersion": "batch/v1", "kind": "Job", "namespace": "lab", "name": "digits-master", "uid": "u"}
-    event = make_event(Notice("WorldFormed", "ä" * 2000, 61.0), subject)
+    event = make_event("WorldFormed", "ä" * 2000, subject, 61.0, warning=False)
     assert event["involvedObject"] == subject
     assert (event["firstTimestamp"], event["lastTimestamp"]) == ("1970-01-01T00:01:01Z", "1970-01-01T00:01:01Z")
     assert 900 < len(event["message"].encode()) <= 1000

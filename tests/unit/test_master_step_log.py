@@ -7,10 +7,9 @@ import pytest
 
 from elasticdl.job.journal import STEPS, Steps
 from elasticdl.job.messages import Pace, StepReport
-from elasticdl.kube import packed_state
 from elasticdl.master.core.worker_record import TrainingSnapshot
 from elasticdl.master.shell.observers import StepLog
-from elasticdl.master.shell.state_config_map import MOST_JOURNAL_BYTES
+from elasticdl.master.shell.state_config_map import MOST_JOURNAL_BYTES, pack
 
 PACE = Pace(busy=0.04, waited=0.01, least_waited=0.004)
 ONE = StepReport(1, 0, 2.0, 32, 0.1, 0.05, 1, 32, False)
@@ -111,4 +110,4 @@ def test_in_a_week_steps_push_nothing_out_of_the_config_map():
     lines = [
         json.dumps({"time": 1.7e9 + entry["step"] * 30.0, "event": STEPS, **entry}) + "\n" for entry in book.entries
     ]
-    assert len(packed_state.pack("".join(lines))) < MOST_JOURNAL_BYTES
+    assert len(pack("".join(lines))) < MOST_JOURNAL_BYTES

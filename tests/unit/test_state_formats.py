@@ -9,7 +9,6 @@ from test_kubernetes_state import STATE, Bench, FakeApi
 
 from elasticdl.job.messages import Member
 from elasticdl.job.spec import WorkerRange
-from elasticdl.kube.packed_state import MEMORY, pack
 from elasticdl.master.core.speedup import KnownSpeeds, Observation
 from elasticdl.master.core.values import Crashes, Outcome, Phase, WorkerState, World
 from elasticdl.master.core.worker_record import (
@@ -19,6 +18,7 @@ from elasticdl.master.core.worker_record import (
     UnwrittenSteps,
     WorkerSnapshot,
 )
+from elasticdl.master.shell.state_config_map import MEMORY, pack
 
 KEPT = Path(__file__).with_name("job_state_format_1.json")
 TRAINING = TrainingSnapshot(

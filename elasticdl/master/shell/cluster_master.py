@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,6 @@ from elasticdl.common.backoff import TokenBucket
 from elasticdl.common.channel import identify
 from elasticdl.common.credentials import Role, TlsFolder
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
-from elasticdl.common.retry import until
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.journal import KINDS, line
 from elasticdl.job.quantities import parse_priority
@@ -53,7 +52,7 @@ from elasticdl.master.shell.serve import EXIT_CODES, EXIT_USER_ERROR, Master, Re
 from elasticdl.master.shell.servicer import Server, TlsAccess
 from elasticdl.master.shell.state_config_map import ClusterState, request
 from elasticdl.places.base import Limits, PlaceReport, Report
-from elasticdl.places.judge import ON_ITS_WAY, SOON_SECONDS, counting, crash_loop, last_crashes
+from elasticdl.places.judge import ON_ITS_WAY, TRACKING, crash_loop, last_crashes
 from elasticdl.places.launcher import PlaceLauncher, Seconds
 from elasticdl.places.pod_places import KILL_GRACE, PodPlaces, PodTimeouts
 from elasticdl.places.worker_pods import Owner, WorkerPodApi, WorkerPods
@@ -61,7 +60,7 @@ from elasticdl.proto import elasticdl_pb2 as pb
 
 # Events on the Job, which a person sees with `kubectl describe job`: best effort.
 #
-# Nothing waits for an event, and one that fails stops nothing. `notice_of` chooses entries of the journal. What is too much is left out,
+# Nothing waits for an event, and one that fails stops nothing. `reason_of` chooses entries of the journal. What is too much is left out,
 # whatever happens to the job, and the next event says how many were; the end of the job is always told.
 
 
@@ -76,27 +75,10 @@ LONGEST = 1000  # bytes of a message; the server refuses more than 1024 bytes
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """``time``: seconds since the epoch."""
-
-    reason: str
-    message: str
-    time: float
-    warning: bool = False
-
-
-def notice_of(event: str, fields: Mapping[str, Any], now: float) -> Notice | None:
-    """The notice that an entry of the journal is worth, if any."""
-    kind = KINDS.get(event)
-    if kind is None or not kind.cluster or not (reason := reason_of(event, fields)):
-        return None
-    warning = event in ("worker_left", "phase") or fields.get("phase") == "failed"
-    return Notice(reason, line(kind, fields), now, warning)
-
-
 def reason_of(event: str, fields: Mapping[str, Any]) -> str:
-    """The reason of the notice, a word for programs; empty: this entry is worth none."""
+    """The reason of the event that an entry of the journal is worth, a word for programs; empty: it is worth none."""
+    if event not in KINDS or not KINDS[event].cluster:
+        return ""
     match event:
         case "worker_left":
             return f"Worker{fields['cause'].title().replace('_', '')}" if fields["cause"] in TOLD_CAUSES else ""
@@ -110,17 +92,17 @@ def reason_of(event: str, fields: Mapping[str, Any]) -> str:
             return event.title().replace("_", "")
 
 
-def make_event(notice: Notice, subject: Mapping[str, str]) -> dict[str, Any]:
+def make_event(reason: str, message: str, subject: Mapping[str, str], now: float, *, warning: bool) -> dict[str, Any]:
     """The manifest of an event. ``subject``: a reference to the object that it is about."""
-    moment = datetime.fromtimestamp(notice.time, UTC).strftime(TIME)
+    moment = datetime.fromtimestamp(now, UTC).strftime(TIME)
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"generateName": f"{subject['name']}-", "namespace": subject["namespace"]},
         "involvedObject": dict(subject),
-        "reason": notice.reason,
-        "message": notice.message.encode()[:LONGEST].decode(errors="ignore"),
-        "type": "Warning" if notice.warning else "Normal",
+        "reason": reason,
+        "message": message.encode()[:LONGEST].decode(errors="ignore"),
+        "type": "Warning" if warning else "Normal",
         "count": 1,
         "firstTimestamp": moment,
         "lastTimestamp": moment,
@@ -146,19 +128,20 @@ class Announcer(Observer):
         self._clock = clock
         self._pace = TokenBucket(rate=1 / SECONDS_EACH, burst=BURST)
         self._left_out = 0  # since the last that was told
-        self._due: asyncio.Queue[Notice | None] = asyncio.Queue()  # None: the last was before it
+        self._due: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()  # None: the last was before it
         self._failed = False
 
     def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
-        if (notice := notice_of(event, fields, time.time())) is None:
+        if not (reason := reason_of(event, fields)):
             return
         if self._pace.take(self._clock()) and event != "job_finished":
             self._left_out += 1
             return
-        if self._left_out:
-            notice = replace(notice, message=f"({self._left_out:,} events before it were left out) {notice.message}")
+        before = f"({self._left_out:,} events before it were left out) " if self._left_out else ""
         self._left_out = 0
-        self._due.put_nowait(notice)
+        warning = event in ("worker_left", "phase") or fields.get("phase") == "failed"
+        message = before + line(KINDS[event], fields)
+        self._due.put_nowait(make_event(reason, message, self._subject, time.time(), warning=warning))
 
     @asynccontextmanager
     async def announcing(self) -> AsyncIterator[None]:
@@ -174,13 +157,13 @@ class Announcer(Observer):
                 _log.error("telling the cluster what happens has failed", exc_info=error)
 
     async def _work(self) -> None:
-        while notice := await self._due.get():
+        while event := await self._due.get():
             try:
-                await asyncio.to_thread(self._create, make_event(notice, self._subject))
+                await asyncio.to_thread(self._create, event)
             except ApiError as failure:
                 level = logging.DEBUG if self._failed else logging.WARNING
                 self._failed = True
-                _log.log(level, "can't tell the cluster that %s: %s; going on without", notice.reason, failure)
+                _log.log(level, "can't tell the cluster that %s: %s; going on without", event["reason"], failure)
 
 
 EXIT_LEFT = 128 + signal.SIGTERM  # of a master that was told to leave
@@ -256,9 +239,9 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
                 crashes = last_crashes(await request(masters, "list the masters before this one"), owner.uid)
                 if why := crash_loop(crashes):
                     raise JobFailedError(why)
-                spec, template = read_spec(JobDir(folder)), _read_template(folder / TEMPLATE_FILE)
+                spec, template = read_spec(JobDir(folder)), json.loads((folder / TEMPLATE_FILE).read_text())
                 log_as(name, spec)
-                async with uncounted(client, name, pod.uid, SOON_SECONDS if crashes else 0.0):
+                async with contextlib.nullcontext() if crashes else uncounted(client, name, pod.uid):
                     end = await ClusterMaster(spec, pod, template, job_dir, owner).serve(
                         client, state, announcer, relieved
                     )
@@ -282,44 +265,37 @@ async def set_counted(client: Client, job: str, uid: str, *, counted: bool) -> N
     """
 
     def attempt() -> None:
-        try:
-            for pod in client.list("Pod", label_selector=selector(job, Role.MASTER)):
-                if pod["metadata"]["uid"] == uid:
-                    client.patch("Pod", pod["metadata"]["name"], counting(pod, counted=counted))
-        except NotDoneError as error:
-            if error.status == CONFLICT:
-                raise
-            # A pod that is being deleted gets no finalizer: the next master finds that the job is over.
-            _log.warning("can't tell the Job whether it counts this master: %s", error)
+        masters = client.list("Pod", label_selector=selector(job, Role.MASTER))
+        for own in (pod["metadata"] for pod in masters if pod["metadata"]["uid"] == uid):
+            others = [each for each in own.get("finalizers") or () if each != TRACKING]
+            change = {
+                "finalizers": [*others, TRACKING] if counted else others,
+                "resourceVersion": own["resourceVersion"],
+            }
+            try:
+                client.patch("Pod", own["name"], {"metadata": change})
+            except NotDoneError as error:
+                if error.status == CONFLICT:  # it has changed meanwhile: once more
+                    raise
+                # A pod that is being deleted gets no finalizer: the next master finds that the job is over.
+                _log.warning("can't tell the Job whether it counts this master: %s", error)
 
     await request(attempt, "tell the Job whether it counts this master")
 
 
 @contextlib.asynccontextmanager
-async def uncounted(client: Client, job: str, uid: str, after: float) -> AsyncIterator[None]:
-    """A master that is lost in the block is not counted; ``after`` so many seconds, in which it may still crash."""
-
-    over = asyncio.Event()
-
-    async def begin() -> None:
-        await until(over.is_set, over, after)
-        if not over.is_set():
-            with contextlib.suppress(UnreachableError):
-                await set_counted(client, job, uid, counted=False)
-
-    beginning = asyncio.create_task(begin())
-    counts = True
+async def uncounted(client: Client, job: str, uid: str) -> AsyncIterator[None]:
+    """A master that is lost in the block is not counted."""
+    with contextlib.suppress(UnreachableError):
+        await set_counted(client, job, uid, counted=False)
     try:
         yield
     except (RelievedError, UnreachableError, asyncio.CancelledError):
-        counts = False
         raise
-    finally:
-        over.set()
-        if counts:
-            await beginning  # what is under way can't be called back, and must not come after the next change
-            await set_counted(client, job, uid, counted=True)
-        beginning.cancel()
+    except BaseException:
+        await set_counted(client, job, uid, counted=True)
+        raise
+    await set_counted(client, job, uid, counted=True)
 
 
 async def end_workers(api: WorkerPodApi) -> None:
@@ -335,14 +311,6 @@ async def end_workers(api: WorkerPodApi) -> None:
 def exit_code(phase: Phase) -> int:
     """Of the master's container, by which its Job is complete or failed. Whoever had it stopped has got what was asked for."""
     return 0 if phase is Phase.STOPPED else EXIT_CODES[phase]
-
-
-def _read_template(path: Path) -> dict[str, Any]:
-    try:
-        template: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"can't read the workers' template {path}: {error}") from None
-    return template
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,40 +1,45 @@
 """A job's snapshot, journal and last status in its ConfigMap, where the next master and the command line find them.
 
-Their format is in `elasticdl.kube.packed_state`. One write takes a snapshot and the journal, both of the same moment.
+It is all that is left of a job's course when its master is gone. One write takes a snapshot and the journal, both of the same
+moment. The journal is packed piece by piece, so that each piece is packed once and the oldest can be dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
+import gzip
+import json
 import random
 import time
+import zlib
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from elasticdl.common.backoff import Backoff
 from elasticdl.common.errors import ReplacedError, UserError
 from elasticdl.common.retry import retry
 from elasticdl.kube.client import CONFLICT, ApiError, Client
 from elasticdl.kube.names import master_name, state_name
-from elasticdl.kube.packed_state import (
-    HOLDER,
-    JOURNAL,
-    MEMORY,
-    STATUS,
-    encoded,
-    head,
-    pack,
-    packed_piece,
-    unpack_state,
-    whole_pieces,
-)
 from elasticdl.kube.pod import Manifest
 from elasticdl.master.core.values import Phase
 from elasticdl.master.core.worker_record import Snapshot
 
+# Raised only if older readers would misunderstand what is written; they ignore what they do not know. Format 1 had the older
+# part of a long journal in a ConfigMap of its own: such a journal is taken to begin later.
+FORMAT = 2
+HEAD = "head.json"
+MEMORY = "memory.json.gz"
+STATUS = "status.json.gz"
+JOURNAL = "journal.jsonl.gz"
+# Which master wrote it last, a pod's uid: whoever finds another one's has been replaced.
+HOLDER = "elasticdl.org/holder"
+PIECE_BYTES = 64_000  # of the journal's text; packed, about a tenth
 # If only the journal has grown, at least so long after the last write is the next; longer, the more there is to write.
 NEWS_SECONDS = 1.0
 BYTES_PER_SECOND = 40_000
@@ -50,8 +55,71 @@ ATTEMPTS = 5  # to write what others change at the same time
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class State:
+    """Empty text for what has not been written."""
+
+    memory: str = ""
+    status: str = ""
+    journal: str = ""
+
+
+def unpack_state(state: Mapping[str, Any]) -> State:
+    """
+    Raises:
+        ValueError: it is damaged, or a later version of this package wrote it.
+    """
+    try:
+        written = int(json.loads((state.get("data") or {}).get(HEAD, "{}")).get("format", FORMAT))
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ValueError(f"{HEAD} in the job's state is damaged: {error}") from None
+    if written > FORMAT:
+        raise ValueError(
+            f"the job's state has format {written}, and this elasticdl knows {FORMAT}: use a later version"
+        )
+    return State(_unpacked(state, MEMORY), _unpacked(state, STATUS), _unpacked(state, JOURNAL))
+
+
+def pack(text: str) -> str:
+    return encoded([packed_piece(text.encode())])
+
+
+def packed_piece(text: bytes) -> bytes:
+    return gzip.compress(text, mtime=0)
+
+
+def encoded(pieces: Iterable[bytes]) -> str:
+    """What was packed piece by piece, as one value."""
+    return base64.b64encode(b"".join(pieces)).decode()
+
+
+def whole_pieces(lines: bytes) -> Iterator[bytes]:
+    """All pieces of a journal that won't grow any more. What is left after them is less than one."""
+    start = 0
+    while len(lines) - start > PIECE_BYTES:
+        end = lines.index(b"\n", start + PIECE_BYTES) + 1
+        yield lines[start:end]
+        start = end
+
+
+def head() -> dict[str, str]:
+    """What a ConfigMap's ``data`` says of the rest."""
+    return {HEAD: json.dumps({"format": FORMAT})}
+
+
+def _unpacked(config_map: Mapping[str, Any], name: str) -> str:
+    try:
+        packed = base64.b64decode((config_map.get("binaryData") or {}).get(name, ""))
+        return gzip.decompress(packed).decode(errors="replace")
+    except (OSError, EOFError, zlib.error, binascii.Error) as error:
+        raise ValueError(f"{name} in the job's state is damaged: {error}") from None
+
+
 class ClusterState:
     """The `SnapshotStore` of a master on a cluster, and the keeper of its journal. Used on one event loop.
+
+    Writing is fenced: a master that finds another one's mark there has been replaced, as after its node was cut off, and
+    writes no more. A write that may or may not have been done is done again.
 
     ``holder``: the mark of this master.
     """
@@ -68,7 +136,9 @@ class ClusterState:
         self._job = job
         self._journal = journal
         self._clock = clock
-        self._state = FencedConfigMap(client, state_name(job), holder)
+        self._name = state_name(job)
+        self._holder = holder
+        self._version = ""  # of what this master has written last; empty: to be asked for
         self._writing = asyncio.Lock()
         self._pieces: deque[bytes] = deque()  # of the journal, packed, the oldest first
         self._packed_to = 0  # the journal's first byte that is in none of them
@@ -85,10 +155,8 @@ class ClusterState:
             UnreachableError: the cluster does not answer.
         """
         async with self._writing:
-            return await self._retried(self._state.claim, "read the job's state")
-
-    async def _retried(self, ask: Callable[[], Awaitable[T]], what: str) -> T:
-        return await retry(ask, what, Backoff(random.Random()), TIMEOUT)
+            mark = {"metadata": {"annotations": {HOLDER: self._holder}}}
+            return await request(partial(self._send, mark), "read the job's state")
 
     async def load(self) -> Snapshot | None:
         """Also makes this the job's master, and puts the journal so far into its file.
@@ -128,7 +196,8 @@ class ClusterState:
         Raises:
             UnreachableError: the cluster does not take it.
         """
-        await self._retried(partial(self._write, {STATUS: status}), "write down how the job has ended")
+        write = partial(self._write, {STATUS: status})
+        await retry(write, "write down how the job has ended", Backoff(random.Random()), TIMEOUT)
         if phase is Phase.FAILED:
             change = {"spec": {"backoffLimit": 0}}
             await request(partial(self._client.patch, "Job", master_name(self._job), change), "end the job")
@@ -136,9 +205,39 @@ class ClusterState:
     async def _write(self, texts: dict[str, str], end: int | None = None) -> None:
         """Write these with the journal up to this byte. Whatever else is there stays."""
         async with self._writing:
-            packed = await asyncio.to_thread(self._pack, texts, end)  # in a thread, as it may take a tenth of a second
-            await self._state.patch({"data": head() if JOURNAL in packed else {}, "binaryData": packed})
-            self._size = sum(map(len, packed.values()))
+            await asyncio.to_thread(self._put, texts, end)  # packing may take a tenth of a second
+
+    def _put(self, texts: dict[str, str], end: int | None = None) -> None:
+        """
+        Raises:
+            ReplacedError: another master has taken over.
+            OSError: it could not be done, or nobody knows.
+        """
+        packed = self._pack(texts, end)
+        for _ in range(ATTEMPTS):
+            try:
+                version = {"resourceVersion": self._version or self._ask_for_version()}
+                self._send({"metadata": version, "data": head() if JOURNAL in packed else {}, "binaryData": packed})
+            except ApiError as failure:
+                if failure.status != CONFLICT:
+                    raise OSError(str(failure)) from failure
+            else:
+                self._size = sum(map(len, packed.values()))
+                return
+        raise OSError(f"the ConfigMap {self._name} changes under every attempt to write it")
+
+    def _send(self, change: Manifest) -> Manifest:
+        self._version = ""  # nobody knows, until there is an answer
+        done = self._client.patch("ConfigMap", self._name, change)
+        self._version = done["metadata"]["resourceVersion"]
+        return done
+
+    def _ask_for_version(self) -> str:
+        found = self._client.read("ConfigMap", self._name)
+        holder = (found["metadata"].get("annotations") or {}).get(HOLDER, "")
+        if holder != self._holder:
+            raise ReplacedError(f"another master has taken over: pod {holder}")
+        return str(found["metadata"]["resourceVersion"])
 
     def _pack(self, texts: dict[str, str], end: int | None) -> dict[str, str]:
         packed = {name: pack(text) for name, text in texts.items()}
@@ -161,61 +260,6 @@ class ClusterState:
             file.seek(start)
             whole, newline, _ = file.read(-1 if end is None else max(end - start, 0)).rpartition(b"\n")
         return whole + newline
-
-
-class FencedConfigMap:
-    """A ConfigMap that only one master of a job may write.
-
-    Writing is fenced: a master that finds another one's mark there has been replaced, as after its node was cut off, and
-    writes no more. A write that may or may not have been done is done again.
-
-    ``holder``: the mark of this master.
-    """
-
-    def __init__(self, client: Client, name: str, holder: str) -> None:
-        self._client = client
-        self._name = name
-        self._holder = holder
-        self._version = ""  # empty: to be asked for
-
-    async def claim(self) -> Manifest:
-        """Take over whatever is there, which is returned. From then on an earlier master can't write any more.
-
-        Raises:
-            ApiError: it could not be done, or nobody knows.
-        """
-        return await self._send({"metadata": {"annotations": {HOLDER: self._holder}}})
-
-    async def patch(self, change: Manifest) -> None:
-        """Change what this master has written last.
-
-        Raises:
-            ReplacedError: another master has taken it over.
-            OSError: it could not be done, or nobody knows.
-        """
-        for _ in range(ATTEMPTS):
-            try:
-                version = self._version or await self._ask_for_version()
-                await self._send({**change, "metadata": {"resourceVersion": version}})
-            except ApiError as failure:
-                if failure.status != CONFLICT:
-                    raise OSError(str(failure)) from failure
-            else:
-                return
-        raise OSError(f"the ConfigMap {self._name} changes under every attempt to write it")
-
-    async def _send(self, change: Manifest) -> Manifest:
-        self._version = ""  # nobody knows, until there is an answer
-        done = await asyncio.to_thread(self._client.patch, "ConfigMap", self._name, change)
-        self._version = done["metadata"]["resourceVersion"]
-        return done
-
-    async def _ask_for_version(self) -> str:
-        found = await asyncio.to_thread(self._client.read, "ConfigMap", self._name)
-        holder = (found["metadata"].get("annotations") or {}).get(HOLDER, "")
-        if holder != self._holder:
-            raise ReplacedError(f"another master has taken over: pod {holder}")
-        return str(found["metadata"]["resourceVersion"])
 
 
 async def request(ask: Callable[[], T], what: str) -> T:
