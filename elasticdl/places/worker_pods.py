@@ -66,10 +66,6 @@ class Owner:
         state = {"apiVersion": "v1", "kind": "ConfigMap", "name": state_name(job), "uid": self.state_uid}
         return [self.reference(), *([{**state, "controller": True}] if self.state_uid else [])]
 
-    def about(self, namespace: str) -> dict[str, str]:
-        """The reference of an event about it."""
-        return {**self.reference(), "namespace": namespace}
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerPods:

@@ -37,7 +37,7 @@ def manifests(tmp_path_factory):
     (template,) = (each["data"][TEMPLATE_FILE] for each in written if each["metadata"]["name"] == spec_name("digits"))
     owner = Owner("digits-master", "job-uid", "state-uid")
     pods = WorkerPods("digits", "lab", owner, json.loads(template), PODS.limits, parse_priority("high=0.5"))
-    event = make_event("WorldFormed", "world 1", owner.about("lab"), 1.0, warning=False)
+    event = make_event("WorldFormed", "world 1", {**owner.reference(), "namespace": "lab"}, 1.0, warning=False)
     parts = [owned(each, MADE) for each in written if each["kind"] != "Job"]
     return [*written, *parts, pods.manifest(0, 0, away_from=("n1", "n2")), event]
 

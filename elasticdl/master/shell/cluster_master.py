@@ -22,7 +22,6 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -43,7 +42,6 @@ from elasticdl.kube.client import CONFLICT, ApiError, Client, NotDoneError, Writ
 from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.names import MASTER_PORT, METRICS_PORT, master_name, selector, state_name
 from elasticdl.kube.pod import TEMPLATE_FILE
-from elasticdl.master.core.events import EndJob
 from elasticdl.master.core.values import Phase
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.metrics import MetricsServer, Prometheus
@@ -169,28 +167,7 @@ class Announcer(Observer):
 EXIT_LEFT = 128 + signal.SIGTERM  # of a master that was told to leave
 LEFT_SECONDS = 3.0  # a pod that is left has GPUs that others may wait for
 _LOOPBACKS = ("127.0.0.1", "[::1]")
-
-
-@dataclass(frozen=True, slots=True)
-class Pod:
-    """The pod that this master is in."""
-
-    namespace: str
-    uid: str
-    address: str
-    tls: TlsFolder
-
-    @classmethod
-    def from_env(cls, environ: Mapping[str, str]) -> Pod:
-        """
-        Raises:
-            UserError: a variable is missing.
-        """
-        names = (variables.NAMESPACE, variables.POD_UID, variables.HOST, variables.TLS)
-        if missing := [name for name in names if name not in environ]:
-            raise UserError(f"{missing[0]} is not set: a cluster's master is started by `elasticdl train`")
-        namespace, uid, address, folder = (environ[name] for name in names)
-        return cls(namespace, uid, address, TlsFolder(Path(folder)))
+_FINAL = [phase for phase in Phase if phase.final]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -198,9 +175,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--job_folder", required=True, type=Path, help="folder with job.json and worker.json")
     folder = parser.parse_args(argv).job_folder
     try:
-        pod = Pod.from_env(os.environ)
         with tempfile.TemporaryDirectory(prefix="elasticdl-") as scratch:
-            return asyncio.run(run(pod, folder, Path(scratch)))
+            return asyncio.run(run(os.environ, folder, Path(scratch)))
     except (UserError, JobFailedError) as error:
         print(f"elasticdl: {error}", file=sys.stderr)
         return EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_CODES[Phase.FAILED]
@@ -209,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_LEFT
 
 
-async def run(pod: Pod, folder: Path, scratch: Path) -> int:
+async def run(environ: Mapping[str, str], folder: Path, scratch: Path) -> int:
     """Returns the exit code. The job's name is taken from the certificate, so it is known if the specification is damaged.
 
     Raises:
@@ -218,43 +194,87 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
         RelievedError: the master was told to leave.
         UnreachableError: the cluster does not answer.
     """
-    name = identify(pod.tls).job
+    namespace, uid, tls = (
+        environ[variables.NAMESPACE],
+        environ[variables.POD_UID],
+        TlsFolder(Path(environ[variables.TLS])),
+    )
+    name = identify(tls).job
     job_dir = JobDir(scratch / name)
     job_dir.path.mkdir()
-    client = connect(ClusterTarget(pod.namespace), own_account=True)
+    client = connect(ClusterTarget(namespace), own_account=True)
     job = await request(partial(client.read, "Job", master_name(name)), "read the job")
     owner = Owner.of(job, await request(partial(client.read, "ConfigMap", state_name(name)), "read the job's state"))
-    relieved: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    def relieve(reason: str) -> None:
-        if not relieved.done():
-            relieved.set_result(reason)
-
-    state = ClusterState(client, name, pod.uid, job_dir.journal)
-    announcer = Announcer(client.create, owner.about(pod.namespace))
-    with handling({number: partial(relieve, f"it got {number.name}") for number in (signal.SIGTERM, signal.SIGINT)}):
-        async with announcer.announcing():
-            try:
-                masters = partial(client.list, "Pod", label_selector=selector(name, Role.MASTER))
-                crashes = last_crashes(await request(masters, "list the masters before this one"), owner.uid)
-                if why := crash_loop(crashes):
-                    raise JobFailedError(why)
-                spec, template = read_spec(JobDir(folder)), json.loads((folder / TEMPLATE_FILE).read_text())
-                log_as(name, spec)
-                async with contextlib.nullcontext() if crashes else uncounted(client, name, pod.uid):
-                    end = await ClusterMaster(spec, pod, template, job_dir, owner).serve(
-                        client, state, announcer, relieved
-                    )
-                status = job_dir.status.read_text()
-            except (UserError, JobFailedError) as error:
-                announcer.recorded("job_finished", {"phase": str(Phase.FAILED), "reason": str(error)})
-                failed = pb.JobStatus(job_name=name, phase=str(Phase.FAILED), reason=str(error), time_left=-1)
-                await state.claim()
-                await end_workers(WorkerPodApi(client, name))
-                await state.finish(json_format.MessageToJson(failed), Phase.FAILED)
-                raise
-        await state.finish(status, end.phase)
+    state = ClusterState(client, name, uid, job_dir.journal)
+    announcer = Announcer(client.create, {**owner.reference(), "namespace": namespace})
+    async with announcer.announcing():
+        try:
+            masters = partial(client.list, "Pod", label_selector=selector(name, Role.MASTER))
+            crashes = last_crashes(await request(masters, "list the masters before this one"), owner.uid)
+            if why := crash_loop(crashes):
+                raise JobFailedError(why)
+            spec, template = read_spec(JobDir(folder)), json.loads((folder / TEMPLATE_FILE).read_text())
+            log_as(name, spec)
+            pods = partial(
+                WorkerPods, name, namespace, owner, template, priority=parse_priority(spec.worker_pod_priority)
+            )
+            master = make_master(spec, job_dir, client, state, pods, (environ[variables.HOST], tls))
+            master.observe(announcer)
+            leave = {each: partial(master.leave, f"it got {each.name}") for each in (signal.SIGTERM, signal.SIGINT)}
+            async with contextlib.nullcontext() if crashes else uncounted(client, name, uid):
+                with handling(leave):
+                    end = await master.run()
+            status = job_dir.status.read_text()
+        except (UserError, JobFailedError) as error:
+            announcer.recorded("job_finished", {"phase": str(Phase.FAILED), "reason": str(error)})
+            failed = pb.JobStatus(job_name=name, phase=str(Phase.FAILED), reason=str(error), time_left=-1)
+            await state.claim()
+            await end_workers(WorkerPodApi(client, name))
+            await state.finish(json_format.MessageToJson(failed), Phase.FAILED)
+            raise
+    await state.finish(status, end.phase)
     return exit_code(end.phase)
+
+
+def make_master(
+    spec: JobSpec,
+    job_dir: JobDir,
+    client: Client,
+    state: ClusterState,
+    pods: Callable[[Limits], WorkerPods],
+    listens: tuple[str, TlsFolder],
+) -> Master:
+    """``listens``: at which address of its pod, and by which keys."""
+    agents, timeouts = Agents(), PodTimeouts(image=spec.image_timeout)
+    address, tls = listens
+
+    def make_launcher(report: Report, limits: Limits) -> PlaceLauncher:
+        api = WorkerPodApi(client.bounded(WriteBudget(lambda: limits().maximum)), spec.job_name)
+
+        def make_places(report: PlaceReport) -> PodPlaces:
+            # There were no more pods than workers, so no earlier one has the number, of which nothing may be left.
+            return PodPlaces(api, pods(limits), report, timeouts, random.Random(), state.next_worker)
+
+        seconds = Seconds(left=LEFT_SECONDS, start=spec.start_timeout)
+        return PlaceLauncher(make_places, agents.reporting_to, report, seconds=seconds)
+
+    server = Server(f"[{address}]" if ":" in address else address, TlsAccess.load(tls))
+    port = server.bind(MASTER_PORT)
+    # A port-forward comes in there; in a pod of its own network nobody else can have the port.
+    reached = [server.listen(loopback, port) for loopback in _LOOPBACKS]
+    if not any(reached):
+        _log.warning("port %d of loopback is taken: there is no port-forward to this master", port)
+    master = Master(spec, job_dir, server, state, make_launcher, agents=agents)
+    # Seen between two masters. The end of a job is shown only after everything else is done.
+    state.status = lambda: (
+        "" if (now := master.status()).phase in _FINAL else json_format.MessageToJson(now, indent=None)
+    )
+    metrics = Prometheus(master.status, master.facts, asyncio.get_running_loop())
+    try:
+        master.observe(MetricsServer((address, METRICS_PORT), tls, metrics))
+    except OSError as error:  # the job goes on without metrics
+        _log.error("can't listen at port %d, so there are no metrics: %s", METRICS_PORT, error.strerror)
+    return master
 
 
 async def set_counted(client: Client, job: str, uid: str, *, counted: bool) -> None:
@@ -311,69 +331,6 @@ async def end_workers(api: WorkerPodApi) -> None:
 def exit_code(phase: Phase) -> int:
     """Of the master's container, by which its Job is complete or failed. Whoever had it stopped has got what was asked for."""
     return 0 if phase is Phase.STOPPED else EXIT_CODES[phase]
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterMaster:
-    spec: JobSpec
-    pod: Pod
-    template: Mapping[str, Any]
-    job_dir: JobDir
-    owner: Owner
-
-    async def serve(
-        self, client: Client, state: ClusterState, announcer: Announcer, relieved: asyncio.Future[str]
-    ) -> EndJob:
-        """Until the job has ended.
-
-        Raises:
-            RelievedError: the master was told to leave.
-        """
-        agents = Agents()
-        job, timeouts = self.spec.job_name, PodTimeouts(image=self.spec.image_timeout)
-        priority = parse_priority(self.spec.worker_pod_priority)
-
-        def make_launcher(report: Report, limits: Limits) -> PlaceLauncher:
-            api = WorkerPodApi(client.bounded(WriteBudget(lambda: limits().maximum)), job)
-            pods = WorkerPods(job, self.pod.namespace, self.owner, self.template, limits, priority)
-
-            def make_places(report: PlaceReport) -> PodPlaces:
-                # There were no more pods than workers, so no earlier one has the number, of which nothing may be left.
-                return PodPlaces(api, pods, report, timeouts, random.Random(), state.next_worker)
-
-            seconds = Seconds(left=LEFT_SECONDS, start=self.spec.start_timeout)
-            return PlaceLauncher(make_places, agents.reporting_to, report, seconds=seconds)
-
-        master = Master(self.spec, self.job_dir, self._server(), state, make_launcher, agents=agents)
-        state.status = lambda: _unless_over(master.status())
-        for observer in (announcer, *self._metrics(master)):
-            master.observe(observer)
-        relieved.add_done_callback(lambda reason: master.leave(reason.result()))
-        return await master.run()
-
-    def _server(self) -> Server:
-        address = self.pod.address
-        server = Server(f"[{address}]" if ":" in address else address, TlsAccess.load(self.pod.tls))
-        port = server.bind(MASTER_PORT)
-        # A port-forward comes in there; in a pod of its own network nobody else can have the port.
-        reached = [server.listen(loopback, port) for loopback in _LOOPBACKS]
-        if not any(reached):
-            _log.warning("port %d of loopback is taken: there is no port-forward to this master", port)
-        return server
-
-    def _metrics(self, master: Master) -> list[Observer]:
-        """If the port is taken, the job goes on without metrics."""
-        metrics = Prometheus(master.status, master.facts, asyncio.get_running_loop())
-        try:
-            return [MetricsServer((self.pod.address, METRICS_PORT), self.pod.tls, metrics)]
-        except OSError as error:
-            _log.error("can't listen at port %d, so there are no metrics: %s", METRICS_PORT, error.strerror)
-            return []
-
-
-def _unless_over(status: pb.JobStatus) -> str:
-    """The status that is seen between two masters. The end of a job is shown only after everything else is done."""
-    return "" if Phase(status.phase).final else json_format.MessageToJson(status, indent=None)
 
 
 if __name__ == "__main__":
