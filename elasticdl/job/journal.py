@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from string import Formatter
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, OnErrorOmit, PlainValidator, ValidationError, create_model
 
@@ -208,7 +208,8 @@ _KINDS = (
     Kind("world_formed", {"world": "", "members": "workers in rank order", "step": "with which it begins", "reason": "",
          "seconds": "since forming began"}, said="world {world}: {who}{since}: {reason}", ends_steps=True, cluster=True),
     Kind("pause", {**_WORKER, "world": "new one", "kind": "grow, shrink or failure", **dict.fromkeys(PAUSE_PARTS, "seconds"), "total": "seconds",
-         "steps_torn": ""}, scalars=lambda entry: {f"pause/{part}": entry[part] for part in PAUSE_TIMES if part in entry}),
+         "steps_torn": ""}, scalars=lambda entry: {f"pause/{part}": entry[part] for part in PAUSE_TIMES if part in entry},
+         of_worker={"world": _COUNT, "kind": Literal["grow", "shrink", "failure"], "steps_torn": _COUNT, **dict.fromkeys(PAUSE_TIMES, _SECONDS)}),
     Kind("evaluation", {**_WORKER, **_STEP, "epoch": "", "samples": "", "metrics": "", "seconds": ""}, said="evaluation at step {step}: {measured}",
          passing=True, marked=True, of_worker={"step": _COUNT, "epoch": _EPOCH, "samples": _COUNT, "metrics": _NUMBERS, "seconds": _SECONDS},
          scalars=lambda entry: {f"evaluation/{name}": value for name, value in entry.get("metrics", {}).items()}),

@@ -164,7 +164,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Seconds without training on one survivor of a change of workers, split by what they went into.
+    """Seconds without training on one survivor of a change of workers, split by what they went into: it is told as a notice ``pause``.
 
     ``first_step`` is by what the first step took longer than an ordinary one before: with more workers for the same
     global batch it may well be shorter, and is then zero.

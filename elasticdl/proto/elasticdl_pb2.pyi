@@ -1,5 +1,4 @@
 from google.protobuf.internal import containers as _containers
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -8,14 +7,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "ask", "draining", "kv_put", "progress", "pause", "finished", "failed", "notice", "number")
+    __slots__ = ("hello", "heartbeat", "ask", "draining", "kv_put", "progress", "finished", "failed", "notice", "number")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     ASK_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     KV_PUT_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
-    PAUSE_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
@@ -26,12 +24,11 @@ class WorkerMessage(_message.Message):
     draining: Draining
     kv_put: KvPut
     progress: Progress
-    pause: Pause
     finished: Finished
     failed: Failed
     notice: Notice
     number: int
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., kv_put: _Optional[_Union[KvPut, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., kv_put: _Optional[_Union[KvPut, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("worker_id", "host", "pid", "world_version", "step", "rank", "size")
@@ -155,30 +152,6 @@ class StepReport(_message.Message):
     compared: int
     def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., loss: _Optional[float] = ..., samples: _Optional[int] = ..., learning_rate: _Optional[float] = ..., seconds: _Optional[float] = ..., world_version: _Optional[int] = ..., total_samples: _Optional[int] = ..., ends_epoch: _Optional[bool] = ..., compared: _Optional[int] = ...) -> None: ...
 
-class Pause(_message.Message):
-    __slots__ = ("world_version", "kind", "notice", "drain", "rendezvous", "init", "sync", "first_step", "total", "steps_torn")
-    WORLD_VERSION_FIELD_NUMBER: _ClassVar[int]
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    NOTICE_FIELD_NUMBER: _ClassVar[int]
-    DRAIN_FIELD_NUMBER: _ClassVar[int]
-    RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
-    INIT_FIELD_NUMBER: _ClassVar[int]
-    SYNC_FIELD_NUMBER: _ClassVar[int]
-    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
-    TOTAL_FIELD_NUMBER: _ClassVar[int]
-    STEPS_TORN_FIELD_NUMBER: _ClassVar[int]
-    world_version: int
-    kind: str
-    notice: float
-    drain: float
-    rendezvous: float
-    init: float
-    sync: float
-    first_step: float
-    total: float
-    steps_torn: int
-    def __init__(self, world_version: _Optional[int] = ..., kind: _Optional[str] = ..., notice: _Optional[float] = ..., drain: _Optional[float] = ..., rendezvous: _Optional[float] = ..., init: _Optional[float] = ..., sync: _Optional[float] = ..., first_step: _Optional[float] = ..., total: _Optional[float] = ..., steps_torn: _Optional[int] = ...) -> None: ...
-
 class Finished(_message.Message):
     __slots__ = ("step", "epochs", "metrics", "together")
     class MetricsEntry(_message.Message):
@@ -199,24 +172,16 @@ class Finished(_message.Message):
     def __init__(self, step: _Optional[int] = ..., epochs: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., together: _Optional[bool] = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("cause", "message", "traceback", "trained")
-    class Cause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-        __slots__ = ()
-        CAUSE_UNSPECIFIED: _ClassVar[Failed.Cause]
-        USER: _ClassVar[Failed.Cause]
-        WORKER: _ClassVar[Failed.Cause]
-    CAUSE_UNSPECIFIED: Failed.Cause
-    USER: Failed.Cause
-    WORKER: Failed.Cause
-    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("message", "traceback", "trained", "users")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     TRACEBACK_FIELD_NUMBER: _ClassVar[int]
     TRAINED_FIELD_NUMBER: _ClassVar[int]
-    cause: Failed.Cause
+    USERS_FIELD_NUMBER: _ClassVar[int]
     message: str
     traceback: str
     trained: bool
-    def __init__(self, cause: _Optional[_Union[Failed.Cause, str]] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ..., trained: _Optional[bool] = ...) -> None: ...
+    users: bool
+    def __init__(self, message: _Optional[str] = ..., traceback: _Optional[str] = ..., trained: _Optional[bool] = ..., users: _Optional[bool] = ...) -> None: ...
 
 class Notice(_message.Message):
     __slots__ = ("event", "fields_json")

@@ -278,7 +278,7 @@ def notice(event, /, **fields):
         pb.WorkerMessage(),
         pb.WorkerMessage(notice=pb.Notice(event="warning", fields_json="[1]")),
         pb.WorkerMessage(notice=pb.Notice(event="warning", fields_json="{")),
-        pb.WorkerMessage(pause=pb.Pause(kind="of another kind")),
+        notice("pause", kind="of another kind"),
         notice("job_finished", phase="succeeded"),
         notice("nothing known"),
         notice("exported", path="x", worker=1),
@@ -307,14 +307,14 @@ def test_messages_without_meaning_are_refused(message):
         to_event(0, message)
 
 
-@pytest.mark.parametrize("made_up", [2**63 - 1, -(2**63)])
-def test_after_a_made_up_world_the_next_can_still_be_counted(made_up):
+def test_after_a_made_up_world_the_next_can_still_be_counted():
+    made_up = 2**32 - 1
     job = Job(Settings(WorkerRange(minimum=1, maximum=1)))
     hello = pb.WorkerMessage(hello=pb.Hello(worker_id=0, host="h", world_version=made_up))
     ask = pb.WorkerMessage(ask=pb.Ask(left_world=made_up))
     for event in (e.Tick(), to_event(0, hello), to_event(0, ask)):
         job.step(event, 0.0)
-    assert 1 <= to_status("job", job, 0.0, 1.0).world_version <= 2**62 + 1
+    assert 1 <= to_status("job", job, 0.0, 1.0).world_version <= 2**32
 
 
 def test_epochs_that_are_made_up_make_no_endless_list():

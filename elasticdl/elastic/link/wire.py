@@ -34,11 +34,10 @@ def to_proto(message: m.Message, environment: WorkerEnvironment) -> pb.WorkerMes
         case m.Progress(steps):
             fields.update(steps=[_fields(step) for step in steps])
         case m.Pause():
-            fields.update(total=message.total)
+            told = {"world": fields.pop("world_version"), **fields, "total": message.total}
+            return pb.WorkerMessage(number=number, notice=pb.Notice(event="pause", fields_json=json.dumps(told)))
         case m.Notice(event, told):
             fields = {"event": event, "fields_json": json.dumps(told)}
-        case m.Failed():
-            fields["cause"] = pb.Failed.USER if fields.pop("users") else pb.Failed.WORKER
     return pb.WorkerMessage(number=number, **{_BODIES[type(message).__name__]: fields})
 
 

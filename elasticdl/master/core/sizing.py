@@ -410,7 +410,7 @@ class SizeRule:
         """A worker has something for the journal."""
         told = {**notice.fields, "worker": worker_id}
         learnt = told.pop("learnt", "")
-        if notice.event == "pause":
+        if notice.event == "pause" and "total" in told:
             self._pauses.append(told["total"])
         return [Record(notice.event, told), *(self._recall(job, learnt) if learnt else [])]
 

@@ -14,7 +14,6 @@ import math
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from pydantic import ValidationError
@@ -157,10 +156,7 @@ class StateSaver:
 # Messages of protobuf from and to the core's dataclasses, whose fields have the same names. The core sees no message.
 
 
-_LAST_WORLD = 2**62
-_PAUSES = ("grow", "shrink", "failure")
 _FORMS = {kind.name: kind.form for kind in KINDS.values() if kind.of_worker}
-T = TypeVar("T")
 # Of each kind of message to a worker: the name of its field in `MasterMessage`.
 _BODIES = {
     type(getattr(pb.MasterMessage(), name)).__name__: name for name in pb.MasterMessage.DESCRIPTOR.fields_by_name
@@ -178,25 +174,17 @@ def to_event(worker_id: int, message: pb.WorkerMessage) -> events.FromWorker:
         raise ValueError(f"a session does not take {body or 'an empty message'} here")
     told = getattr(message, body)
     match told:
-        case pb.Pause():
-            return events.FromWorker(worker_id, messages.Notice("pause", _pause(told), message.number))
         case pb.Notice():
             return events.FromWorker(worker_id, messages.Notice(told.event, _notice(told), message.number))
-        case pb.Hello():
-            given: dict[str, Any] = {"world_version": _version(told.world_version)}
-        case pb.Ask():
-            given = {"left_world": _version(told.left_world)}
         case pb.Heartbeat():
-            given = {"times": _copied(messages.StepTimes, told.times) if told.HasField("times") else None}
+            given: dict[str, Any] = {"times": _copied(told.times) if told.HasField("times") else None}
         case pb.Progress():
-            given = {"steps": _each_copied(messages.StepReport, told.steps)}
+            given = {"steps": tuple(map(_copied, told.steps))}
         case pb.Finished():
             given = {"metrics": dict(told.metrics)}
-        case pb.Failed():
-            given = {"users": told.cause == pb.Failed.USER}
         case _:
             given = {}
-    return events.FromWorker(worker_id, _copied(getattr(messages, type(told).__name__), told, **given))
+    return events.FromWorker(worker_id, _copied(told, **given))
 
 
 def to_message(order: messages.Order) -> pb.MasterMessage:
@@ -210,12 +198,9 @@ class WorldMessages:
     def __init__(self, world: World) -> None:
         self.version = world.version
         self._members = {member.worker_id: (rank, member) for rank, member in enumerate(world.members)}
+        root, stand = _values(world.members[0]), standing(world.members)
         self._alike = pb.World(
-            version=world.version,
-            reason=world.reason,
-            size=len(world.members),
-            standing=standing(world.members),
-            root=pb.Member(**_values(world.members[0])),
+            version=world.version, reason=world.reason, size=len(world.members), standing=stand, root=root
         )
 
     @property
@@ -227,7 +212,7 @@ class WorldMessages:
         """What this member is told."""
         rank, member = self._members[worker_id]
         message = pb.MasterMessage(world=self._alike)
-        message.world.MergeFrom(pb.World(rank=rank, own=pb.Member(**_values(member))))
+        message.world.MergeFrom(pb.World(rank=rank, own=_values(member)))
         return message
 
 
@@ -249,34 +234,15 @@ def to_status(job_name: str, job: Job, now: float, elapsed: float) -> pb.JobStat
     )
 
 
-def _copied(kind: type[T], message: object, **given: object) -> T:
-    """One of the core's values, with the fields of a message; ``given``: those that the message does not have so."""
-    names: tuple[str, ...] = kind.__match_args__  # type: ignore[attr-defined]
-    return kind(*[given[name] if name in given else getattr(message, name) for name in names])
-
-
-def _each_copied(kind: type[T], messages: Iterable[object]) -> tuple[T, ...]:
-    """Quicker than `_copied` for each."""
-    values = attrgetter(*kind.__match_args__)  # type: ignore[attr-defined]
-    return tuple(kind(*values(message)) for message in messages)
+def _copied(message: object, **given: object) -> Any:
+    """The core's value of the same name; ``given``: fields that the message does not have so."""
+    kind = getattr(messages, type(message).__name__)
+    return kind(*[given[name] if name in given else getattr(message, name) for name in kind.__match_args__])
 
 
 def _values(said: object) -> dict[str, Any]:
     """The fields of one of the core's values."""
     return {name: getattr(said, name) for name in said.__match_args__}  # type: ignore[attr-defined]
-
-
-def _version(told: int) -> int:
-    """Of a world that a worker knows: the next worlds are counted on from it."""
-    return max(0, min(told, _LAST_WORLD))
-
-
-def _pause(pause: pb.Pause) -> dict[str, object]:
-    """The journal's fields of a pause, without the worker: time that a survivor did not train."""
-    if pause.kind not in _PAUSES:
-        raise ValueError(f"a pause is of the kind {', '.join(_PAUSES)}, not {pause.kind!r}")
-    fields = (field.name for field in pause.DESCRIPTOR.fields)
-    return {"world" if name == "world_version" else name: getattr(pause, name) for name in fields}
 
 
 def _notice(notice: pb.Notice) -> dict[str, Any]:
