@@ -1,8 +1,8 @@
 """The ``elasticdl`` command: groups of commands over two places where jobs are, and what they share.
 
     commands   what people type: start (train, run), jobs (status, events, logs, scale, stop, delete), look, zoo_image
-    job_handle a job as the commands see it: in a folder of this machine (`local`), or in a namespace of a Kubernetes cluster (`cluster`)
-    follow     what comes of a job, each entry of its journal once, until it is over
+    job_handle a job as the commands see it, and what comes of it until it is over: in a folder (`folder_job`), or in a namespace of a
+               Kubernetes cluster (`namespace_job`)
     course     following a job on a screen, the same for `train`, `run` and `status --follow`
 
 The cluster's side is imported only when one is meant. It imports no framework and no Horovod, so that it starts in a fraction of a

@@ -116,7 +116,6 @@ AGAIN_SECONDS = 1.0  # before a master is asked once more
 JOIN_SECONDS = 5.0  # for streams to end by themselves, and for those that were closed
 KEPT_TRIES = 60  # for what is kept, as a cluster may just then not answer
 Heard: TypeAlias = str | pb.JobStatus  # a line of the journal, or a status
-T = TypeVar("T")
 
 
 class Following:
@@ -420,14 +419,14 @@ class JobHandle(Protocol):
         return self.end()
 
 
-def of_each(jobs: Sequence[JobHandle], ask: Callable[[JobHandle], T]) -> list[T]:
-    """What is answered for each, in the same order; raises what the first that fails has raised.
+def statuses_of(jobs: Sequence[JobHandle]) -> list[pb.JobStatus]:
+    """In the same order. What is wrong with one job hides no other.
 
     Several are asked at a time, as a master that does not answer is waited for. Whoever is interrupted does not wait for the others:
     threads of a pool would be waited for as the process ends.
     """
-    answers: list[Future[T]] = [Future() for _ in jobs]
-    questions: queue.SimpleQueue[tuple[JobHandle, Future[T]]] = queue.SimpleQueue()
+    questions: queue.SimpleQueue[tuple[JobHandle, Future[pb.JobStatus]]] = queue.SimpleQueue()
+    answers: list[Future[pb.JobStatus]] = [Future() for _ in jobs]
     for question in zip(jobs, answers, strict=True):
         questions.put(question)
 
@@ -436,19 +435,18 @@ def of_each(jobs: Sequence[JobHandle], ask: Callable[[JobHandle], T]) -> list[T]
             while True:
                 job, answer = questions.get_nowait()
                 try:
-                    answer.set_result(ask(job))
-                except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
-                    answer.set_exception(error)
+                    answer.set_result(job.status())
+                except Exception as error:  # noqa: BLE001 - it has just gone, or its files are damaged
+                    why = flat(error) or type(error).__name__
+                    lost = pb.JobStatus(job_name=job.name, phase="unreachable", reason=why, elapsed=-1, time_left=-1)
+                    answer.set_result(lost)
 
-    for _ in range(min(AT_ONCE, len(jobs))):
+    for _ in jobs[:AT_ONCE]:
         threading.Thread(target=work, name="ask", daemon=True).start()
-
-    def answered(answer: Future[T]) -> T:
+    for answer in answers:
         while not answer.done():
             wait([answer], POLL)  # in short waits: a signal that comes just before one has its handler called after it
-        return answer.result()
-
-    return [answered(each) for each in answers]
+    return [answer.result() for answer in answers]
 
 
 def choose(name: str | None, known: Collection[str], running: Sequence[str], where: str = "", hint: str = "") -> str:

@@ -1,27 +1,41 @@
-"""What the dashboard shows: a page is made when it is asked for, and kept for a moment."""
+"""The dashboard: the report's page, live, and a list of all jobs. A page is made when it is asked for, and kept for a moment.
+
+An HTTP server on loopback that only shows, and only to who knows its secret, which is the first part of each path. A page of another
+site can't read what is here: it does not know the secret, its name for this machine is not in the Host header that is accepted, and
+nothing tells it the address of a page.
+"""
 
 from __future__ import annotations
 
+import functools
+import hmac
 import math
+import secrets
+import socketserver
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from functools import partial
-from typing import Generic, TypeVar
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Generic, TypeVar
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from elasticdl.cli import screens
-from elasticdl.cli.job_handle import JobHandle, of_each
+from elasticdl.cli.job_handle import JobHandle, statuses_of
 from elasticdl.common.errors import ElasticDLError
 from elasticdl.common.reason import flat
 from elasticdl.job.facts import Facts
 from elasticdl.proto import elasticdl_pb2 as pb
-from elasticdl.report.live_server import News, job_path
-from elasticdl.report.page import as_json, page_data
+from elasticdl.report.page import LIVE_POLICY, as_json, asset, live_page, page_data, plotly_script
 
 # What was made is kept for so long, or for so many times as long as making it took: a list of many jobs, or a long journal.
 KEPT_SECONDS = 3.0
 KEPT_TIMES = 4.0
+LOOPBACK = "127.0.0.1"
+SILENCE_SECONDS = 20.0
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "json": "application/json"}
+_LENGTH = 32  # bytes of the secret
 Key = tuple[str, str]  # namespace and name
 Clock = Callable[[], float]
 T = TypeVar("T")
@@ -38,70 +52,83 @@ class Kept(Generic[T]):
 
     def get(self) -> T:
         with self._making:
-            if self._made is None or self._clock() >= self._made[1]:
-                began = self._clock()
-                made = self._make()
-                now = self._clock()
+            began = self._clock()
+            if self._made is None or began >= self._made[1]:
+                made, now = self._make(), self._clock()
                 self._made = made, now + max(KEPT_SECONDS, KEPT_TIMES * (now - began))
             return self._made[0]
 
 
-class LiveBoard:
-    """See `elasticdl.report.live_server.Board`. ``list_jobs`` is given whom to tell what is missing.
+class News:
+    """``content``: JSON; null if nothing new can be shown. ``over``: it will not change any more."""
 
-    ``clock``: seconds since the epoch.
-    """
+    def __init__(self, content: str, *, over: bool = False, notice: str = "") -> None:
+        self.revision = str(hash((content, notice)))
+        self.over = over
+        self.body = f'{{"revision":"{self.revision}","notice":{as_json(notice)},"content":{content}}}'.encode()
+
+
+class LiveBoard:
+    """What there is to show; asked in any thread. ``list_jobs`` is given whom to tell what is missing; ``clock``: seconds since the epoch."""
 
     def __init__(
         self, list_jobs: Callable[[Callable[[str], None]], Sequence[JobHandle]], clock: Clock = time.time
     ) -> None:
         self._list = list_jobs
         self._clock = clock
-        self._last: dict[Key, JobHandle] = {}  # of the list before
-        self._jobs = Kept(self._list_jobs, clock)
+        self._known: dict[Key, JobHandle] = {}
+        self._missing = Kept(self._list_jobs, clock)
         self._overview = Kept(self._make_overview, clock)
         self._pages: dict[Key, Kept[News]] = {}
-        self._contents: dict[Key, str] = {}  # JSON: what the page of a job has shown last
 
     def overview(self) -> News:
         return self._overview.get()
 
     def job(self, namespace: str, name: str) -> News:
-        key = (namespace, name)
-        if key not in self._jobs.get()[0]:
-            raise KeyError(name)
-        return self._pages.setdefault(key, Kept(partial(self._make_page, key), self._clock)).get()
+        """
+        Raises:
+            KeyError: there is no such job.
+        """
+        self._missing.get()
+        handle = self._known[namespace, name]
+        page = Kept(functools.partial(self._make_page, handle), self._clock)
+        return self._pages.setdefault((namespace, name), page).get()
 
-    def _list_jobs(self) -> tuple[dict[Key, JobHandle], str]:
-        """And what is missing. Jobs of a cluster that does not answer stay as they were: their pages may be open."""
+    def _list_jobs(self) -> str:
+        """Returns what is missing. Jobs of a cluster that does not answer stay as they were: their pages may be open."""
         missing: list[str] = []
         try:
             jobs = {(handle.namespace, handle.name): handle for handle in self._list(missing.append)}
-            kept = {key: job for key, job in self._last.items() if missing and key[0]}
+            kept = {key: job for key, job in self._known.items() if missing and key[0]}
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a cluster must not end the list for good
-            missing, jobs, kept = [flat(error) or type(error).__name__], {}, self._last
-        self._last = jobs | {key: job for key, job in kept.items() if key not in jobs}
-        for known in (self._pages, self._contents):
-            for key in known.keys() - self._last.keys():
-                del known[key]
-        return self._last, "; ".join(missing)
+            missing, jobs, kept = [_words(error)], {}, self._known
+        self._known = jobs | {key: job for key, job in kept.items() if key not in jobs}
+        self._pages = {key: page for key, page in self._pages.items() if key in self._known}
+        return "; ".join(missing)
 
     def _make_overview(self) -> News:
-        jobs, missing = self._jobs.get()
-        rows = zip(jobs, of_each(list(jobs.values()), _status), strict=True)
-        return News(as_json([_row(key, status) for key, status in rows]), notice=missing)
+        missing, jobs = self._missing.get(), self._known
+        rows = [
+            {"name": name, "namespace": namespace, "page": job_path(namespace, name), **screens.facts(status)}
+            for (namespace, name), status in zip(jobs, statuses_of([*jobs.values()]), strict=True)
+        ]
+        return News(as_json(rows), notice=missing)
 
-    def _make_page(self, key: Key) -> News:
+    def _make_page(self, handle: JobHandle) -> News:
         """What fails is told in the page."""
         try:
-            history = history_of(self._last[key], self._clock())
-            content = self._contents[key] = as_json(page_data(history))
+            history = history_of(handle, self._clock())
+            content = as_json(page_data(history))
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one job is told in its page
-            why = flat(error) or type(error).__name__
-            notice = f"This page could not be brought up to date, and is tried again: {why}"
-            return News(self._contents.get(key, "null"), notice=notice)
+            return News(
+                "null", notice=f"This page could not be brought up to date, and is tried again: {_words(error)}"
+            )
         # A page that is over is asked for rarely: so it is only once the journal itself has told the end.
         return News(content, over=history.counts["job_finished"] > 0)
+
+
+def _words(error: Exception) -> str:
+    return flat(error) or type(error).__name__
 
 
 def history_of(handle: JobHandle, now: float) -> Facts:
@@ -113,13 +140,6 @@ def history_of(handle: JobHandle, now: float) -> Facts:
         status = None
     with closing(handle.journal()) as lines:
         return with_status(Facts(handle.name).read(lines), status, now)
-
-
-def _status(handle: JobHandle) -> pb.JobStatus:
-    try:
-        return handle.status()
-    except Exception as error:  # noqa: BLE001 - a job that has just gone, or has damaged files, must not end the list
-        return pb.JobStatus(phase="unreachable", reason=str(error), time_left=-1)
 
 
 def with_status(found: Facts, status: pb.JobStatus | None, now: float) -> Facts:
@@ -152,6 +172,111 @@ def _take_steps(found: Facts, status: pb.JobStatus) -> None:
     found.rate = status.samples_per_second if math.isfinite(status.samples_per_second) else None
 
 
-def _row(key: Key, status: pb.JobStatus) -> dict[str, str]:
-    namespace, name = key
-    return {"name": name, "namespace": namespace, "page": job_path(namespace, name), **screens.facts(status)}
+class LiveServer(ThreadingHTTPServer):
+    """Serves from the moment it is made until it is closed.
+
+    Raises:
+        OSError: the port is not to be had.
+    """
+
+    def __init__(self, board: LiveBoard, port: int = 0) -> None:
+        self.board = board
+        self.secret = secrets.token_urlsafe(_LENGTH)
+        super().__init__((LOOPBACK, port), _Handler)
+        self.port: int = self.server_address[1]
+        self.hosts = {f"{name}:{self.port}" for name in (LOOPBACK, "localhost")}
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.1,), name="dashboard", daemon=True)
+        self._thread.start()
+
+    def server_bind(self) -> None:
+        socketserver.TCPServer.server_bind(self)  # the base class asks for the host's name, which may take long
+
+    def url(self, namespace: str = "", name: str = "") -> str:
+        """Of a job's page, or of the list of jobs."""
+        return f"http://{LOOPBACK}:{self.port}/{self.secret}/{job_path(namespace, name) if name else ''}"
+
+    def close(self) -> None:
+        """Nothing is served any more, and the port is free."""
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away in the middle is nobody's business."""
+
+    @functools.cached_property
+    def files(self) -> dict[str, bytes]:
+        texts = {"plotly.js": plotly_script(), **{name: asset(name) for name in ("charts.js", "page.js", "page.css")}}
+        return {name: text.encode() for name, text in texts.items()}
+
+
+def job_path(namespace: str, name: str) -> str:
+    """Below the secret; a job of this machine has no namespace."""
+    return f"job/{quote(namespace, safe='') or '-'}/{quote(name, safe='')}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: LiveServer
+    timeout = SILENCE_SECONDS
+    protocol_version = "HTTP/1.0"  # one request a connection: none is served any more once the server is closed
+    server_version, sys_version = "elasticdl", ""
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        _, secret, *path = f"{url.path}/".split("/")
+        if self.headers.get("Host") not in self.server.hosts:
+            self._answer(HTTPStatus.FORBIDDEN, "html", b"this address is not for you")
+        elif not hmac.compare_digest(secret.encode(), self.server.secret.encode()):
+            self._answer(HTTPStatus.NOT_FOUND, "html", b"nothing is here")
+        else:
+            self._show([unquote(part) for part in path[:-1]], parse_qs(url.query).get("since", [""])[0])
+
+    do_HEAD = do_GET
+
+    def _show(self, path: list[str], since: str) -> None:
+        board = self.server.board
+        try:
+            match path:
+                case [""]:
+                    self._answer(HTTPStatus.OK, "html", live_page("jobs", "overview", "").encode())
+                case ["data.json"]:
+                    self._tell(board.overview(), since)
+                case [name] if name in self.server.files:
+                    self._answer(HTTPStatus.OK, name.rpartition(".")[2], self.server.files[name])
+                case ["job", namespace, name, ""]:
+                    board.job(namespace.removeprefix("-"), name)
+                    self._answer(HTTPStatus.OK, "html", live_page(name, "job", "../../../").encode())
+                case ["job", namespace, name, "data.json"]:
+                    self._tell(board.job(namespace.removeprefix("-"), name), since)
+                case _:
+                    self._answer(HTTPStatus.NOT_FOUND, "html", b"nothing is here")
+        except KeyError:
+            self._answer(HTTPStatus.NOT_FOUND, "html", b"there is no such job")
+
+    def _tell(self, news: News, since: str) -> None:
+        if news.revision == since:
+            self._answer(HTTPStatus.NO_CONTENT, "json", b"", over=news.over)
+        else:
+            self._answer(HTTPStatus.OK, "json", news.body, over=news.over)
+
+    def _answer(self, status: HTTPStatus, kind: str, body: bytes, *, over: bool = False) -> None:
+        self.send_response(status)
+        for name, value in {
+            "Content-Type": f"{_TYPES[kind]}; charset=utf-8",
+            "Cache-Control": "no-store",
+            "Content-Security-Policy": LIVE_POLICY,
+            "Cross-Origin-Opener-Policy": "same-origin",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",
+            **({"X-Job-Over": "1"} if over else {}),
+            **({} if status is HTTPStatus.NO_CONTENT else {"Content-Length": str(len(body))}),
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """The secret is in the path: nothing is logged."""

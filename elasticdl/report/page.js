@@ -240,7 +240,7 @@
           told = news.notice || "";
           notice(told);
           const began = performance.now();
-          if (news.content !== null) show(news.content); // it is null while a page fails that was never drawn
+          if (news.content !== null) show(news.content); // it is null while a page fails
           wait = Math.max(POLL, 5 * (performance.now() - began)); // a large page leaves the browser most of its time
         } else if (answer.status === 404) {
           notice("This job is not there any more. What is shown is what was told of it last.");

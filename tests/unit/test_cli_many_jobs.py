@@ -13,7 +13,7 @@ from cli_fake_master import DEADLINE, FakeMaster, serving
 from rich.console import Console
 
 from elasticdl.cli.commands.jobs import show_all
-from elasticdl.cli.job_handle import AT_ONCE, JobHandle, of_each
+from elasticdl.cli.job_handle import AT_ONCE, JobHandle, statuses_of
 from elasticdl.job.jobdir import JobDir
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -45,13 +45,14 @@ def test_many_masters_are_asked_some_at_a_time_and_shown_in_their_order(capsys):
     assert [line.split()[:2] for line in capsys.readouterr()[0].splitlines()[1:]] == [[n, "running"] for n in names]
 
 
-def test_whoever_is_asked_and_breaks_is_told_where_it_is_waited_for():
-    def ask(job):
-        raise ZeroDivisionError(job.name)
+def test_a_job_that_can_not_be_asked_hides_no_other():
+    class Broken(Slow):
+        def status(self):
+            raise ZeroDivisionError(self.name)
 
-    with pytest.raises(ZeroDivisionError, match="first"):
-        of_each([Slow("first", None), Slow("second", None)], ask)
-    assert of_each([], ask) == []
+    found = statuses_of([Broken("first", None), Slow("second", threading.Barrier(1))])
+    assert [(each.phase, each.reason) for each in found] == [("unreachable", "first"), ("running", "")]
+    assert statuses_of([]) == []
 
 
 PATIENT = "import sys; from elasticdl.cli import __main__, job_handle; job_handle.CALL_TIMEOUT = 600.0; sys.exit(__main__.main_of_process())"

@@ -14,12 +14,11 @@ import pytest
 from history_kit import STARTED, disturbed, formed, line, steps, storm
 
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.live_board import with_status
+from elasticdl.cli.live_board import LiveServer, with_status
 from elasticdl.common.errors import UserError
 from elasticdl.job.facts import Facts, TimeUse
 from elasticdl.job.jobdir import create_job_dir, write_aside
 from elasticdl.proto import elasticdl_pb2 as pb
-from elasticdl.report.live_server import LiveServer
 from elasticdl.report.page import MARK, NAMES, as_json, duration, live_page, page_data, percent, report, sentence
 
 NASTY = "</script><script>alert(1)</script>&amp;\"'\u2028<!--"

@@ -18,15 +18,14 @@ from rich.text import Text
 from elasticdl.cli import course, screens
 from elasticdl.cli.commands.find_job import PLACE, all_jobs, cluster_module, find, job_argument, names_here, place_of
 from elasticdl.cli.folder_job import goes_on
-from elasticdl.cli.job_handle import JobHandle, of_each
+from elasticdl.cli.job_handle import JobHandle, statuses_of
 from elasticdl.cli.parsing import Option, command
 from elasticdl.cli.screens import render, tell
-from elasticdl.common.errors import ElasticDLError, UserError
+from elasticdl.common.errors import UserError
 from elasticdl.job.facts import Facts
 from elasticdl.job.jobdir import list_jobs
 from elasticdl.job.journal import STEPS, metrics_text, parse_entry
 from elasticdl.job.spec import MOST_WORKERS, WorkerRange, Workers
-from elasticdl.proto import elasticdl_pb2 as pb
 
 # Seconds that a master closes its places, at the most, once its workers have had their grace, and those that it then kills as much again.
 CLOSING_TIME = 90.0
@@ -48,7 +47,7 @@ def status(job: str | None, follow: bool, as_json: bool, **given: Any) -> int:
         handle = find(job, given)
         return course.follow(handle, handle.spec())
     if as_json:
-        for each in [find(job, given).status()] if job is not None else of_each(all_jobs(given), asked):
+        for each in [find(job, given).status()] if job is not None else statuses_of(all_jobs(given)):
             print(screens.status_json(each))
     elif job is not None:
         show_one(console, find(job, given))
@@ -71,20 +70,13 @@ def show_all(console: Console, jobs: Sequence[JobHandle]) -> None:
     elsewhere = any(job.namespace for job in jobs)
     rows = [
         {"job": job.name, **({"namespace": job.namespace} if elsewhere else {}), **found}
-        for job, found in zip(jobs, map(screens.facts, of_each(jobs, asked)), strict=True)
+        for job, found in zip(jobs, map(screens.facts, statuses_of(jobs)), strict=True)
     ]
     for title in rows[0]:
         table.add_column(title, overflow="fold" if title == "reason" else "ellipsis", no_wrap=title == "job")
     for row in rows:
         table.add_row(*map(Text, row.values()))
     console.print(table)
-
-
-def asked(job: JobHandle) -> pb.JobStatus:
-    try:
-        return job.status()
-    except (ElasticDLError, OSError) as error:  # what is wrong with one job hides no other
-        return pb.JobStatus(job_name=job.name, phase="unreachable", reason=str(error), elapsed=-1, time_left=-1)
 
 
 def show_one(console: Console, job: JobHandle) -> None:

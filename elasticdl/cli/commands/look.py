@@ -14,13 +14,12 @@ from typing import Any
 import click
 
 from elasticdl.cli.commands.find_job import PLACE, all_jobs, find, job_argument, place_of
-from elasticdl.cli.live_board import LiveBoard, history_of
+from elasticdl.cli.live_board import LiveBoard, LiveServer, history_of
 from elasticdl.cli.parsing import Option, command
 from elasticdl.cli.signals import SignalLog, caught
 from elasticdl.common.errors import UserError
 from elasticdl.job.facts import Facts
 from elasticdl.job.jobdir import write_aside
-from elasticdl.report.live_server import LiveServer
 from elasticdl.report.page import MARK, page_data
 from elasticdl.report.page import report as as_page
 
