@@ -10,7 +10,7 @@ import importlib
 import importlib.metadata
 import platform
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -18,34 +18,22 @@ import click
 import elasticdl
 from elasticdl.common.front_ends import FRONT_ENDS
 
-# What ``elasticdl --version`` says: the version, the interpreter, and which collectives and frameworks are installed.
-#
-# Only the metadata of the packages are read: importing the frameworks would take seconds.
-
-
-# Each by the names under which it is published.
-_COLLECTIVES = {"Horovod": ("horovod",), "torch.distributed": ("torch",)}
-
 
 def version_text() -> str:
-    """Two lines, as for a report of a fault."""
-    collectives = [f"{name} {found[1]}" for name, names in _COLLECTIVES.items() for found in _installed(names)]
-    libraries = [names for each in FRONT_ENDS for names in each.packages]
-    frameworks = [f"{name} {version}" for names in libraries for name, version in _installed(names)]
+    """Two lines, as for a report of a fault. The packages' metadata say it: importing the frameworks would take seconds."""
+    names = ["horovod", *(name for each in FRONT_ENDS for names in each.packages for name in names)]
+    found = [f"{name} {version}" for name in names if (version := _installed(name))]
     return (
         f"elasticdl {elasticdl.__version__}, Python {platform.python_version()}\n"
-        f"collectives: {', '.join(collectives) or 'none'}; frameworks: {', '.join(frameworks) or 'none'}"
+        f"collectives and frameworks: {', '.join(found) or 'none'}"
     )
 
 
-def _installed(names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Name and version of the first of the packages that is there."""
-    for name in names:
-        try:
-            yield name, importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        return
+def _installed(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 # Names for jobs that nobody has named: easy to say, to type and to tell from another.

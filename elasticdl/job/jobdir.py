@@ -54,23 +54,15 @@ def require_writable_folders(spec: JobSpec) -> None:
 
 
 def require_writable(option: str, folder: Path) -> None:
-    """Write to the folder, as permission bits do not tell the whole truth, and leave nothing behind."""
-    made: list[Path] = []
+    """Write to the folder, or where it will be made: permission bits do not tell the whole truth. Nothing is left behind."""
     try:
-        for path in [*reversed(folder.parents), folder]:
-            if not path.exists():
-                path.mkdir()
-                made.append(path)
-        with tempfile.TemporaryFile(dir=folder):
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        with tempfile.TemporaryFile(dir=there):
             pass
-    except (FileExistsError, NotADirectoryError):
+    except NotADirectoryError:
         raise UserError(f"{option} {folder} must be a folder, but it or a part of it is a file") from None
     except OSError as error:
         raise UserError(f"{option} {folder} can't be written: {error.strerror}; choose another folder") from None
-    finally:
-        with contextlib.suppress(OSError):  # somebody else has put something into it meanwhile
-            for path in reversed(made):
-                path.rmdir()
 
 
 _START = 19  # of the fields after the name, which ends with the last bracket: see proc(5), field 22
@@ -233,17 +225,12 @@ def create_job_dir(name: str) -> JobDir:
 
 def list_jobs() -> list[JobDir]:
     """All local jobs, the newest first."""
-    root = jobs_root()
-    paths = root.iterdir() if root.is_dir() else ()
-    found = [JobDir(path) for path in paths if path.is_dir() and not path.name.startswith(".")]
-    return sorted(found, key=_modified, reverse=True)
-
-
-def _modified(job: JobDir) -> float:
-    try:
-        return job.path.stat().st_mtime
-    except FileNotFoundError:  # another command has just deleted it
-        return 0.0
+    root, found = jobs_root(), {}
+    for path in root.iterdir() if root.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):  # another command has just deleted it
+            if path.is_dir() and not path.name.startswith("."):
+                found[JobDir(path)] = path.stat().st_mtime
+    return sorted(found, key=found.__getitem__, reverse=True)
 
 
 def start_of(pid: int) -> int:
