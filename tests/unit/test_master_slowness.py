@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from master_kit import Cluster, Worker
+from master_kit import Cluster
 
 from elasticdl.elastic.core.step_times import WINDOW
 from elasticdl.job import messages as m
@@ -45,9 +45,10 @@ class Crew:
                 times = StepTimes(WINDOW, data, compute, wait, update, worker[3])
                 record.pulse = Pulse(self.now, self.now, times=times)
                 record.step += max(1, round(every / step))
-            records, due = self.judge.judge(self.records, self.now)
+            records, slow = self.judge.judge(self.records, self.now)
             self.news += records
-            self.replaced += [record.worker_id for record in due]
+            if record := self.judge.due(slow, self.now):
+                self.replaced.append(record.worker_id)
             self.now += every
 
     def named(self):
@@ -201,39 +202,16 @@ def test_a_slow_worker_is_replaced_if_that_is_asked_for(asked):
     assert town.members == ({0, 2, 3} if asked else {0, 1, 2})
 
 
-def spare():
-    return slow_one(minimum=3, replace_slow=True)
-
-
-def test_without_a_worker_to_spare_the_slow_one_stays_until_its_replacement_is_ready():
-    town = spare()
-    assert town.job.view().phase == "running"
-    assert town.members == {0, 1, 2}
-    launched = [(each.worker_id, each.away_from) for each in town.out if isinstance(each, i.LaunchWorker)]
-    assert launched[3:] == [(3, ("node-1",))]
-    town.workers[3] = Worker(3)
-    town.live(5)
-    assert town.members == {0, 2, 3}
-    assert [entry["worker"] for entry in town.records("worker_left")] == [1]
-    assert len(town.records("world_formed")) == 2  # one change does both
-    town.live(600)
-    assert len(town.records("worker_launched")) == 4
-
-
-def test_one_that_is_killed_while_its_replacement_starts_has_no_second_one():
-    town = spare()
-    assert len(town.records("worker_launched")) == 4
-    town.post(e.WorkerExited(1, e.ExitCause.KILLED, -9))
-    town.live(5)
-    assert len(town.records("worker_launched")) == 4
-
-
-def test_in_a_gang_the_slow_one_leaves_first():
-    town = Town(3, minimum=3, replace_slow=True, gang=True)
+@pytest.mark.parametrize("gang", [True, False])
+def test_in_a_job_at_its_minimum_the_slow_one_leaves_first(gang):
+    town = Town(3, minimum=3, replace_slow=True, gang=gang)
     town.compute[1] = 0.4
     town.live(60)
     assert [entry["worker"] for entry in town.records("worker_left")] == [1]
+    assert [each.away_from for each in town.out if isinstance(each, i.LaunchWorker)][3:] == [("node-1",)]
     assert town.members == {0, 2, 3}
+    town.live(600)
+    assert len(town.records("worker_launched")) == 4
 
 
 def test_if_there_are_too_many_the_slow_one_leaves():
@@ -258,14 +236,6 @@ def test_while_one_looks_slow_nothing_is_concluded_from_the_number_of_workers():
     assert [entry["worker"] for entry in town.records("worker_slow")] == [1]
     town.live(3)
     assert town.members == {0, 2}
-
-
-def test_one_that_recovers_before_its_replacement_is_ready_stays():
-    town = spare()
-    town.compute.clear()
-    town.live(60)
-    assert town.members == {0, 1, 2}
-    assert [(worker.worker_id, worker.state) for worker in town.job.view().workers][3:] in ([], [(3, "draining")])
 
 
 def test_the_less_it_helps_the_rarer_is_one_replaced():

@@ -26,7 +26,7 @@ from elasticdl.master.core.events import (
     Tell,
     is_unsaved,
 )
-from elasticdl.master.core.fleet import Departure, Fleet
+from elasticdl.master.core.fleet import Fleet
 from elasticdl.master.core.recovery import Recovery
 from elasticdl.master.core.rendezvous import NOBODY, Rendezvous
 from elasticdl.master.core.rule import ProgressLimits, Rule
@@ -329,8 +329,7 @@ class Job:
     def _fire(self, record: WorkerRecord, trigger: Trigger, context: TransitionContext) -> list[Instruction]:
         held_place = record.holds_place
         out = self.transitions.fire(record, trigger, context)
-        lost = held_place and not record.holds_place and record.state not in DONE
-        if lost and not record.outgoing:
+        if held_place and not record.holds_place and record.state not in DONE:
             why = context.cause or f"worker {record.worker_id} leaves"
             if warning := self.fleet.miss(record, why, context.reason, context.lost, now=context.now):
                 out.append(Record("warning", {"message": warning}))
@@ -363,13 +362,9 @@ class Job:
         why = f"worker {record.worker_id}: {reason}"
         return self._fire(record, Trigger.GIVE_UP, TransitionContext(now, reason, why, lost=ExitCause.FROZEN))
 
-    def replace(self, record: WorkerRecord, reason: str, now: float, *, first: bool) -> list[Instruction]:
+    def replace(self, record: WorkerRecord, reason: str, now: float) -> list[Instruction]:
         cause = f"worker {record.worker_id} is {reason}"
-        if not first:
-            return self._fire(record, Trigger.LET_GO, TransitionContext(now, reason, cause))
-        record.outgoing = True
-        self.fleet.departures.append(Departure(cause, record.node))
-        return []
+        return self._fire(record, Trigger.LET_GO, TransitionContext(now, reason, cause))
 
     def leave_world(self, cause: str, now: float) -> None:
         self.rendezvous.begin(now, broken=True).causes[NOBODY] = cause
@@ -383,7 +378,6 @@ class Job:
             return []
         out: list[Instruction] = []
         most, reason = self.size.most(self.limits)
-        most += any(record.outgoing for record in self.records.each_of(*IN_WORLD))
         missing, too_many = self.fleet.plan(most, rendezvous.retention_order, now)
         for record in too_many:
             cause = f"worker {record.worker_id} leaves: {reason}"

@@ -133,8 +133,8 @@ class RuledJob(Protocol):
     def give_up(self, record: WorkerRecord, reason: str, now: float) -> list[Instruction]:
         """Kill this worker, and replace it."""
 
-    def replace(self, record: WorkerRecord, reason: str, now: float, *, first: bool) -> list[Instruction]:
-        """Let this worker leave, and another take its place. ``first``: only ask for the other; the rule lets it go later (`outgoing`)."""
+    def replace(self, record: WorkerRecord, reason: str, now: float) -> list[Instruction]:
+        """Let this worker leave, and another take its place."""
 
     def leave_world(self, cause: str, now: float) -> None:
         """Let all members leave their world, and form the next."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from statistics import fmean, median_high, median_low
 
@@ -17,7 +16,6 @@ from elasticdl.common.backoff import Backoff
 from elasticdl.job.messages import Pace, StepTimes
 from elasticdl.master.core.events import Instruction, Record
 from elasticdl.master.core.rule import RuledJob
-from elasticdl.master.core.values import WorkerState
 from elasticdl.master.core.worker_record import MOST_FACTOR, Verdict, WorkerRecord
 
 SCORE = 0.7  # of the median worker's time over its own; less is slow
@@ -32,105 +30,84 @@ MOST_SECONDS_BETWEEN = 3600.0
 PHASES = ("data", "compute", "update")
 
 
-@dataclass(slots=True)
-class _Opinion:
-    """A worker seems to have become slow, or to have recovered. That is not said yet."""
-
-    since: float
-    step: int
-
-
 class SlowRule:
     def __init__(self, *, replace: bool) -> None:
         """``replace``: who is slow is to be replaced."""
         self._replace = replace
-        self._opinions: dict[int, _Opinion] = {}
+        # Who seems to have become slow, or to have recovered, which is not said yet: since when, and from which step on.
+        self._opinions: dict[int, tuple[float, int]] = {}
         self._replaced_at: float | None = None
         self._backoff = Backoff(first=SECONDS_BETWEEN_REPLACEMENTS, longest=MOST_SECONDS_BETWEEN)
 
     def look(self, job: RuledJob, now: float) -> Iterator[Instruction]:
-        members, world = job.rendezvous.active_members(), job.rendezvous.world
-        may_replace = not (job.progress_limits.ending or _outgoing(job))
+        world = job.rendezvous.world
         alone = world is not None and len(world.members) == 1
-        records, to_replace = self.judge(members, now, alone=alone, may_replace=may_replace)
-        for record in to_replace:
-            # Without it a job at its minimum would stand still until another is ready.
-            first = len(members) <= job.limits.minimum and not job.settings.gang
-            yield from job.replace(record, f"slow: {record.slow}", now, first=first)
-        yield from self._relieve(job, now)
+        records, slow = self.judge(job.rendezvous.active_members(), now, alone=alone)
         yield from records
-
-    def _relieve(self, job: RuledJob, now: float) -> Iterator[Instruction]:
-        """Let the slow worker go that has stayed until its replacement is ready."""
-        for record in _outgoing(job):
-            if record.state is WorkerState.REJOINING:
-                continue  # it is on its way into the next world
-            is_over = job.progress_limits.ending  # it may be writing the result
-            record.outgoing = record.state is WorkerState.MEMBER and record.slow is not None and not is_over
-            others = len(job.rendezvous.active_members()) - 1 + len(job.rendezvous.standbys())
-            if record.outgoing and others >= job.limits.minimum:
-                yield from job.replace(record, f"slow: {record.slow}", now, first=False)
+        if not job.progress_limits.ending and (
+            record := self.due(slow, now)
+        ):  # at the end it may be writing the result
+            yield from job.replace(record, f"slow: {record.slow}", now)
 
     def judge(
-        self, members: Sequence[WorkerRecord], now: float, *, alone: bool = False, may_replace: bool = True
+        self, members: Sequence[WorkerRecord], now: float, *, alone: bool = False
     ) -> tuple[list[Record], list[WorkerRecord]]:
-        """With each tick: the members of the world. Returns entries for the journal, and whom to replace.
+        """With each tick: the members of the world. Returns entries for the journal, and who is slow at this moment.
 
-        ``alone``: the world has one member. ``may_replace``: else nobody is to be replaced now.
+        ``alone``: the world has one member.
         """
-        out: list[Record] = []
         timed = _timed(members)
-        crowd = _Crowd(timed.values()) if len(timed) == len(members) > 1 else None
         self._opinions = {worker_id: self._opinions[worker_id] for worker_id in timed if worker_id in self._opinions}
-        if crowd is None:  # a new world has to make its first steps; alone nobody is slow
-            return self._acquit(members) if alone else [], []
-        still_slow: list[WorkerRecord] = []
+        if not len(timed) == len(members) > 1:  # a new world has to make its first steps; alone nobody is slow
+            return [_recovered(record) for record in members if alone and record.slow], []
+        out: list[Record] = []
+        slow: list[WorkerRecord] = []
+        crowd = _Crowd(timed.values())
         for record in members:
             verdict = crowd.judge(timed[record.worker_id], SCORE if record.slow is None else SCORE_RECOVERED)
             if not self._stands(record, (verdict is None) != (record.slow is None), now):
                 record.slow = verdict if record.slow and verdict else record.slow
             elif verdict is None:
-                record.slow = None
-                out.append(Record("worker_recovered", {"worker": record.worker_id}))
+                out.append(_recovered(record))
             else:
                 record.slow = verdict
                 fields = {"phase": verdict.phase, "factor": verdict.factor, "seconds": verdict.seconds}
                 out.append(Record("worker_slow", {"worker": record.worker_id, "host": record.place, **fields}))
             if record.slow and verdict:
-                still_slow.append(record)
-        return out, self._due(still_slow, now) if may_replace else []
+                slow.append(record)
+        return out, slow
 
     def suspects(self, members: Sequence[WorkerRecord]) -> bool:
         """Whether a member looks slow, and has not been watched for long enough to say so."""
         return any(record.worker_id in self._opinions and record.slow is None for record in members)
-
-    def _acquit(self, records: Sequence[WorkerRecord]) -> list[Record]:
-        cleared = [record for record in records if record.slow]
-        for record in cleared:
-            record.slow = None
-        return [Record("worker_recovered", {"worker": record.worker_id}) for record in cleared]
 
     def _stands(self, record: WorkerRecord, differs: bool, now: float) -> bool:
         """Whether what is thought of a worker has differed for long enough from what was said of it."""
         if not differs:
             self._opinions.pop(record.worker_id, None)
             return False
-        opinion = self._opinions.setdefault(record.worker_id, _Opinion(now, record.step))
-        if now - opinion.since < SECONDS_TO_JUDGE or record.step - opinion.step < STEPS_TO_JUDGE:
+        since, step = self._opinions.setdefault(record.worker_id, (now, record.step))
+        if now - since < SECONDS_TO_JUDGE or record.step - step < STEPS_TO_JUDGE:
             return False
         del self._opinions[record.worker_id]
         return True
 
-    def _due(self, slow: list[WorkerRecord], now: float) -> list[WorkerRecord]:
+    def due(self, slow: Sequence[WorkerRecord], now: float) -> WorkerRecord | None:
+        """Whom of them to replace now."""
         since = now - self._replaced_at if self._replaced_at is not None else math.inf
         if not self._replace or not slow or since < self._backoff.bound():
-            return []
+            return None
         # It may be what rank 0 alone does, or the machine, that makes whoever comes slow.
         if since > 2 * self._backoff.bound():
             self._backoff.reset()
         self._backoff.delay()
         self._replaced_at = now
-        return [max(slow, key=lambda record: record.slow.seconds if record.slow else 0.0)]
+        return max(slow, key=lambda record: record.slow.seconds if record.slow else 0.0)
+
+
+def _recovered(record: WorkerRecord) -> Record:
+    record.slow = None
+    return Record("worker_recovered", {"worker": record.worker_id})
 
 
 def pace_of(members: Sequence[WorkerRecord]) -> Pace:
@@ -140,11 +117,6 @@ def pace_of(members: Sequence[WorkerRecord]) -> Pace:
         return Pace()
     waits = [each.wait for each in times]
     return Pace(fmean(each.busy for each in times), fmean(waits), min(waits))
-
-
-def _outgoing(job: RuledJob) -> list[WorkerRecord]:
-    """Slow workers that stay until another can take their place."""
-    return [record for record in job.records.values() if record.outgoing]
 
 
 class _Crowd:

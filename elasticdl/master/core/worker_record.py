@@ -171,7 +171,6 @@ class WorkerRecord:
     unheard: bool = False  # was launched by an earlier master, and has had no session with this one
     ready: bool = False  # has asked for a world, so it has imported everything and can send heartbeats
     waits_for_successor: bool = False  # LIVE: leaves as soon as another member has its state
-    outgoing: bool = False  # slow, and lets go of its place when its replacement, which is asked for, is ready
     failure: str = ""  # why it has crashed, whatever its exit code says
     unfit: bool = False  # it could not begin to train, where others can
     replaces: ExitCause | None = None  # how its predecessor was lost, if that had been in no world
