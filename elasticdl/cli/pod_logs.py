@@ -35,7 +35,8 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z) ")
 _AGENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} \S+ [A-Z]+ elasticdl\.places\.\w+: (.*)")
 _BEGINS = re.compile(r"starting worker (\d+)$")
 WAITING_LINES = 10_000  # that were read and not taken
-_BROKEN_OFF = (ElasticDLError, urllib3.exceptions.HTTPError, OSError, ValueError)
+READ_SECONDS = 60.0  # for a node to send something of a log
+_BROKEN_OFF = (urllib3.exceptions.HTTPError, OSError, ValueError)
 
 
 def read_logs(client: Client, job: str, worker: int | None, pod_name: str = "") -> Lines:
@@ -49,44 +50,30 @@ def read_logs(client: Client, job: str, worker: int | None, pod_name: str = "") 
         UnreachableError: nothing that was asked for can be read.
     """
     all_pods = find_pods(client, job)
-    its_own = [pod for pod in all_pods if pod["metadata"]["name"] == pod_name]
-    pods = its_own or all_pods
+    its_own = _named(pod_name, all_pods) if pod_name else []
     written: dict[str, list[tuple[str, str]]] = {}
     datings = collections.defaultdict[str, Dating](Dating)
-    failures: list[str] = []
-    for pod in pods:
-        writers, name = Writers(pod), pod["metadata"]["name"]
-        try:
-            with contextlib.closing(client.log(name, timestamps=True)) as response:
-                every = bytes(response.data).decode(errors="replace").splitlines()
-                for when, line in map(timed, every):
-                    writer = writers.of(line)
-                    if (text := unmarked(line)[0]) is not None:
-                        start = prefix(writer) if worker is None else ""
-                        written.setdefault(writer, []).append((datings[writer].of("", when), start + text))
-        except NotDoneError as error:  # else its container has not begun yet
-            if error.by_rights:
-                raise
-        except UnreachableError as error:
-            failures.append(_unread(name, error))
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            failures.append(f"the log of {name} broke off: {error}")
+    with contextlib.closing(LogReaders(client, follow=False)) as readers:
+        readers.take_up(its_own or all_pods)
+        for line in readers.rest(READ_SECONDS):
+            if (text := unmarked(line.text)[0]) is not None:
+                start = prefix(line.writer) if worker is None else ""
+                written.setdefault(line.writer, []).append((datings[line.writer].of("", line.when), start + text))
+        if readers.refusal:
+            raise UserError(readers.refusal)
+        failures = readers.unread.values()
     if failures and not (written if worker is None else f"worker-{worker}" in written):
-        raise UnreachableError("; ".join(failures))
+        raise UnreachableError("; ".join(sorted(failures)))
     if worker is None:
         for failure in failures:
             tell(failure)
         yield from merged(written[writer] for writer in by_writer(written))
     elif lines := written.get(f"worker-{worker}"):
         yield from merged([lines])
-    elif not its_own and worker not in {_number_of(pod) for pod in pods}:  # else it may not have printed yet
+    elif not its_own and worker not in map(_number_of, all_pods):  # else it may not have printed yet
         names = ", ".join(by_writer(written))
         has = f"it has logs of {names}" if names else "it has no logs yet"
         raise UserError(f"job {job} has no logs of worker {worker}; {has}")
-
-
-def _unread(name: str, error: UnreachableError) -> str:
-    return f"the log of {name} can't be read now: {error}"
 
 
 def follow_logs(
@@ -101,6 +88,9 @@ def follow_logs(
     with contextlib.closing(LogReaders(client)) as readers:
         ended, told = False, set[str]()
 
+        def take_up() -> None:
+            readers.take_up(_named(pod_name, find_pods(client, job)))
+
         def shown(lines: Iterator[LogLine]) -> Iterator[str]:
             for each in lines:
                 text, _ = unmarked(each.text)
@@ -110,7 +100,7 @@ def follow_logs(
         while not ended:
             with contextlib.suppress(UnreachableError):
                 ended = bool(has_ended())  # asked first, so that no pod is missed
-                readers.take_up(_named(pod_name, find_pods(client, job)))
+                take_up()
             yield from shown(readers.rest() if ended else readers.lines(LOOK_SECONDS))
             if readers.refusal:
                 raise UserError(readers.refusal)
@@ -118,7 +108,7 @@ def follow_logs(
                 tell(readers.unread[name])
                 told.add(name)
         with contextlib.suppress(UnreachableError):
-            readers.take_up(_named(pod_name, find_pods(client, job)))  # those that broke off meanwhile
+            take_up()  # those that broke off meanwhile
         yield from shown(readers.rest())
 
 
@@ -137,11 +127,12 @@ class LogLine:
 class LogReaders:
     """A thread for each pod that was found. Who takes no lines holds up the reading.
 
-    A log that ends while its pod goes on, as when the API server is started again, is read anew from where it ended.
+    With ``follow`` a log that ends while its pod goes on, as when the API server is started again, is read anew from where it ended.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, *, follow: bool = True) -> None:
         self._client = client
+        self._follow = follow
         self.refusal = ""  # why a log may not be read
         self.unread: dict[str, str] = {}  # by pod: why its log could not be read
         self._closed = False
@@ -169,12 +160,12 @@ class LogReaders:
                 self._threads[uid] = thread
                 thread.start()
 
-    def rest(self) -> Iterator[LogLine]:
-        """Until all that are read have ended, or nothing has come for long."""
-        deadline = time.monotonic() + JOIN_SECONDS
+    def rest(self, patience: float = JOIN_SECONDS) -> Iterator[LogLine]:
+        """Until all that are read have ended, or nothing has come for so long."""
+        deadline = time.monotonic() + patience
         while any(thread.is_alive() for thread in self._threads.values()) and time.monotonic() < deadline:
             for line in self.lines(PRINTS_POLL):
-                deadline = time.monotonic() + JOIN_SECONDS
+                deadline = time.monotonic() + patience
                 yield line
         yield from self.lines(0.0)
 
@@ -185,20 +176,11 @@ class LogReaders:
                 response.shutdown()
 
     def _read(self, pod: Object) -> None:
-        uid = pod["metadata"]["uid"]
+        uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
         writers = self._writers.setdefault(uid, Writers(pod))
-        with contextlib.suppress(*_BROKEN_OFF):
-            try:
-                response = self._client.log(pod["metadata"]["name"], follow=True, timestamps=True)
-            except NotDoneError as error:
-                self.refusal = str(error) if error.by_rights else ""
-                raise
-            except UnreachableError as error:
-                name = pod["metadata"]["name"]
-                self.unread[name] = _unread(name, error)
-                raise
-            self._open.add(response)
-            with contextlib.closing(response):
+        try:
+            with contextlib.closing(self._client.log(name, follow=self._follow, timestamps=True)) as response:
+                self._open.add(response)
                 for line in itertools.islice(_lines(response), self._told[uid], None):
                     when, text = timed(line)
                     if not self._put(LogLine(writers.of(text), text, when)):
@@ -206,6 +188,13 @@ class LogReaders:
                     self._told[uid] += 1
             if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
                 self._whole.add(uid)
+        except NotDoneError as error:  # else its container has not begun yet
+            self.refusal = str(error) if error.by_rights else ""
+        except UnreachableError as error:
+            self.unread[name] = f"the log of {name} can't be read now: {error}"
+        except _BROKEN_OFF as error:
+            if not self._follow:
+                self.unread[name] = f"the log of {name} broke off: {error}"
 
     def _put(self, line: LogLine) -> bool:
         """Wait until there is room for it; False: nobody will take it."""

@@ -503,15 +503,15 @@ class Pods:
     def __init__(self, *logs):
         self._logs = {f"w-{number}": log for number, log in enumerate(logs)}
 
-    def list(self, kind, *, label_selector):
+    def list(self, kind, *, label_selector="", field_selector=""):
         found = []
-        for number, name in enumerate(self._logs):
+        for number, name in enumerate(self._logs if kind == "Pod" else ()):
             labels = {"elasticdl.org/role": "worker", "elasticdl.org/worker": str(number)}
             if "worker=" not in label_selector or label_selector.endswith(f"worker={number}"):
                 owner = [{"kind": "Job", "name": "job-master"}]
                 about = {"name": name, "uid": name, "labels": labels, "ownerReferences": owner, "creationTimestamp": ""}
                 status = {"phase": "Succeeded", "containerStatuses": [{"state": {"terminated": {}}}]}
-                found.append({"metadata": about, "status": status})
+                found.append({"metadata": about, "spec": {}, "status": status})
         return found
 
     def log(self, pod, follow=False, timestamps=False):
