@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import shutil
@@ -54,6 +55,7 @@ FOLDERS_READ = ("model_zoo",)
 DATA = ("training_data", "validation_data")
 CHECK_MODULE = "elasticdl.worker.check"
 CHECK_POLL = 0.02
+FOLDER_SECONDS = 30.0  # for others that make jobs: a batch system may be asked meanwhile
 
 
 class CheckBrokeError(JobFailedError):
@@ -179,29 +181,31 @@ def new_job(spec: JobSpec) -> Iterator[tuple[JobDir, JobSpec]]:
     """Make the job's folder and write its specification into it; an old job of the same name gives way if it is over. If the new one
     goes on from where the old one was stopped, both are one training, and the new folder has the journals of both.
 
-    If the user is to blame for what is raised within, or the check breaks, or a signal comes before the job has begun, all is as
-    it was before.
+    If the user is to blame for what is raised within, or the check breaks, or a signal comes before the job has begun, or the disk is full,
+    all is as it was before.
     """
     prune_jobs()
     before = JobDir(jobs_root() / spec.job_name)
     aside = before.path.with_name(f".{spec.job_name}-before")
-    if spec.job_name and before.path.is_dir() and not goes_on(before):
-        if before.batch.exists() and not before.status.exists():
-            # Workers may still look for their master in this folder.
-            folder_job.cancel_workers(before.name, before.batch.read_text())
-        shutil.rmtree(aside, ignore_errors=True)
-        before.path.rename(aside)
-    job = create_job_dir(spec.job_name or made_up_name(lambda name: (jobs_root() / name).exists()))
-    spec = spec.model_copy(update={"job_name": job.name})
-    write_aside(job.spec, spec.to_json())
-    silently = not aside.is_dir() or _take_over(JobDir(aside), job, spec)
+    with _one_at_a_time():
+        if spec.job_name and before.path.is_dir() and not goes_on(before):
+            if before.batch.exists() and not before.status.exists():
+                # Workers may still look for their master in this folder.
+                folder_job.cancel_workers(before.name, before.batch.read_text())
+            shutil.rmtree(aside, ignore_errors=True)
+            before.path.rename(aside)
+        try:
+            job = create_job_dir(spec.job_name or made_up_name(lambda name: (jobs_root() / name).exists()))
+        except UserError:
+            with contextlib.suppress(OSError):  # it is not there, or another command's that has made the job
+                aside.rename(before.path)
+            raise
     try:
+        spec = spec.model_copy(update={"job_name": job.name})
+        write_aside(job.spec, spec.to_json())
+        silently = not aside.is_dir() or _take_over(JobDir(aside), job, spec)
         yield job, spec
-        if not silently:
-            tell(
-                f"the job {job.name} that has succeeded gave way, with its journal and logs: another --job_name keeps a job"
-            )
-    except (UserError, CheckBrokeError, Interrupted) as why:
+    except (UserError, CheckBrokeError, Interrupted, OSError) as why:
         shutil.rmtree(job.path, ignore_errors=True)
         if aside.is_dir():
             aside.rename(job.path)
@@ -210,6 +214,26 @@ def new_job(spec: JobSpec) -> Iterator[tuple[JobDir, JobSpec]]:
         raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+    if not silently:
+        tell(
+            f"the job {job.name} that has succeeded gave way, with its journal and logs: another --job_name keeps a job"
+        )
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Of several commands that make jobs, so that none takes the folder that another has just made for one that is over."""
+    with contextlib.ExitStack() as opened:
+        with contextlib.suppress(OSError):  # there is no folder yet, or its file system has no such locks
+            folder = os.open(jobs_root(), os.O_RDONLY)
+            opened.callback(os.close, folder)
+            deadline = time.monotonic() + FOLDER_SECONDS
+            while time.monotonic() < deadline:
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                time.sleep(CHECK_POLL)
+        yield
 
 
 CLOSING_TIME = 5.0  # seconds that a master gets beyond the workers' grace

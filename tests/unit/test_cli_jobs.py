@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 import types
 
 import pytest
@@ -15,12 +17,15 @@ from cli_fake_jobs import ended_job, new_job, run
 from cli_fake_master import DEADLINE, TOKEN, FakeMaster, serving
 from google.protobuf import json_format
 
+from elasticdl.cli import local_run
 from elasticdl.cli.course import show_course
 from elasticdl.cli.folder_job import KEPT_STATES, FolderJob, Life, handle_of, prune_jobs
 from elasticdl.cli.pod_logs import PodPrinters
 from elasticdl.cli.printed import Prints
+from elasticdl.common.errors import UserError
 from elasticdl.job.jobdir import JobDir, MasterAddress, jobs_root, list_jobs, write_aside
 from elasticdl.job.journal import read_journal
+from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
 LOST = "its master died without saving a final status"
@@ -85,6 +90,51 @@ def test_a_process_that_got_the_number_of_a_dead_master_is_not_the_master(capsys
     write_aside(job.master, json.dumps(another))
     assert handle_of(job).life() is Life.LOST
     assert run(capsys, "stop", "one") == (2, "", f"elasticdl stop: job one is not running: {LOST}\n")
+
+
+def test_where_the_disk_is_full_the_job_that_gave_way_comes_back(monkeypatch):
+    old = ended_job("one", phase="stopped")
+    (old.path / "stopped-0000000007.state").write_text("the training")
+    before = {path.name: path.read_bytes() for path in old.path.iterdir() if path.is_file()}
+
+    def full(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(local_run, "write_aside", full)
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"), local_run.new_job(JobSpec(job_name="one")):
+            pass
+    assert {path.name: path.read_bytes() for path in old.path.iterdir() if path.is_file()} == before
+    assert [path.name for path in jobs_root().iterdir()] == ["one"]
+
+
+def test_of_two_commands_that_make_a_job_of_one_name_at_once_one_has_it(monkeypatch):
+    """What has given way to the first does not give way to the other."""
+    old, found, refused, ended = ended_job("one", phase="stopped"), [], [], threading.Event()
+    (old.path / "stopped-0000000007.state").write_text("the training")
+
+    def goes_on_slowly(job):
+        goes_on = handle_of(job).over() == ""
+        time.sleep(0.1)
+        return goes_on
+
+    def make():
+        try:
+            with local_run.new_job(JobSpec(job_name="one")) as (job, _):
+                found.extend(path.name for path in job.kept_states())
+                ended.wait(DEADLINE)
+        except UserError as error:
+            refused.append(str(error))
+            ended.set()
+
+    monkeypatch.setattr(local_run, "goes_on", goes_on_slowly)
+    threads = [threading.Thread(target=make) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == ["stopped-0000000007.state"]
+    assert [text.partition(" already")[0] for text in refused] == ["there is a job named one"]
 
 
 def test_old_jobs_go_and_running_ones_stay(running):
