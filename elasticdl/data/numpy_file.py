@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.parsing_threads import parsed_beside_threads
 from elasticdl.data.records import Batch, Metadata, chosen_columns
 from elasticdl.data.storage import Storage
+from elasticdl.parsing_threads import parsed_beside_threads
 
 Arrays = dict[str, NDArray[Any]]
 _LOCAL_HEADER = struct.Struct("<26xHH")  # of a member of a zip archive: lengths of its name and of its extra field

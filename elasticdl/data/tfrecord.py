@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from elasticdl.common.crc32c import masked_crc32c
 from elasticdl.common.errors import UserError
-from elasticdl.common.parsing_threads import parsed_beside_threads
 from elasticdl.data.records import PieceFile
 from elasticdl.data.storage import Storage
+from elasticdl.parsing_threads import parsed_beside_threads
 
 HEADER, FOOTER = 12, 4  # bytes around the data
 WINDOW_BYTES = 8 << 20  # as much as is faster to read than to ask for another place

@@ -34,7 +34,7 @@ from elasticdl.common.channel import metadata, open_aio_channel, own_address
 from elasticdl.common.credentials import HOST, LOGS, MASTER, NODE, PLACE, STACKS, WORKER_ID, WorkerEnvironment
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.front_ends import HASH_SEED, RUN_MODULE, python_path
-from elasticdl.common.retry import Silence, in_words
+from elasticdl.common.retry import NO_ANSWER, Silence, in_words
 from elasticdl.places.fork_server import Spawner
 from elasticdl.places.worker_process import InFile, MemoryKills, PassedOn, WorkerRun, look_at, what_failed
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -51,10 +51,6 @@ REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 Outbox: TypeAlias = "asyncio.Queue[pb.AgentMessage]"
 Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.AgentMessage, pb.AgentOrder]"
 _link_log = logging.getLogger(__name__)
-
-
-class _ReplacedError(Exception):
-    """The master has another agent for this place."""
 
 
 class Link:
@@ -86,15 +82,28 @@ class Link:
         """Until there is no master to be had any more; returns why.
 
         Raises:
-            UserError: the master will never take this agent.
+            UserError: the master will never take this agent, or the agent's certificate is no good.
         """
         looking = asyncio.create_task(self._look())
         try:
             while True:
                 try:
-                    problem = await self._attempt()
-                except _ReplacedError as replaced:
-                    return str(replaced)
+                    await self._converse()
+                    problem = "the master ended the stream"
+                except grpc.aio.AioRpcError as error:
+                    if error.code() in REFUSALS:
+                        raise UserError(
+                            f"the master at {self._environment.master} refuses: {error.details()}"
+                        ) from None
+                    if error.code() is grpc.StatusCode.ABORTED:  # the master has another agent for this place
+                        return error.details() or ""
+                    problem = in_words(error.details() or "")
+                except asyncio.CancelledError:
+                    if not self._stalled:  # it is this task that is cancelled
+                        raise
+                    problem = NO_ANSWER
+                except UnreachableError as error:
+                    problem = str(error)
                 delay = self._silence.fail(problem)
                 silence = self._silence.silence(self._clock())
                 if silence > self._environment.master_timeout:
@@ -104,31 +113,8 @@ class Link:
         finally:
             looking.cancel()
 
-    async def _attempt(self) -> str:
-        """One stream, to its end; returns why it ended."""
-        try:
-            await self._converse()
-        except grpc.aio.AioRpcError as error:
-            if error.code() in REFUSALS:
-                raise UserError(f"the master at {self._environment.master} refuses: {error.details()}") from None
-            if error.code() is grpc.StatusCode.ABORTED:
-                raise _ReplacedError(error.details()) from None
-            problem = in_words(error.details() or "")
-        except asyncio.CancelledError:
-            if not self._stalled:  # it is this task that is cancelled
-                raise
-            problem = in_words("")
-        except UnreachableError as error:
-            problem = str(error)
-        except UserError as error:  # the own certificate is no good; if it worked before, it may be about to be renewed
-            if not self._silence.met:
-                raise UserError(f"no way to the master at {self._environment.master}: {error}") from None
-            problem = str(error)
-        else:
-            problem = "the master ended the stream"
-        return problem
-
     async def _converse(self) -> None:
+        """One stream, to its end."""
         credentials = self._environment.credentials
         self._silence.begin(self._clock())
         sending = None
@@ -140,7 +126,9 @@ class Link:
                 sending = asyncio.create_task(_send(call, self._outbox))
                 async for order in call:
                     if order.HasField("welcome"):
-                        self._refuse_older(order.welcome.generation)
+                        if order.welcome.generation < self._generation:
+                            raise UnreachableError("an older master answers")
+                        self._generation = order.welcome.generation
                     if line := self._silence.answer(self._clock()):
                         _link_log.warning("%s", line)
                     self._obey(order)
@@ -149,11 +137,6 @@ class Link:
             if sending is not None:
                 sending.cancel()
             self._silence.end(self._clock())
-
-    def _refuse_older(self, generation: int) -> None:
-        if generation < self._generation:
-            raise UnreachableError("an older master answers")
-        self._generation = generation
 
     async def _look(self) -> None:
         """Say so if the master is not reached, and end an attempt that leads nowhere."""
@@ -406,12 +389,9 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s")
     try:
         return asyncio.run(attend(os.environ))
-    except UserError as error:
+    except (UserError, UnreachableError) as error:
         print(f"elasticdl: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
-    except UnreachableError as error:
-        print(f"elasticdl: {error}", file=sys.stderr)
-        return EXIT_LOST
+        return EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_LOST
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.parsing_threads import parsed_beside_threads
+from elasticdl.parsing_threads import parsed_beside_threads
 
 with contextlib.suppress(ImportError):  # it comes with TensorFlow
     import ml_dtypes  # noqa: F401 - makes NumPy know bfloat16 and its like by name

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from elastic_kit import in_threads
 
-from elasticdl.common.parsing_threads import TRIES, parsed_beside_threads
 from elasticdl.elastic.training import plain_data
+from elasticdl.parsing_threads import TRIES, parsed_beside_threads
 
 
 @pytest.fixture
