@@ -22,21 +22,21 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import grpc
-import psutil
 
 from elasticdl.common.background import Background
 from elasticdl.common.channel import metadata, open_aio_channel, own_address
-from elasticdl.common.credentials import HOST, LOGS, MASTER, NODE, PLACE, STACKS, WORKER_ID, WorkerEnvironment
+from elasticdl.common.credentials import HOST, LOGS, MASTER, NODE, PLACE, WORKER_ID, WorkerEnvironment
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.front_ends import HASH_SEED, RUN_MODULE, python_path
 from elasticdl.common.retry import NO_ANSWER, Silence, in_words
 from elasticdl.places.fork_server import Spawner
-from elasticdl.places.worker_process import InFile, MemoryKills, PassedOn, WorkerRun, look_at, what_failed
+from elasticdl.places.worker_process import InFile, MemoryKills, PassedOn, WorkerRun
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
@@ -160,7 +160,6 @@ EXIT_LOST, EXIT_USER_ERROR, EXIT_TERMINATED = 1, 2, 128 + signal.SIGTERM
 END_SECONDS = 60.0
 # For the master to take a worker's end before the agent's own.
 TELL_SECONDS = 5.0
-LEFT_BEHIND_SECONDS = 5.0
 _log = logging.getLogger("elasticdl.places.agent")  # by which its lines are told from those of its workers
 
 
@@ -243,7 +242,7 @@ class Agent:
         if worker_id in self._runs or worker_id in self._untold:
             return  # ordered again, by a master that did not know
         if self._leaving:
-            self._tell_end(worker_id, pb.Ended(code=-signal.SIGTERM))
+            self._tell_end(pb.Ended(worker_id=worker_id, code=-signal.SIGTERM))
         else:
             output = InFile(self._logs / f"worker-{worker_id}.log") if self._logs else PassedOn()
             run = self._runs[worker_id] = WorkerRun(worker_id, output)
@@ -259,61 +258,28 @@ class Agent:
 
     async def _live(self, run: WorkerRun, environment: Mapping[str, str]) -> None:
         async with self._turn:
-            try:
-                # In a log that all workers share: what follows is its own.
-                _log.info("starting worker %d", run.worker_id)
-                code = await run.to_its_end(self._spawner, environment, partial(self._placed, run))
-                # The place outlives the worker, and what is left in it may hold the GPU of the next.
-                await asyncio.to_thread(_end_left_behind, str(run.dump))
-                text = await asyncio.to_thread(run.output.all) if run.was_started else ""
-                ended = pb.Ended(code=code, output=text, out_of_memory=self._memory_kills.happened())
-            except OSError as error:
-                ended = pb.Ended(code=1, problem=what_failed(error))
-            self._tell_end(run.worker_id, ended)
+            # In a log that all workers share: what follows is its own.
+            _log.info("starting worker %d", run.worker_id)
+
+            def placed(pid: int) -> None:
+                self._say(started=pb.Started(worker_id=run.worker_id, pid=pid))
+
+            # The place outlives the worker, and what is left in it may hold the GPU of the next.
+            self._tell_end(await run.ended(self._spawner, environment, placed, self._memory_kills, with_sessions=True))
         if run.left:
             await run.left
 
-    def _placed(self, run: WorkerRun, pid: int) -> None:
-        self._say(started=pb.Started(worker_id=run.worker_id, pid=pid))
-
-    def _tell_end(self, worker_id: int, ended: pb.Ended) -> None:
+    def _tell_end(self, ended: pb.Ended) -> None:
         """Once for each worker, and again in each Hello until a master has taken it."""
-        ended.worker_id = worker_id
-        _log.info("worker %d has ended: %s", worker_id, ended.problem or f"exit code {ended.code}")
-        self._runs.pop(worker_id, None)
-        self._untold[worker_id] = ended
+        _log.info("worker %d has ended: %s", ended.worker_id, ended.problem or f"exit code {ended.code}")
+        self._runs.pop(ended.worker_id, None)
+        self._untold[ended.worker_id] = ended
         self._say(ended=ended)
         self._end_if_over()
 
     async def _tell_stacks(self, run: WorkerRun) -> None:
-        if looked := await run.look(_stacks):
-            self._say(looked=looked)
-
-
-def _end_left_behind(dump: str) -> None:
-    """Kill what a worker has started in sessions of their own, which do not end with its process group: all that were started with its
-    file for stacks in their environment."""
-    deadline = time.monotonic() + LEFT_BEHIND_SECONDS
-    while time.monotonic() < deadline:  # they may start others meanwhile
-        found = [each for each in psutil.process_iter() if _environment(each).get(STACKS) == dump]
-        if not found:
-            return
-        for process in found:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(found, timeout=max(0.0, deadline - time.monotonic()))  # reaps the children among them
-
-
-def _environment(process: psutil.Process) -> dict[str, str]:
-    """As it was started; empty of one that has ended, or is another user's."""
-    with contextlib.suppress(psutil.Error, OSError):
-        return process.environ()
-    return {}
-
-
-def _stacks(run: WorkerRun, pid: int) -> pb.Looked:
-    found = look_at(run.worker_id, pid, run.dump)
-    return pb.Looked(worker_id=run.worker_id, text=found.text, state=found.state, has_session=found.has_session)
+        if found := await run.look():
+            self._say(looked=pb.Looked(**asdict(found)))
 
 
 async def prepare(job_spec: str, environment: Mapping[str, str]) -> Spawner:

@@ -17,18 +17,18 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 from urllib.parse import quote
 
 from elasticdl.common.background import Background
 from elasticdl.common.credentials import SHARED_GPU
-from elasticdl.master.core.events import ExitCause, LauncherFailed, StacksFound, WorkerExited, WorkerPlaced
+from elasticdl.master.core.events import ExitCause, LauncherFailed, WorkerPlaced
 from elasticdl.places.base import FoundInPlace, Place, PlaceChanged, PlaceLost, PlaceReport, PlaceState, StarterReport
 from elasticdl.places.fork_server import Spawner
 from elasticdl.places.launcher import Seconds
-from elasticdl.places.worker_process import InFile, MemoryKills, WorkerRun, judge_end, look_at, what_failed
+from elasticdl.places.worker_process import InFile, MemoryKills, WorkerRun, judge
 
 # The slots of this machine: `Places` with its GPUs, or as many as wanted where there are none.
 #
@@ -233,6 +233,8 @@ class LocalStarter:
         self._runs: dict[int, WorkerRun] = {}
         self._background = Background("workers are looked after", lambda why: report(LauncherFailed(why)))
         self._memory_kills = MemoryKills()
+        self._spawner: asyncio.Future[Spawner] = asyncio.get_running_loop().create_future()
+        self._spawner.set_result(command.spawner)
 
     async def found(self, places: Sequence[Place], remembered: Mapping[int, str]) -> Sequence[FoundInPlace]:
         """None: workers of this machine die with their master."""
@@ -255,11 +257,8 @@ class LocalStarter:
             self._background.start(self._tell_stacks(run))
 
     async def _tell_stacks(self, run: WorkerRun) -> None:
-        if found := await run.look(self._stacks):
+        if found := await run.look(self._command.log(run.worker_id)):
             self._report(found)
-
-    def _stacks(self, run: WorkerRun, pid: int) -> StacksFound:
-        return look_at(run.worker_id, pid, run.dump, self._command.log(run.worker_id))
 
     async def close(self, *, keep: bool = False) -> None:
         for run in self._runs.values():
@@ -272,25 +271,14 @@ class LocalStarter:
         """Start a worker, and report what becomes of it."""
         worker_id = run.worker_id
         environment = self._command.environment(worker_id, place)
-        try:
-            code = await run.to_its_end(
-                self._spawner(), environment, lambda pid: self._report(WorkerPlaced(worker_id, HOST, pid))
-            )
-            exited = self._judge(run, code)
-        except OSError as error:
-            exited = WorkerExited(worker_id, ExitCause.CRASHED, 1, f"can't start it: {what_failed(error)}")
+
+        def placed(pid: int) -> None:
+            self._report(WorkerPlaced(worker_id, HOST, pid))
+
+        exited = judge(await run.ended(self._spawner, environment, placed, self._memory_kills))
+        if exited.cause is ExitCause.CRASHED and run.was_started:
+            exited = replace(exited, detail=f"{exited.detail}; its log: {self._command.log(worker_id)}")
         del self._runs[worker_id]
         self._report(exited)
         if run.left:
             await run.left
-
-    async def _spawner(self) -> Spawner:
-        return self._command.spawner
-
-    def _judge(self, run: WorkerRun, code: int) -> WorkerExited:
-        if not run.was_started:
-            return WorkerExited(run.worker_id, ExitCause.KILLED, code, "it was not started yet")
-        cause, detail, output = judge_end(code, run.output.all(), memory_was_short=self._memory_kills.happened())
-        if cause is ExitCause.CRASHED:
-            detail += f"; its log: {self._command.log(run.worker_id)}"
-        return WorkerExited(run.worker_id, cause, code, detail, output)

@@ -12,11 +12,12 @@ import shutil
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import psutil
 
@@ -25,8 +26,9 @@ from elasticdl.common.process_group import ProcessGroup
 from elasticdl.common.reason import last_exception, last_line, last_words
 from elasticdl.job.jobdir import tail
 from elasticdl.job.journal import without_marks
-from elasticdl.master.core.events import ExitCause, StacksFound
+from elasticdl.master.core.events import ExitCause, StacksFound, WorkerExited
 from elasticdl.places.fork_server import Spawner
+from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.triton_first import why_it_crashed
 
 # What the end of a worker's process says: by its exit code, and by the last that it has printed.
@@ -58,17 +60,15 @@ def judge_exit(code: int, output: str = "") -> tuple[ExitCause, str]:
     return ExitCause.CRASHED, f"{name}: {why}" if why else name
 
 
-def judge_end(code: int, text: str, *, memory_was_short: bool = False) -> tuple[ExitCause, str, str]:
-    """As `judge_exit`, with the end of what the process has printed, of which ``text`` is as much as may be about its end.
-
-    ``memory_was_short``: the kernel has killed a process for it.
-    """
-    text = without_marks(text)
+def judge(ended: pb.Ended) -> WorkerExited:
+    if ended.problem:
+        return WorkerExited(ended.worker_id, ExitCause.CRASHED, ended.code, f"can't start it: {ended.problem}")
+    text = without_marks(ended.output)
     output = end_of(text)
-    cause, detail = judge_exit(code, text if code in (1, USAGE) else output)
-    if memory_was_short and code in (-signal.SIGKILL, _SHELL_SIGNAL_BASE + signal.SIGKILL):
+    cause, detail = judge_exit(ended.code, text if ended.code in (1, USAGE) else output)
+    if ended.out_of_memory and ended.code in (-signal.SIGKILL, _SHELL_SIGNAL_BASE + signal.SIGKILL):
         cause, detail = ExitCause.OUT_OF_MEMORY, "the kernel has killed it, as memory was short"
-    return cause, detail, output
+    return WorkerExited(ended.worker_id, cause, ended.code, detail, output)
 
 
 def end_of(text: str) -> str:
@@ -262,7 +262,7 @@ def _state(pids: Sequence[int]) -> str:
     return ""
 
 
-T = TypeVar("T")
+LEFT_BEHIND_SECONDS = 5.0
 
 
 class WorkerRun:
@@ -290,39 +290,60 @@ class WorkerRun:
             if grace is not None and self._killing is None:
                 self._killing = asyncio.get_running_loop().call_later(grace, self.process.kill)
 
-    async def look(self, how: Callable[[WorkerRun, int], T]) -> T | None:
-        """What that finds, in a thread, by the id of its process; None if there is none, or it has ended meanwhile."""
+    async def look(self, log: Path | None = None) -> StacksFound | None:
+        """Where it stands; None if it does not run, or has ended meanwhile. ``log``: takes what is found, too."""
         if self.process is None:
             return None
-        found = await asyncio.to_thread(how, self, self.process.pid)
+        found = await asyncio.to_thread(look_at, self.worker_id, self.process.pid, self.dump, log)
         return None if self.process is None else found
 
-    async def to_its_end(
+    async def ended(
+        self,
+        spawner: Awaitable[Spawner],
+        environment: Mapping[str, str],
+        placed: Callable[[int], None],
+        memory_kills: MemoryKills,
+        *,
+        with_sessions: bool = False,
+    ) -> pb.Ended:
+        """Start it; returns how it has ended, when nothing is left of it.
+
+        Args:
+            spawner: What starts it, once that is ready.
+            placed: Is called with its process id once it runs.
+            with_sessions: Kill also what it has started in sessions of their own.
+        """
+        ended = pb.Ended(worker_id=self.worker_id)
+        try:
+            ended.code = await self._to_its_end(spawner, environment, placed)
+            if with_sessions:
+                await asyncio.to_thread(_end_left_behind, str(self.dump))
+            ended.output = await asyncio.to_thread(self.output.all) if self.was_started else ""
+            ended.out_of_memory = memory_kills.happened()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            ended.code, ended.problem = 1, f"{error.filename}: {reason}" if error.filename else reason
+        return ended
+
+    async def _to_its_end(
         self, spawner: Awaitable[Spawner], environment: Mapping[str, str], placed: Callable[[int], None]
     ) -> int:
-        """Start it; returns its exit code, or minus a signal's number, when nothing is left of it.
-
-        ``spawner``: what starts it, once that is ready. ``placed``: is called with its process id once it runs.
-
-        Raises:
-            OSError: it can't be started.
-        """
+        """Its exit code, or minus a signal's number."""
         # Not below the job's folder: paths of Unix sockets, which multiprocessing makes in it, have to be short.
         folder = _temporary_folder(f"elasticdl-{self.worker_id}-")
         self.dump = Path(folder) / "elasticdl-stacks"
         own = {WORKER_ID: str(self.worker_id), "TMPDIR": folder, STACKS: str(self.dump)}
         spawning = asyncio.ensure_future(self._spawn(spawner, {**environment, **own}))
-        await self._until_started(spawning)
-        if not spawning.done():  # it will run nothing of its program: its place is free at once
-            self.left = asyncio.ensure_future(self._end_unwanted(spawning, folder))
-            return -signal.SIGKILL
         try:
-            process = spawning.result()
-            if process is None or self._unwanted.is_set():
-                await _end(process)
+            await self._until_started(spawning)
+            process = spawning.result() if spawning.done() else None
+            if process is None:  # it will run nothing of its program: its place is free at once
                 return -signal.SIGKILL
-            self.process, self.was_started = process, True
-            placed(process.pid)
+            if self._unwanted.is_set():
+                process.kill()
+            else:
+                self.process, self.was_started = process, True
+                placed(process.pid)
             try:
                 return await process.wait()
             except OSError:  # as when this process has no more file descriptors: it must not run on unwatched
@@ -332,8 +353,7 @@ class WorkerRun:
             self.process = None
             if self._killing is not None:
                 self._killing.cancel()
-            # It may have many files, and whoever trains on must not wait for that.
-            self.left = asyncio.ensure_future(_remove(folder))
+            self.left = asyncio.ensure_future(_clean_up(spawning, folder))
 
     async def _spawn(self, spawner: Awaitable[Spawner], environment: Mapping[str, str]) -> ProcessGroup | None:
         started_by = await spawner
@@ -347,21 +367,19 @@ class WorkerRun:
         await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
         killing.cancel()
 
-    async def _end_unwanted(self, spawning: asyncio.Future[ProcessGroup | None], folder: str) -> None:
-        """What is being started can't be called back: it is killed as soon as it is there."""
-        await asyncio.wait({spawning})
-        if not spawning.cancelled() and not spawning.exception():
-            await _end(spawning.result())
-        await _remove(folder)
 
-
-async def _end(process: ProcessGroup | None) -> None:
+async def _clean_up(spawning: asyncio.Future[ProcessGroup | None], folder: str) -> None:
+    """What is being started can't be called back: it is killed as soon as it is there."""
+    await asyncio.wait({spawning})
+    process = None if spawning.cancelled() or spawning.exception() else spawning.result()
     if process is not None:
         process.kill()
         await process.wait()
+    await _remove(folder)
 
 
 async def _remove(folder: str) -> None:
+    """It may have many files, and whoever trains on must not wait for that."""
     await asyncio.to_thread(partial(shutil.rmtree, folder, ignore_errors=True))
 
 
@@ -373,6 +391,22 @@ def _temporary_folder(prefix: str) -> str:
         return tempfile.mkdtemp(prefix=prefix)
 
 
-def what_failed(error: OSError) -> str:
-    reason = error.strerror or str(error)
-    return f"{error.filename}: {reason}" if error.filename else reason
+def _end_left_behind(dump: str) -> None:
+    """Kill what a worker has started in sessions of their own, which do not end with its process group: all that were started with its
+    file for stacks in their environment."""
+    deadline = time.monotonic() + LEFT_BEHIND_SECONDS
+    while time.monotonic() < deadline:  # they may start others meanwhile
+        found = [each for each in psutil.process_iter() if _environment(each).get(STACKS) == dump]
+        if not found:
+            return
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(found, timeout=max(0.0, deadline - time.monotonic()))  # reaps the children among them
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    """As it was started; empty of one that has ended, or is another user's."""
+    with contextlib.suppress(psutil.Error, OSError):
+        return process.environ()
+    return {}

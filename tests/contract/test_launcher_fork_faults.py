@@ -130,7 +130,7 @@ def test_a_worker_that_is_killed_does_not_wait_for_a_process_to_fork_from_that_h
             await asyncio.sleep(0.3)
             launcher.kill(1)
             exited = await next_of(reports, WorkerExited)
-            assert (exited.worker_id, exited.cause, exited.detail) == (1, ExitCause.KILLED, "it was not started yet")
+            assert (exited.worker_id, exited.cause, exited.detail) == (1, ExitCause.KILLED, "SIGKILL")
             template.resume()
             await launcher.launch(2)
             assert (await next_of(reports, WorkerPlaced)).worker_id == 2

@@ -24,7 +24,7 @@ from elasticdl.elastic.training import state as training_state
 from elasticdl.job import messages as m
 from elasticdl.places import worker_process
 from elasticdl.places.fork_server import Spawner
-from elasticdl.places.worker_process import InFile, WorkerRun
+from elasticdl.places.worker_process import InFile, MemoryKills, WorkerRun
 from elasticdl.worker import main
 from elasticdl.worker.batch_sizes import batch_policy
 from elasticdl.worker.torch_learner import TorchLearner
@@ -201,8 +201,8 @@ def test_a_worker_that_can_not_be_waited_for_does_not_run_on_in_its_place(tmp_pa
     pids = []
     monkeypatch.setattr(ProcessGroup, "has_ended", no_more)
     run = WorkerRun(0, InFile(tmp_path / "log"))
-    with pytest.raises(OSError, match="Too many open files"):
-        asyncio.run(run.to_its_end(spawner(), {"PATH": "/usr/bin:/bin"}, pids.append))
+    ended = asyncio.run(run.ended(spawner(), {"PATH": "/usr/bin:/bin"}, pids.append, MemoryKills()))
+    assert ended.problem == "Too many open files"
     assert not psutil.pid_exists(*pids)
 
 
@@ -222,7 +222,8 @@ def test_the_end_of_a_worker_is_told_before_its_files_are_deleted(tmp_path, monk
 
         monkeypatch.setattr(worker_process, "_remove", remove)
         worker = WorkerRun(0, InFile(tmp_path / "log"))
-        assert await worker.to_its_end(spawner(), {"PATH": "/usr/bin:/bin"}, lambda pid: None) == 0
+        ended = await worker.ended(spawner(), {"PATH": "/usr/bin:/bin"}, lambda pid: None, MemoryKills())
+        assert (ended.code, ended.problem) == (0, "")
         assert not deleted
         gate.set()
         await worker.left

@@ -32,7 +32,7 @@ from elasticdl.master.core.events import (
 )
 from elasticdl.master.shell.loop import Outbox
 from elasticdl.places.base import STACKS_SECONDS, FoundInPlace, Place, PlaceEnding, PlaceState, StarterReport
-from elasticdl.places.worker_process import judge_end
+from elasticdl.places.worker_process import judge
 from elasticdl.proto import elasticdl_pb2 as pb
 
 # An agent looks for its master every second, but the new one's address may have to be known on its node first.
@@ -275,7 +275,7 @@ class Agents:
 
     def _ended(self, line: Line, ended: pb.Ended) -> None:
         if tenant := self._tenants.get(ended.worker_id):
-            self._tell_end(tenant, _judge(ended))
+            self._tell_end(tenant, judge(ended))
         self._background.start(self._take_if_settled(line, ended.worker_id))
 
     async def _take_if_settled(self, line: Line, worker_id: int) -> None:
@@ -294,10 +294,3 @@ class Agents:
         del self._tenants[tenant.worker_id]
         self._report(exited)
         self._changed.set()
-
-
-def _judge(ended: pb.Ended) -> WorkerExited:
-    if ended.problem:
-        return WorkerExited(ended.worker_id, ExitCause.CRASHED, ended.code, f"can't start it: {ended.problem}")
-    cause, detail, output = judge_end(ended.code, ended.output, memory_was_short=ended.out_of_memory)
-    return WorkerExited(ended.worker_id, cause, ended.code, detail, output)
