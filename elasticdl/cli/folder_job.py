@@ -115,7 +115,7 @@ READ_BYTES = 4_000_000  # of a journal at once, as a long job's takes much room
 END_BYTES = 1 << 16  # of a journal, which have its last step
 MOST_STEPS = 2**63
 LOGS_SECONDS = 0.2  # between two looks at logs that grow
-STARTING_SECONDS = 60.0  # a folder without a master for longer than this belongs to a start that was cut off
+STARTING_SECONDS = 60.0  # a folder with no word of a process for longer than this belongs to a start that was cut off
 
 
 class Life(Enum):
@@ -170,6 +170,8 @@ class FolderJob(JobHandle):
             return Life.ENDED, ""
         if master is not None:
             return (Life.RUNNING if master.is_alive() else Life.LOST), ""
+        if (starter := job.read_starter()) is not None:  # its check may take long
+            return (Life.STARTING if starter.is_alive() else Life.LOST), ""
         try:
             age = time.time() - job.path.stat().st_mtime
         except FileNotFoundError:

@@ -202,6 +202,7 @@ def new_job(spec: JobSpec) -> Iterator[tuple[JobDir, JobSpec]]:
             raise
     try:
         spec = spec.model_copy(update={"job_name": job.name})
+        job.write_starter()
         write_aside(job.spec, spec.to_json())
         silently = not aside.is_dir() or _take_over(JobDir(aside), job, spec)
         yield job, spec
@@ -214,6 +215,7 @@ def new_job(spec: JobSpec) -> Iterator[tuple[JobDir, JobSpec]]:
         raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+        job.starter.unlink(missing_ok=True)
     if not silently:
         tell(
             f"the job {job.name} that has succeeded gave way, with its journal and logs: another --job_name keeps a job"

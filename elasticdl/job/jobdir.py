@@ -2,6 +2,7 @@
 
 <user state dir>/elasticdl/jobs/NAME/        mode 0700
     job.json       the specification
+    starter.json   the process of the command that starts the job, until there is a master
     master.json    address, token and process of the master; removed when it has ended and status.json was written
     journal.jsonl  the journal
     earlier.jsonl  the journals of the jobs that this one goes on from, one after the other
@@ -124,6 +125,7 @@ class JobDir:
         return self.path.name
 
     spec = PathBelow("job.json")
+    starter = PathBelow("starter.json")
     master = PathBelow("master.json")
     journal = PathBelow("journal.jsonl")
     earlier = PathBelow("earlier.jsonl")
@@ -155,10 +157,22 @@ class JobDir:
 
         write_aside(self.status, json_format.MessageToJson(status, preserving_proto_field_name=True))
 
+    def write_starter(self) -> None:
+        """Of this process."""
+        write_aside(self.starter, json.dumps(asdict(MasterAddress.of_this_process("", ""))))
+
+    def read_starter(self) -> MasterAddress | None:
+        """As `read_master`, of a process that has no address yet."""
+        return self._read(self.starter)
+
     def read_master(self) -> MasterAddress | None:
         """None when no master runs (or none has started yet), or its file is damaged or of another version."""
+        return self._read(self.master)
+
+    @staticmethod
+    def _read(path: Path) -> MasterAddress | None:
         try:
-            return MasterAddress(**json.loads(self.master.read_text()))
+            return MasterAddress(**json.loads(path.read_text()))
         except (FileNotFoundError, ValueError, TypeError):
             return None
 

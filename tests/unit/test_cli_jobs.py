@@ -59,8 +59,14 @@ def test_the_life_of_a_job(dead_pid):
     assert handle_of(job).life() is Life.STARTING
     os.utime(job.path, (1e9, 1e9))
     assert handle_of(job).life() is Life.LOST, "its start was cut off long ago"
+    write_aside(job.starter, json.dumps({"address": "", "token": "", "pid": dead_pid}))
+    assert handle_of(job).life() is Life.LOST
+    job.write_starter()
+    os.utime(job.path, (1e9, 1e9))
+    assert handle_of(job).life() is Life.STARTING, "its check takes long"
     job.write_master(MasterAddress("127.0.0.1:1", TOKEN, os.getpid()))
     assert handle_of(job).life() is Life.RUNNING
+    job.starter.unlink()
     job.write_master(MasterAddress("127.0.0.1:1", TOKEN, dead_pid))
     assert handle_of(job).life() is Life.LOST
     job.write_master(MasterAddress.of_this_process("127.0.0.1:1", TOKEN))
@@ -90,6 +96,18 @@ def test_a_process_that_got_the_number_of_a_dead_master_is_not_the_master(capsys
     write_aside(job.master, json.dumps(another))
     assert handle_of(job).life() is Life.LOST
     assert run(capsys, "stop", "one") == (2, "", f"elasticdl stop: job one is not running: {LOST}\n")
+
+
+def test_a_job_whose_check_takes_long_is_not_taken_for_lost():
+    with local_run.new_job(JobSpec(job_name="one")) as (job, _):
+        os.utime(job.path, (1e9, 1e9))
+        assert handle_of(job).life() is Life.STARTING
+        with (
+            pytest.raises(UserError, match="there is a job named one already"),
+            local_run.new_job(JobSpec(job_name="one")),
+        ):
+            pass
+    assert [path.name for path in job.path.iterdir() if path.is_file()] == ["job.json"]
 
 
 def test_where_the_disk_is_full_the_job_that_gave_way_comes_back(monkeypatch):
