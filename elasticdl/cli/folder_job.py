@@ -21,7 +21,6 @@ from elasticdl.common.credentials import Endpoint
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.facts import Facts
 from elasticdl.job.jobdir import JobDir, MasterAddress, list_jobs
-from elasticdl.job.journal import Entry, parse_entry
 from elasticdl.places.slurm import Stage, UnknownJobError, run, stage_of, workers_name
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -75,45 +74,31 @@ class MasterState:
     def __init__(self, job: JobDir) -> None:
         self._job = job
         self._asked = -math.inf
-        self._answer: tuple[Stage, str] | UnreachableError = Stage.OVER, ""
+        self._answer: tuple[Stage | None, str] = None, ""
 
-    def ask(self) -> tuple[Stage, str]:
-        """Where it is, and why it waits.
-
-        Raises:
-            UnreachableError: Slurm does not answer.
-        """
+    def ask(self) -> tuple[Stage | None, str]:
+        """Where it is, and why it waits. None if there is no answer, and why."""
         if time.monotonic() - self._asked > LOOK_SECONDS:
-            try:
-                self._answer = _state(self._job)
-            except UnreachableError as error:
-                self._answer = error
+            self._answer = self._look()
             self._asked = time.monotonic()
-        if isinstance(self._answer, UnreachableError):
-            raise self._answer
         return self._answer
 
-
-def _state(job: JobDir) -> tuple[Stage, str]:
-    try:
-        number = job.batch.read_text()
-    except FileNotFoundError:  # somebody has removed the job's folder
-        return Stage.OVER, ""
-    words = ("--noheader", "--states=all", f"--jobs={number}", "--format=%T|%r")
-    try:
-        state, _, why = run("squeue", *words, within=WAIT_SECONDS).strip().partition("|")
-    except UnknownJobError:
-        return Stage.OVER, ""
-    except UserError as error:  # nothing is wrong with the request: whatever it says will pass
-        raise UnreachableError(str(error)) from None
-    return stage_of(state), why
+    def _look(self) -> tuple[Stage | None, str]:
+        words = ("--noheader", "--states=all", "--format=%T|%r")
+        try:
+            number = self._job.batch.read_text()
+            state, _, why = run("squeue", *words, f"--jobs={number}", within=WAIT_SECONDS).strip().partition("|")
+        except (FileNotFoundError, UnknownJobError):  # somebody has removed the job's folder, or it ended long ago
+            return Stage.OVER, ""
+        except (UnreachableError, UserError) as error:  # nothing is wrong with the request: whatever it says will pass
+            return None, str(error)
+        return stage_of(state), why
 
 
 KEPT_JOBS = 20
 KEPT_STATES = 5
 READ_BYTES = 4_000_000  # of a journal at once, as a long job's takes much room
 END_BYTES = 1 << 16  # of a journal, which have its last step
-MOST_STEPS = 2**63
 LOGS_SECONDS = 0.2  # between two looks at logs that grow
 STARTING_SECONDS = 60.0  # a folder with no word of a process for longer than this belongs to a start that was cut off
 
@@ -189,30 +174,24 @@ class FolderJob(JobHandle):
         """As its journal tells it, if its master could not write its status, as on a full disk."""
         if (kept := JobHandle.end(self)) is not None:
             return kept
-        told = Facts(self.name)
-        for entry in self._newest_entries():
-            told.take(entry)
+        told = self._told()
         status = pb.JobStatus(job_name=self.name, phase=told.phase, reason=told.reason, step=told.step, time_left=-1)
-        status.elapsed = self.last_known()[1]
-        return status if told.over and is_over(status) else None
+        status.elapsed = told.until - told.began
+        return status if is_over(status) else None
 
     def last_known(self) -> tuple[int, float]:
         """As its journal tells it."""
-        entries = self._newest_entries()
-        steps = [step for entry in entries if type(step := entry.get("step")) is int and 0 <= step < MOST_STEPS]
-        age = entries[-1]["time"] - entries[0]["time"] if entries else 0.0
-        return (steps[-1] if steps else 0), max(0.0, age)
+        told = self._told()
+        return told.step, told.until - told.began
 
-    def _newest_entries(self) -> list[Entry]:
-        """And the first, before them: a long journal is not read as a whole. None: it can't be read."""
-        try:
-            with self.folder.journal.open("rb") as file:
-                lines = [file.readline()]
-                file.seek(max(file.tell(), file.seek(0, os.SEEK_END) - END_BYTES))
-                lines += file
-        except OSError:
-            return []
-        return [entry for line in lines if (entry := parse_entry(line.decode(errors="replace"))) is not None]
+    def _told(self) -> Facts:
+        """By the first entry of its journal and the newest: a long one is not read as a whole."""
+        lines: list[bytes] = []
+        with contextlib.suppress(OSError), self.folder.journal.open("rb") as file:
+            lines.append(file.readline())
+            file.seek(max(file.tell(), file.seek(0, os.SEEK_END) - END_BYTES))
+            lines += file
+        return Facts(self.name).read(line.decode(errors="replace") for line in lines)
 
     @contextmanager
     def reach(self) -> Iterator[Endpoint]:
@@ -273,13 +252,11 @@ class SlurmJob(FolderJob):
         has_ended = self.folder.status.exists()
         if has_ended and up is Life.STARTING:
             return Life.ENDED, ""
-        try:
-            stage, why = self.batch.ask()
-        except UnreachableError as error:
-            # It is as it was when it was last seen; the master itself may answer all the same.
-            return (Life.ENDED, "") if has_ended else (up, "" if up is Life.RUNNING else str(error))
+        stage, why = self.batch.ask()
         if has_ended:  # its master may still close its places
             return (Life.RUNNING if stage in (Stage.RUNNING, Stage.ENDING) else Life.ENDED), ""
+        if stage is None:  # it is as it was when it was last seen; the master itself may answer all the same
+            return up, "" if up is Life.RUNNING else why
         if stage is Stage.WAITING:
             return Life.STARTING, f"its master waits in Slurm's queue{'' if why == 'None' else f': {why}'}"
         return Life.LOST if stage is Stage.OVER else up, ""
