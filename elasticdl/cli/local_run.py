@@ -113,14 +113,8 @@ def require_executable(command: tuple[str, ...]) -> None:
         pass  # it may have a script all the same
 
 
-def check_as_worker(spec: JobSpec, impatient: Callable[[], bool] = lambda: False) -> None:
-    """As `checked_as_worker`, with nothing beside it."""
-    with checked_as_worker(spec, impatient):
-        pass
-
-
 @contextlib.contextmanager
-def checked_as_worker(spec: JobSpec, impatient: Callable[[], bool]) -> Iterator[None]:
+def checked_as_worker(spec: JobSpec, impatient: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """The worker's own check (`elasticdl.worker.check`) in a process of its own, beside which a master may start.
 
     The context ends once nothing was found, or somebody is impatient; what the user's module has started in the check has ended then.
@@ -265,32 +259,32 @@ def run_job(spec: JobSpec) -> int:
 async def _run(spec: JobSpec, signals: SignalLog) -> int:
     outlets = own_outlets()
     async with contextlib.AsyncExitStack() as undo:
-        with new_job(spec) as (job, spec):
+        with new_job(spec) as (folder, spec):
             with _checking(spec, signals):
                 from elasticdl.master.shell.serve import LocalWorkers, local_master, logging_to
 
-                undo.enter_context(logging_to(job.master_log, spec))
+                undo.enter_context(logging_to(folder.master_log, spec))
 
                 def make_launcher(address: MasterAddress) -> LauncherFactory:
-                    workers = LocalWorkers(spec, job, address, stdout_apart=apart(spec, *outlets))
+                    workers = LocalWorkers(spec, folder, address, stdout_apart=apart(spec, *outlets))
                     undo.push_async_callback(workers.close)
                     return workers.launcher
 
-                master = local_master(spec, job, make_launcher)
+                master = local_master(spec, folder, make_launcher)
             signals.raise_first()
-            serving = await undo.enter_async_context(_serving(master, job, spec, signals))
-            await serving.is_up(signals)
+            job = await undo.enter_async_context(_serving(master, folder, spec, signals))
+            await job.is_up()
         if signals.first is None:
             status = elsewhere(f"elasticdl status {job.name}")
             tell(f"job {job.name} started; in another terminal: {status}{insists(spec, job.name)}")
         follower = Follower(
-            prints=lambda screen: local_prints(job, spec, screen, *outlets),
-            watch=lambda screen, _: _Interrupts(serving, screen, signals, spec.stop_grace).hear,
+            prints=lambda screen: local_prints(folder, spec, screen, *outlets),
+            watch=lambda screen, _: _Interrupts(job, screen, spec.stop_grace).hear,
             farewell=None,
-            at_end=lambda: serving.ended.wait(CLOSING_TIME),
-            lost=lambda: _lost(serving, job, signals),
+            at_end=lambda: job.ended.wait(CLOSING_TIME),
+            lost=job.raise_lost,
         )
-        return await asyncio.to_thread(follow, _OwnJob(job, serving), spec, follower, signals)
+        return await asyncio.to_thread(follow, job, spec, follower, signals)
 
 
 @contextlib.contextmanager
@@ -299,50 +293,63 @@ def _checking(spec: JobSpec, signals: SignalLog) -> Iterator[None]:
     if spec.command:
         yield
         return
-    with _spinner("checking the model and the data"), checked_as_worker(spec, lambda: signals.first is not None):
+    spinner = Console(stderr=True).status("checking the model and the data")  # on a terminal
+    with spinner, checked_as_worker(spec, lambda: signals.first is not None):
         yield
 
 
-def _spinner(text: str) -> contextlib.AbstractContextManager[object]:
-    return Console(stderr=True).status(text) if sys.stderr.isatty() else contextlib.nullcontext()
-
-
 @dataclass(frozen=True, slots=True)
-class _Serving:
-    """A master that runs. To be asked from any thread, but for `is_up`."""
+class _OwnJob(FolderJob):
+    """The job whose master is in this process. To be asked from any thread, but for `is_up`."""
 
-    master: Master
-    loop: asyncio.AbstractEventLoop
-    running: asyncio.Task[object]
+    signals: SignalLog
+    own_master: Master
+    running: asyncio.Task[None]
     ended: threading.Event
+    loop: asyncio.AbstractEventLoop
 
-    async def is_up(self, signals: SignalLog) -> None:
-        """Wait until it can be called.
+    async def is_up(self) -> None:
+        """Wait until the master can be called.
 
         Raises:
             UserError: a folder of the job can't be written.
             JobFailedError: it ended.
             Interrupted: a signal came before; the master has ended.
         """
-        while not self.master.is_up.is_set() and not self.running.done():
-            if signals.first is not None:
+        while not self.own_master.is_up.is_set() and not self.running.done():
+            if self.signals.first is not None:
                 self.running.cancel()
             await asyncio.wait({self.running}, timeout=UP_POLL)
         if self.running.cancelled():
-            signals.raise_first()
-        if not self.master.is_up.is_set():
+            self.signals.raise_first()
+        if not self.own_master.is_up.is_set():
             self.running.result()
 
+    def look(self, master: MasterAddress | None) -> tuple[Life, str]:
+        """That it has ended is known at once."""
+        has_ended = self.ended.is_set()  # asked first: a master that has ended may have written how the job did
+        if self.folder.status.exists():
+            return Life.ENDED, ""
+        return (Life.LOST if has_ended else Life.RUNNING), ""
+
     def stop(self, reason: str, *, now: bool = False) -> None:
-        self.loop.call_soon_threadsafe(self.master.post, StopRequested(reason, checkpoint=not now, now=now))
+        self.loop.call_soon_threadsafe(self.own_master.post, StopRequested(reason, checkpoint=not now, now=now))
 
     def kill(self) -> None:
         """The workers are killed at once, and nobody says how the job has ended."""
         self.loop.call_soon_threadsafe(self.running.cancel)
 
+    def raise_lost(self) -> None:
+        """Nobody has said how the job has ended."""
+        if self.signals.first is None:
+            self.running.result()
+            raise JobFailedError(f"the job has ended, and how is not known; the master's log: {self.folder.master_log}")
+        tell(f"job {self.name} was stopped before it could say how far it got; its logs: {self.folder.logs}")
+        self.signals.raise_first()
+
 
 @contextlib.asynccontextmanager
-async def _serving(master: Master, job: JobDir, spec: JobSpec, signals: SignalLog) -> AsyncIterator[_Serving]:
+async def _serving(master: Master, folder: JobDir, spec: JobSpec, signals: SignalLog) -> AsyncIterator[_OwnJob]:
     """Leaving the context ends the master and all that it has started."""
     ended = threading.Event()
 
@@ -353,19 +360,18 @@ async def _serving(master: Master, job: JobDir, spec: JobSpec, signals: SignalLo
             raise
         except Exception as error:
             _log.exception("the master ends before the job")
-            raise JobFailedError(
-                f"the master ended before the job had: {error!r}; its log: {job.master_log}"
-            ) from error
+            why = f"the master ended before the job had: {error!r}; its log: {folder.master_log}"
+            raise JobFailedError(why) from error
         finally:
             ended.set()
 
     running = asyncio.create_task(run())
-    serving = _Serving(master, asyncio.get_running_loop(), running, ended)
+    job = _OwnJob(folder, signals, master, running, ended, asyncio.get_running_loop())
     try:
-        yield serving
+        yield job
     finally:
         if not running.done():
-            serving.stop("nobody follows the job any more")
+            job.stop("nobody follows the job any more")
             deadline = time.monotonic() + spec.stop_grace + CLOSING_TIME
             while not running.done() and time.monotonic() < deadline and not signals.take():
                 await asyncio.wait({running}, timeout=POLL)
@@ -373,53 +379,31 @@ async def _serving(master: Master, job: JobDir, spec: JobSpec, signals: SignalLo
             await asyncio.wait({running})
 
 
-@dataclass(frozen=True, slots=True)
-class _OwnJob(FolderJob):
-    """Of the job whose master is this process: that it has ended is known at once."""
-
-    serving: _Serving
-
-    def look(self, master: MasterAddress | None) -> tuple[Life, str]:
-        has_ended = self.serving.ended.is_set()  # asked first: a master that has ended may have written how the job did
-        if self.folder.status.exists():
-            return Life.ENDED, ""
-        return (Life.LOST if has_ended else Life.RUNNING), ""
-
-
-def _lost(serving: _Serving, job: JobDir, signals: SignalLog) -> None:
-    if signals.first is None:
-        serving.running.result()
-        raise JobFailedError(f"the job has ended, and how is not known; the master's log: {job.master_log}")
-    tell(f"job {job.name} was stopped before it could say how far it got; its logs: {job.logs}")
-    signals.raise_first()
-
-
 @dataclass(slots=True)
 class _Interrupts:
     """The first signal asks for a clean stop, the second for one at once, the third kills."""
 
-    serving: _Serving
+    job: _OwnJob
     screen: Screen
-    signals: SignalLog
     stop_grace: float
     signalled: int = 0
     deadline: float = float("inf")
 
     def hear(self, heard: Heard | None) -> None:
         """Once the user's patience is over the workers are killed."""
-        if self.signals.take():
+        if self.job.signals.take():
             self._interrupt()
         if time.monotonic() >= self.deadline:
-            self.serving.kill()
+            self.job.kill()
 
     def _interrupt(self) -> None:
         now, self.signalled = time.monotonic(), self.signalled + 1
         if self.signalled == 1:
-            self.serving.stop("interrupted")
+            self.job.stop("interrupted")
             self.deadline = now + self.stop_grace + CLOSING_TIME
             self.screen.line("stopping after this step; press Ctrl-C again to stop at once")
         elif self.signalled == 2:
-            self.serving.stop("interrupted twice", now=True)
+            self.job.stop("interrupted twice", now=True)
             self.deadline = now + KILL_SECONDS
             self.screen.line("stopping at once; press Ctrl-C again to kill all workers")
         else:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from elasticdl.cli.course import Follower, follow
 from elasticdl.cli.folder_job import cancel, handle_of
-from elasticdl.cli.local_run import check_as_worker, checked_here, new_job
+from elasticdl.cli.local_run import checked_as_worker, checked_here, new_job
 from elasticdl.cli.printed import local_prints
 from elasticdl.cli.screens import insists, own_outlets, tell
 from elasticdl.cli.signals import SignalLog, caught, interrupt
@@ -36,7 +36,8 @@ def run_job(spec: JobSpec, *, detach: bool) -> int:
     signals = SignalLog()
     with caught(signals.add), new_job(spec) as (job, spec):
         if not spec.command:
-            check_as_worker(spec, impatient=lambda: signals.first is not None)
+            with checked_as_worker(spec, impatient=lambda: signals.first is not None):
+                pass
         signals.raise_first()
         for role, files in issue(job.name, datetime.now(UTC)).items():
             files.write(job.tls / role)

@@ -88,8 +88,11 @@ def check_that(tmp_path, monkeypatch):
 
 def test_a_check_that_breaks_is_not_the_users_mistake(check_that):
     check_that("raise RuntimeError('broken')")
-    with pytest.raises(JobFailedError, match=r"(?s)the check of the job broke \(exit code 1\).*broken"):
-        local_run.check_as_worker(JobSpec())
+    with (
+        pytest.raises(JobFailedError, match=r"(?s)the check of the job broke \(exit code 1\).*broken"),
+        local_run.checked_as_worker(JobSpec()),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("ending", ["", "sys.exit(2)"])
@@ -100,8 +103,8 @@ def test_what_the_users_module_starts_does_not_outlive_the_check(check_that, tmp
     start = f"subprocess.Popen(['sleep', '60'], stdout=open({str(alive)!r}, 'w'), stderr=subprocess.DEVNULL)"
     check_that(f"import subprocess, sys; {start}; print('wrong', file=sys.stderr); {ending}")
     try:
-        with pytest.raises(UserError) if ending else contextlib.nullcontext():
-            local_run.check_as_worker(JobSpec())
+        with pytest.raises(UserError) if ending else contextlib.nullcontext(), local_run.checked_as_worker(JobSpec()):
+            pass
         closed, _, _ = select.select([reader], [], [], 10)
         assert closed, "the process still has its end of the pipe"
     finally:
@@ -110,8 +113,11 @@ def test_what_the_users_module_starts_does_not_outlive_the_check(check_that, tmp
 
 def test_a_check_may_take_as_long_as_a_worker_may_to_start(check_that):
     check_that("import time; time.sleep(60)")
-    with pytest.raises(UserError, match=r"longer than a worker's start may, 0\.1 s: --start_timeout gives it more$"):
-        local_run.check_as_worker(JobSpec(start_timeout=0.1))
+    with (
+        pytest.raises(UserError, match=r"longer than a worker's start may, 0\.1 s: --start_timeout gives it more$"),
+        local_run.checked_as_worker(JobSpec(start_timeout=0.1)),
+    ):
+        pass
 
 
 def test_without_volcano_a_gang_is_warned_of_and_has_no_group():
