@@ -10,7 +10,7 @@ from elasticdl.master.core.events import FromWorker
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.loop import Sessions
-from elasticdl.master.shell.servicer import Server, Servicer, SharedStatus
+from elasticdl.master.shell.servicer import Server, Servicer
 from elasticdl.proto import elasticdl_pb2 as pb
 
 DEADLINE = 30.0
@@ -73,8 +73,7 @@ class ServedMaster:
         try:
             self.port = server.bind(self.port)
             welcome = pb.Welcome(job_name="digits")
-            shown = SharedStatus(lambda: status, time.monotonic)
-            parts = (sessions, lambda: status, shown, ended, journal, lambda: welcome, lambda workers: "", Agents())
+            parts = (sessions, lambda: status, ended, journal, lambda: welcome, lambda workers: "", Agents())
             await server.start(Servicer(self, *parts))
         finally:
             self._up.set()

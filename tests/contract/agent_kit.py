@@ -66,7 +66,7 @@ class Master:
 
     async def start(self):
         welcome = pb.Welcome(job_name="digits", generation=self.generation)
-        parts = (None, None, asyncio.Event(), None, lambda: welcome, lambda workers: "")
+        parts = (None, asyncio.Event(), None, lambda: welcome, lambda workers: "")
         servicer = Servicer(self.mailbox, Sessions(), *parts, self.agents)
         await self.server.start(servicer)
 

@@ -288,7 +288,7 @@ def test_a_mistake_about_an_agent_is_seen_and_ends_its_stream(monkeypatch):
         agents = Agents()
         agents.begun.set()
         monkeypatch.setattr(agents, "greet", lambda *given: 1 / 0)
-        parts = (None, None, asyncio.Event(), None, pb.Welcome, lambda workers: "")
+        parts = (None, asyncio.Event(), None, pb.Welcome, lambda workers: "")
         async with asyncio.timeout(20):
             await Servicer(Mailbox(), Sessions(), *parts, agents).Attend(says(), Context())
 

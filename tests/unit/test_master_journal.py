@@ -29,9 +29,7 @@ from elasticdl.master.shell import loop as saver_module
 from elasticdl.master.shell import state_config_map as state_module
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.serve import Master
-from elasticdl.master.shell.servicer import SharedStatus
 from elasticdl.master.shell.state_config_map import ClusterState
-from elasticdl.proto import elasticdl_pb2 as pb
 
 SPEC = JobSpec.model_validate({"num_workers": "1", "command": ("true",)})
 SETTLED = 40  # turns of the event loop
@@ -248,21 +246,6 @@ def test_who_reads_a_long_journal_holds_up_nobody_and_misses_nothing(tmp_path, m
         assert len([line async for line in journal.entries(follow=True)]) == 21, "of one that is over, too"
 
     asyncio.run(asyncio.wait_for(run(), 30))
-
-
-def test_the_status_is_made_once_for_all_who_watch():
-    made, now = [], [0.0]
-
-    def make():
-        made.append(now[0])
-        return pb.JobStatus(phase="running", elapsed=now[0], step=int(now[0] >= 2))
-
-    shown = SharedStatus(make, lambda: now[0])
-    assert [shown.look()[0] for _ in range(50)] == [1] * 50
-    assert made == [0.0]
-    for now[0], change in ((1.0, 1), (2.0, 2), (3.0, 2)):
-        assert shown.look()[0] == change
-    assert shown.look()[1].step == 1
 
 
 def test_a_follower_that_reads_late_is_told_all_of_it_and_after_an_entry_what_follows(tmp_path):

@@ -21,8 +21,9 @@ from elasticdl.common.credentials import Role, TlsFolder
 from elasticdl.job.messages import Pace, StepReport
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube import job_objects, names
+from elasticdl.master.shell.journal_file import StepLog
 from elasticdl.master.shell.metrics import MetricsServer, Prometheus
-from elasticdl.master.shell.observers import LiveFacts, StepLog
+from elasticdl.master.shell.observers import LiveFacts
 from elasticdl.proto import elasticdl_pb2 as pb
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "observability"

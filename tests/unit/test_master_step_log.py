@@ -8,7 +8,7 @@ import pytest
 from elasticdl.job.journal import STEPS, Steps
 from elasticdl.job.messages import Pace, StepReport
 from elasticdl.master.core.worker_record import TrainingSnapshot
-from elasticdl.master.shell.observers import StepLog
+from elasticdl.master.shell.journal_file import StepLog
 from elasticdl.master.shell.state_config_map import MOST_JOURNAL_BYTES, pack
 
 PACE = Pace(busy=0.04, waited=0.01, least_waited=0.004)

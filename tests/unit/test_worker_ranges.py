@@ -47,7 +47,7 @@ def test_a_job_is_scaled_to_what_it_could_be_submitted_with(options, workers, re
     spec = JobSpec.model_validate({"image": "i", "num_workers": "4", **options})
     mailbox, (low, high) = Mailbox(), workers
     status = pb.JobStatus(job_name="digits", phase="running", min_workers=4, max_workers=4)
-    servicer = Servicer(mailbox, None, lambda: status, None, None, None, pb.Welcome, spec.why_not_scaled_to)
+    servicer = Servicer(mailbox, None, lambda: status, None, None, pb.Welcome, spec.why_not_scaled_to)
     asked = servicer.Scale(pb.ScaleRequest(min_workers=low, max_workers=high), Context())
     if refusal is None:
         asyncio.run(asked)

@@ -28,18 +28,17 @@ from elasticdl.master.core.job_core import Job
 from elasticdl.master.core.values import Phase, Settings
 from elasticdl.master.core.worker_record import JobSnapshot, Snapshot
 from elasticdl.master.shell.agents import Agents
-from elasticdl.master.shell.journal_file import Journal
+from elasticdl.master.shell.journal_file import Journal, StepLog
 from elasticdl.master.shell.loop import Loop, Mailbox, NoStore, Ports, Sessions, SnapshotStore, StateSaver, to_status
 from elasticdl.master.shell.observers import (
     LiveFacts,
     Observer,
     Observers,
-    StepLog,
     TensorBoard,
     achieved,
     write_summary,
 )
-from elasticdl.master.shell.servicer import Server, Servicer, SharedStatus, TokenAccess
+from elasticdl.master.shell.servicer import Server, Servicer, TokenAccess
 from elasticdl.places.base import Launcher, Limits, Place, Report
 from elasticdl.places.fork_server import Spawner
 from elasticdl.places.launcher import PlaceLauncher
@@ -237,17 +236,19 @@ class Master:
     async def _train(self, launcher: Launcher, *, new: bool) -> EndJob:
         """From the first call that is taken to the end of the job."""
         job, journal, sessions, job_dir = self._job, self._journal, self._sessions, self._job_dir
-        shown, refuses = SharedStatus(self.status, time.monotonic), self._spec.why_not_scaled_to
-        calls = (self._mailbox, sessions, self.status, shown, self._ended, journal, self._welcome, refuses)
+        calls = (
+            self._mailbox,
+            sessions,
+            self.status,
+            self._ended,
+            journal,
+            self._welcome,
+            self._spec.why_not_scaled_to,
+        )
         await self._server.start(Servicer(*calls, self._agents))
         if new:
-            about = {
-                "job": job_dir.name,
-                "workers": str(self._spec.num_workers),
-                "specification": str(job_dir.spec),
-                "format": FORMAT,
-            }
-            journal.append("job_started", about)
+            about = {"workers": str(self._spec.num_workers), "specification": str(job_dir.spec), "format": FORMAT}
+            journal.append("job_started", {"job": job_dir.name, **about})
         if self._address:
             job_dir.write_master(self._address)
         self.is_up.set()
@@ -294,11 +295,11 @@ class Master:
                 _log.error("can't write summary.json to %s: %s", folder, error)
 
     def _write_status(self) -> None:
-        status = self.status()
+        status, path = self.status(), self._job_dir.status
         try:
             self._job_dir.write_status(status)
         except OSError as error:
-            _log.error("job %s, and that can't be written to %s: %s", status.phase, self._job_dir.path, error.strerror)
+            _log.error("job %s, and that can't be written to %s: %s", status.phase, path, error.strerror)
 
 
 def _read_journal(facts: LiveFacts, journal: Path) -> None:

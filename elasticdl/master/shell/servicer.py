@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeAlias
@@ -157,32 +156,11 @@ LAST_WORDS = ("finished", "failed")
 _LEFT = "this master leaves the job to another one: ask again"
 
 
-class SharedStatus:
-    """The status for all watchers: made and compared once, as that takes long with many workers."""
-
-    def __init__(self, make: Callable[[], pb.JobStatus], clock: Callable[[], float]) -> None:
-        self._make = make
-        self._clock = clock
-        self._made_at = -math.inf
-        self._changes = 0
-        self._status, self._bare = pb.JobStatus(), pb.JobStatus()
-
-    def look(self) -> tuple[int, pb.JobStatus]:
-        """The number of the last change, and the status after it."""
-        if self._clock() - self._made_at >= 0.9 * WATCH_SECONDS:
-            status = self._make()
-            bare, self._made_at = _without_clock(status), self._clock()
-            if bare != self._bare or not self._changes:
-                self._changes, self._status, self._bare = self._changes + 1, status, bare
-        return self._changes, self._status
-
-
 @dataclass(frozen=True, slots=True)
 class Servicer(pb_grpc.MasterServicer):
     mailbox: Mailbox
     sessions: Sessions
     status: Callable[[], pb.JobStatus]
-    shown: SharedStatus
     ended: asyncio.Event  # the status will not change any more
     journal: Journal
     welcome: Callable[[], pb.Welcome]
@@ -271,11 +249,11 @@ class Servicer(pb_grpc.MasterServicer):
 
     async def Watch(self, request: pb.StatusRequest, context: Context) -> None:
         """The status, again after each change, and at last as it is when the job has ended."""
-        seen = 0
+        seen = None
         while not self.ended.is_set():
-            change, status = self.shown.look()
-            if change != seen:
-                seen = change
+            status = self.status()
+            if (shown := _without_clock(status)) != seen:
+                seen = shown
                 await context.write(status)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.ended.wait(), WATCH_SECONDS)
