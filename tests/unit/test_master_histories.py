@@ -13,8 +13,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core import events as i
 from elasticdl.master.core.job_core import Job
 from elasticdl.master.core.values import LIVE, Settings, WorkerState, World
-from elasticdl.master.core.watching import TABLE
-from elasticdl.master.core.worker_record import Records, SuspicionKind, WorkerRecord
+from elasticdl.master.core.worker_record import Records, WorkerRecord
 from elasticdl.master.shell.loop import to_event
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -126,7 +125,3 @@ def test_it_agrees_with_a_look_at_all(deeds):
             assert records.count(*states) == len(there)
         assert records.live == sum(record.live for record in everybody)
         assert records.lingering() == [record for record in everybody if record.waits_for_successor]
-
-
-def test_there_is_a_row_for_each_kind_of_suspicion():
-    assert TABLE.keys() == set(SuspicionKind)

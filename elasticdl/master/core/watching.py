@@ -1,8 +1,8 @@
 """Who is silent, late or stuck, and what is done about it.
 
-`TABLE` has a row for each kind of suspicion: from when it counts, who is asked, what is shown. `_Look` says who is suspected, and
-who is given up; `elasticdl.master.core.rule` says after how long. Where a worker stands is shown in the journal, in
-the status and in the reason for which it is given up.
+`_Look` says who is suspected, of what and since when, who is asked where a worker stands, what is shown of that, and who is given
+up; `elasticdl.master.core.rule` says after how long. Where a worker stands is shown in the journal, in the status and in the reason for
+which it is given up.
 
 Silent: no sign of life for ``heartbeat_timeout``, or no session for as long. A worker that has not yet asked for a world may be
 importing or reading data, during which Python can't send heartbeats: it has until its deadline.
@@ -13,14 +13,14 @@ members wait, their collective hangs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import TypeVar
 
 from elasticdl.job.messages import DumpStacks, Heartbeat, Notice
 from elasticdl.master.core.events import Instruction, ReadStacks, Record, StacksFound, Tell
 from elasticdl.master.core.rule import GIVE_UP_MOVING, UNLEARNT_GIVE_UP, ProgressLimits, RuledJob
-from elasticdl.master.core.values import LEAVING, Settings, WorkerState
+from elasticdl.master.core.values import LEAVING, WorkerState
 from elasticdl.master.core.worker_record import Records, StackReport, Suspicion, SuspicionKind, WorkerRecord
 
 # What heartbeats tell of workers. `elasticdl.master.core.watching` judges from that who is silent or stuck.
@@ -146,44 +146,6 @@ LOOK_AGAIN = 60.0
 UNREACHED_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class SuspicionRow:
-    """Of one kind of suspicion."""
-
-    since: Callable[[WorkerRecord, Settings, float], float]  # when it began; now, if that is not known
-    asks: bool = True  # it, or else its launcher, where it stands
-    asks_worker: bool = True  # first, if it has a session
-    shown: bool = True  # beside the worker from the first moment on, not only once it is named
-    is_news: Callable[[Suspicion, StackReport], bool] = lambda suspicion, report: True  # then the worker is named
-
-
-def _moved(record: WorkerRecord, settings: Settings, now: float) -> float:
-    return record.pulse.moved if record.pulse else now
-
-
-def _quiet(record: WorkerRecord, settings: Settings, now: float) -> float:
-    return now if record.quiet_since is None else record.quiet_since
-
-
-TABLE: Mapping[SuspicionKind, SuspicionRow] = {
-    SuspicionKind.STUCK: SuspicionRow(
-        _moved, shown=False, is_news=lambda suspicion, report: suspicion.is_due or not report.moves
-    ),
-    # Only who differs from the others is named. A hang of which nobody is to blame is no remark about one member.
-    SuspicionKind.WAITS: SuspicionRow(_moved, shown=False, is_news=lambda suspicion, report: False),
-    SuspicionKind.LATE: SuspicionRow(lambda record, settings, now: (record.deadline or now) - settings.start_timeout),
-    SuspicionKind.SILENT: SuspicionRow(
-        lambda record, settings, now: record.pulse.heard if record.pulse else now,
-        asks_worker=False,
-        is_news=lambda suspicion, report: suspicion.named is not None,
-    ),
-    # It may be importing, which is no news; if it does not reach its master, its own log says so.
-    SuspicionKind.UNREACHED: SuspicionRow(_quiet, asks=False, is_news=lambda suspicion, report: False),
-    SuspicionKind.ABSENT: SuspicionRow(_quiet),
-    SuspicionKind.OVER: SuspicionRow(_quiet),
-}
-
-
 class StuckRule:
     def __init__(self) -> None:
         self._spared: Set[int] = frozenset()  # silent, and not given up at the last look
@@ -289,8 +251,15 @@ class _Look:
         ]
 
     def _seconds(self, record: WorkerRecord, kind: SuspicionKind) -> float:
-        """How long it has been so."""
-        return self._now - TABLE[kind].since(record, self._settings, self._now)
+        """How long it has been so; 0 if that is not known."""
+        pulse, deadline, since = record.pulse, record.deadline, record.quiet_since
+        if kind in (SuspicionKind.STUCK, SuspicionKind.WAITS):
+            since = pulse.moved if pulse else None
+        elif kind is SuspicionKind.SILENT:
+            since = pulse.heard if pulse else None
+        elif kind is SuspicionKind.LATE:
+            since = deadline - self._settings.start_timeout if deadline else None
+        return 0.0 if since is None else self._now - since
 
     # ---- where they stand ----
 
@@ -303,15 +272,20 @@ class _Look:
         if suspicion is None or suspicion.kind is not kind:
             suspicion = record.suspicion = Suspicion(kind, self._now)
             out = self._questions(record, suspicion)
-        elif self._is_named_though_it_moves(record, suspicion, seconds):
+        elif (
+            kind is SuspicionKind.STUCK
+            and suspicion.moves
+            and not (suspicion.named or suspicion.is_due)
+            and seconds > self._limits.until_named_though_it_moves(record.pulse)
+        ):
             suspicion.is_due = True
             out = self._ask_again(record, suspicion)
         elif not (suspicion.answered or suspicion.launcher_asked) and self._now - suspicion.asked > ANSWER_SECONDS:
             suspicion.launcher_asked = True
             out = [ReadStacks(record.worker_id)]
-        record.remark = ""
-        if TABLE[kind].shown or suspicion.named or suspicion.is_due:
-            record.remark = self._remark(record, suspicion, seconds)
+        # Who does not go on is shown once it is named. The others are from the first moment on.
+        hidden = kind in (SuspicionKind.STUCK, SuspicionKind.WAITS) and not (suspicion.named or suspicion.is_due)
+        record.remark = "" if hidden else self._remark(record, suspicion, seconds)
         return out
 
     def _remark(self, record: WorkerRecord, suspicion: Suspicion, seconds: float) -> str:
@@ -322,21 +296,15 @@ class _Look:
         return f"runs on {record.place}, {words}, see its log: `{log}`"
 
     def _questions(self, record: WorkerRecord, suspicion: Suspicion) -> list[Instruction]:
-        row = TABLE[suspicion.kind]
-        if row.asks_worker and record.connected:
+        if record.connected and suspicion.kind is not SuspicionKind.SILENT:
             return [Tell((record.worker_id,), DumpStacks())]
         suspicion.launcher_asked = True
-        return [ReadStacks(record.worker_id)] if row.asks else []
+        # Without a session it may be importing, and if it does not reach its master, its own log says so.
+        return [] if suspicion.kind is SuspicionKind.UNREACHED else [ReadStacks(record.worker_id)]
 
     def _ask_again(self, record: WorkerRecord, suspicion: Suspicion) -> list[Instruction]:
         suspicion.asked, suspicion.answered, suspicion.launcher_asked = self._now, False, False
         return self._questions(record, suspicion)
-
-    def _is_named_though_it_moves(self, record: WorkerRecord, suspicion: Suspicion, seconds: float) -> bool:
-        unnamed = (
-            suspicion.kind is SuspicionKind.STUCK and suspicion.moves and not (suspicion.named or suspicion.is_due)
-        )
-        return unnamed and seconds > self._limits.until_named_though_it_moves(record.pulse)
 
     def take(self, worker_id: int, report: StackReport) -> list[Instruction]:
         """What a worker says itself counts for more than what its launcher says."""
@@ -347,7 +315,7 @@ class _Look:
         suspicion.answered, suspicion.report, last = True, report, suspicion.named
         if last and (report.moves or (last.where, last.state) == (report.where, report.state)):
             return []  # that is known
-        return self._name(record, suspicion) if TABLE[suspicion.kind].is_news(suspicion, report) else []
+        return self._name(record, suspicion) if _is_news(suspicion, report) else []
 
     def _name(self, record: WorkerRecord, suspicion: Suspicion, differs: str = "") -> list[Instruction]:
         """Tell people which worker it is, and where it stands, as far as that is known."""
@@ -471,3 +439,17 @@ class _Look:
             self._job.leave_world(
                 cause + (f": {differ}" if differ else common_place(list(reports.values()))), self._now
             )
+
+
+def _is_news(suspicion: Suspicion, report: StackReport) -> bool:
+    """Whether the worker is named for this report."""
+    match suspicion.kind:
+        case SuspicionKind.STUCK:
+            return suspicion.is_due or not report.moves
+        case SuspicionKind.SILENT:
+            return suspicion.named is not None
+        # If all wait, only who differs from the others is named: a hang of which nobody is to blame is no remark about one member.
+        case SuspicionKind.WAITS | SuspicionKind.UNREACHED:
+            return False
+        case _:
+            return True
