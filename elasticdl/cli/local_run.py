@@ -263,7 +263,7 @@ async def _run(spec: JobSpec, signals: SignalLog) -> int:
             with _checking(spec, signals):
                 from elasticdl.master.shell.serve import LocalWorkers, local_master, logging_to
 
-                undo.enter_context(logging_to(folder.master_log, spec))
+                undo.enter_context(logging_to(folder.master_log, spec, tell))
 
                 def make_launcher(address: MasterAddress) -> LauncherFactory:
                     workers = LocalWorkers(spec, folder, address, stdout_apart=apart(spec, *outlets))

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import logging
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.values import Phase
 from elasticdl.master.shell.loop import NoStore
 from elasticdl.master.shell.observers import MOST_IN_A_ROW, Observer, Observers
-from elasticdl.master.shell.serve import Master, RelievedError
+from elasticdl.master.shell.serve import Master, RelievedError, logging_to
 from elasticdl.master.shell.servicer import Server, TokenAccess
 
 
@@ -172,3 +174,13 @@ def test_a_folder_that_can_not_be_written_is_told_before_anybody_is_launched(tmp
     with pytest.raises(UserError, match=r"^--output .*/file/out must be a folder"):
         run.to_the_end()
     assert run.launcher.calls == []
+
+
+def test_a_full_disk_under_the_masters_log_is_told_once_and_stops_nothing(capfd):
+    told = []
+    with logging_to(Path("/dev/full"), JobSpec(job_name="one"), told.append):
+        for _ in range(3):
+            logging.getLogger("elasticdl.master").error("what the master has to say")
+    lacks = "the job goes on, and its logs and its journal lack what comes meanwhile"
+    assert told == [f"/dev/full can't be written: No space left on device; {lacks}"]
+    assert capfd.readouterr() == ("", "")

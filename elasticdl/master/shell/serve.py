@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -370,10 +371,34 @@ def _terminal_size() -> dict[str, str]:
     return {"COLUMNS": str(columns), "LINES": str(lines), "TQDM_NCOLS": str(columns - 1)} if columns else {}
 
 
+class _LogFile(logging.FileHandler):
+    """``tell``: is told once if it can't be written, which stops nothing."""
+
+    def __init__(self, file: Path, tell: Callable[[str], object]) -> None:
+        super().__init__(file)
+        self._tell = tell
+        self._failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._failed:
+            self._failed = True
+            self._tell(
+                f"{self.baseFilename} can't be written: {error.strerror}; the job goes on, and its logs and its journal lack "
+                "what comes meanwhile"
+            )
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # what could not be written before can't be now
+            super().close()
+
+
 @contextlib.contextmanager
-def logging_to(file: Path, spec: JobSpec) -> Iterator[None]:
+def logging_to(file: Path, spec: JobSpec, tell: Callable[[str], object]) -> Iterator[None]:
     """What the master has to say goes there meanwhile; the terminal is for the job."""
-    root, handler = logging.getLogger(), logging.FileHandler(file)
+    root, handler = logging.getLogger(), _LogFile(file, tell)
     handler.setFormatter(logging.Formatter(LOG_FORMAT.format(job=spec.job_name)))
     before = root.level
     root.addHandler(handler)
