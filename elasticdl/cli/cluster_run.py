@@ -16,7 +16,7 @@ from pathlib import Path
 
 from elasticdl.cli.course import Follower, Watch, follow
 from elasticdl.cli.job_handle import Following
-from elasticdl.cli.namespace_job import NamespaceJob
+from elasticdl.cli.namespace_job import NamespaceJob, NoMasterError
 from elasticdl.cli.parsing import made_up_name
 from elasticdl.cli.pod_logs import PodPrinters
 from elasticdl.cli.printed import Prints
@@ -42,6 +42,7 @@ from elasticdl.kube.client import (
     CONFLICT,
     FORBIDDEN,
     STRANGER,
+    ApiError,
     Client,
     NotDoneError,
     Object,
@@ -49,7 +50,6 @@ from elasticdl.kube.client import (
     namespace_of,
 )
 from elasticdl.kube.job_objects import ManifestInputs
-from elasticdl.kube.job_pods import find_master, is_running
 from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.names import VOLCANO_GROUP, master_name, without_name
 from elasticdl.kube.pod import (
@@ -252,7 +252,6 @@ class Submission:
 
 
 LOOK_SECONDS = 1.0  # between two looks at a master that is not heard of
-QUIET_SECONDS = 5.0  # that a master is not looked at after it was heard of
 UNREACHED_SECONDS = 10.0  # a master that has just been started takes some of them to listen
 # A master that ends so often without ever having got to work will not do better.
 STARTS = 3
@@ -337,8 +336,8 @@ def follow_submitted(handle: NamespaceJob, spec: JobSpec) -> int:
     ranks = spec.shown_ranks() if spec.command else ()
 
     def watch(screen: Screen, following: Following) -> Watch:
-        masters = MasterWatch(handle, screen, spec.image_timeout, look_at=time.monotonic() + LOOK_SECONDS)
-        return lambda heard: masters.hear(heard, str(following.failure or ""), time.monotonic())
+        masters = MasterWatch(handle, screen, spec.image_timeout)
+        return lambda heard: masters.hear(heard, following.failure, time.monotonic())
 
     follower = Follower(
         prints=lambda screen: Prints(ranks, screen, PodPrinters(handle.client, handle.name)),
@@ -354,55 +353,50 @@ class MasterWatch:
     screen: Screen
     image_timeout: float
     look_at: float = 0.0
-    trouble: Waiting = field(default_factory=lambda: Waiting(""))  # as last shown
+    told: Waiting = field(default_factory=lambda: Waiting(""))
     imageless: float = math.inf  # since when its image is missing
     unreached: float = math.inf  # since when it runs and does not answer
     unreached_told: bool = False
 
-    def hear(self, heard: object, failure: str, now: float) -> None:
-        """Of a job that is followed: what has come of it, if anything; and why nothing does at the moment, if its master fails to answer.
+    def hear(self, heard: object, failure: Exception | None, now: float) -> None:
+        """Of a job that is followed: what has come of it, if anything; and why no status does at the moment.
 
         Raises:
             JobFailedError: its master does not get to work, as without its image.
         """
         if isinstance(heard, pb.JobStatus):
-            self.show_contact("", now)
-            self.look_at = now + QUIET_SECONDS
-        elif heard is None and now >= self.look_at:
-            self.look(failure, now)
+            if self.unreached_told:
+                self.screen.line("its master is reached again")
+            self.unreached, self.unreached_told = math.inf, False
+        elif heard is None and failure is not None and now >= self.look_at:
             self.look_at = now + LOOK_SECONDS
+            if isinstance(failure, NoMasterError):
+                self.tell_absence(failure.why, now)
+            elif isinstance(failure, ApiError):
+                self.tell(Waiting(str(failure)))
+            else:
+                self.tell_silence(failure, now)
 
-    def look(self, failure: str, now: float) -> None:
-        handle = self.handle
-        try:
-            pod = find_master(handle.client, handle.name)
-            if is_running(pod):
-                return self.show_contact(failure, now)
-            if handle.over():
-                return None
-            trouble = handle.why_no_master(pod)
-            failures = handle.client.read("Job", master_name(handle.name)).get("status", {}).get("failed", 0)
-            begun = handle.state().memory
-        except UnreachableError as error:
-            trouble, failures, begun = Waiting(str(error)), 0, "unknown"
-        # An image that is tried for again and again is told of once.
-        if trouble.reason != self.trouble.reason and not (trouble.image and self.trouble.image):
-            self.screen.line(trouble.reason)
-        self.trouble = trouble
-        self.imageless = min(self.imageless, now) if trouble.image else math.inf
-        crashes, where = failures >= STARTS, f"{handle.name}{handle.flags}"
-        if (crashes or trouble.lasting or now - self.imageless >= self.image_timeout) and not begun:
-            more = f", {failures} times; see `elasticdl logs {where}`" if crashes else ""
-            raise JobFailedError(f"job {handle.name}: {trouble.reason}{more}; `elasticdl delete {where}` removes it")
-        return None
+    def tell(self, why: Waiting) -> None:
+        """An image that is tried for again and again is told of once."""
+        if why.reason != self.told.reason and not (why.image and self.told.image):
+            self.screen.line(why.reason)
+        self.told = why
 
-    def show_contact(self, failure: str, now: float) -> None:
-        """``failure``: why a master that runs does not answer; empty if it does."""
-        self.unreached = min(self.unreached, now) if failure else math.inf
+    def tell_absence(self, why: Waiting, now: float) -> None:
+        self.tell(why)
+        self.imageless = min(self.imageless, now) if why.image else math.inf
+        name, where = self.handle.name, f"{self.handle.name}{self.handle.flags}"
+        with suppress(UnreachableError):
+            failures = self.handle.client.read("Job", master_name(name)).get("status", {}).get("failed", 0)
+            crashes, waited = failures >= STARTS, now - self.imageless >= self.image_timeout
+            if (crashes or why.lasting or waited) and not self.handle.state().memory:
+                more = f", {failures} times; see `elasticdl logs {where}`" if crashes else ""
+                raise JobFailedError(f"job {name}: {why.reason}{more}; `elasticdl delete {where}` removes it")
+
+    def tell_silence(self, failure: Exception, now: float) -> None:
+        """Of a master that runs; one that has just been started takes a moment to listen."""
+        self.unreached = min(self.unreached, now)
         if now - self.unreached >= UNREACHED_SECONDS and not self.unreached_told:
             self.unreached_told = True
-            why = self.handle.missing_right() or failure
-            self.screen.line(f"its master runs but can't be reached: {why}; it is tried again")
-        if not failure and self.unreached_told:
-            self.unreached_told = False
-            self.screen.line("its master is reached again")
+            self.screen.line(f"its master runs but can't be reached: {failure}; it is tried again")

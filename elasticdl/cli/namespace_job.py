@@ -28,6 +28,12 @@ from elasticdl.places.worker_pods import last_refusal, last_warning
 ANY_JOB = f"{names.APPLICATION_LABEL}={names.APPLICATION},{names.JOB_LABEL}"
 
 
+class NoMasterError(AbsentError):
+    def __init__(self, why: Waiting) -> None:
+        super().__init__(why.reason)
+        self.why = why
+
+
 @dataclass(frozen=True, slots=True)
 class NamespaceJob(JobHandle):
     """Of a job on a cluster."""
@@ -91,15 +97,16 @@ class NamespaceJob(JobHandle):
     def reach(self) -> Iterator[Endpoint]:
         pod = find_master(self.client, self.name)
         if pod is None or not is_running(pod):
-            raise AbsentError(self.why_no_master(pod).reason)
+            raise NoMasterError(self.why_no_master(pod))
         try:
             with self._endpoint(pod) as endpoint:
                 yield endpoint
         except RefusedError:
             raise
         except UnreachableError:
-            if missing := self.missing_right():
-                raise UserError(f"you may not reach the master: {missing}") from None
+            if not self.client.may("get", "pods/portforward"):
+                right = f"it takes the right to get pods/portforward in namespace {self.namespace}"
+                raise UserError(f"you may not reach the master: {right}") from None
             raise
 
     @contextlib.contextmanager
@@ -114,12 +121,6 @@ class NamespaceJob(JobHandle):
             TlsFiles.from_mapping(files).write(Path(folder))
             title = f"the master of job {self.name} in namespace {self.client.namespace}"
             yield Endpoint(address, TlsFolder(Path(folder)), title)
-
-    def missing_right(self) -> str:
-        """Which right it takes to reach its master, if the user has not got it."""
-        if self.client.may("get", "pods/portforward"):
-            return ""
-        return f"it takes the right to get pods/portforward in namespace {self.namespace}"
 
     def entries(self, since: int = 0) -> list[str]:
         """The master's, if there is one that answers: less often some of it is kept."""

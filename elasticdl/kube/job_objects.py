@@ -105,9 +105,7 @@ def companions(parts: ManifestInputs) -> list[Manifest]:
 
 def owned(manifest: Manifest, job: Manifest) -> Manifest:
     """The same object as a part of the Job, which the server has made."""
-    metadata = job["metadata"]
-    reference = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"]}
-    return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [reference]}}
+    return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [names.job_reference(job)]}}
 
 
 def pod_of(parts: ManifestInputs, pod: Manifest, role: Role) -> Manifest:

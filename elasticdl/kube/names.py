@@ -76,6 +76,12 @@ def without_name(refusal: str) -> str:
     return reason if forbidden else refusal
 
 
+def job_reference(job: Mapping[str, Any]) -> dict[str, Any]:
+    """What goes with this Job has it among its owners."""
+    metadata = job["metadata"]
+    return {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"]}
+
+
 def owner_uids(made: Mapping[str, Any]) -> set[str]:
     """Of the objects with which this one goes."""
     return {str(each["uid"]) for each in made["metadata"].get("ownerReferences") or ()}

@@ -98,8 +98,8 @@ class Watch:
     def __init__(
         self,
         source: Source,
-        listed: Callable[[tuple[Object, ...]], None],
-        changed: Callable[[str, Object], None],
+        listed: Callable[[tuple[Object, ...]], object],
+        changed: Callable[[str, Object], object],
         backoff: Backoff,
     ) -> None:
         """``listed`` is told all objects at first, ``changed`` each change by its kind, in the watch's thread."""

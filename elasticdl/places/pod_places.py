@@ -87,8 +87,8 @@ class PodPlaces:
         self._threads = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="kubernetes")
         self._background = Background("pods are looked after", lambda why: report(LauncherFailed(why)))
         self._parting: set[asyncio.Task[Any]] = set()  # of these: pods are deleted that only other containers keep
-        soon = partial(_soon, asyncio.get_running_loop())
-        listed, changed = partial(soon, self.pods_listed), partial(soon, self.pod_changed)
+        here = asyncio.get_running_loop().call_soon_threadsafe
+        listed, changed = lambda pods: here(self.pods_listed, pods), lambda *seen: here(self.pod_changed, *seen)
         self._watch = Watch(api.pods, listed, changed, self._backoff())
         self._wanted: tuple[int, AbstractSet[str]] = 0, frozenset()
         self._asking_soon: asyncio.Handle | None = None
@@ -217,20 +217,20 @@ class PodPlaces:
         if is_wrong(failure):
             self._report(LauncherFailed(f"the cluster refuses the pods of the workers: {failure}"))
             self._orders.pop(number, None)
-            return self._look(number, self._ledger.never(number, ExitCause.CRASHED, str(failure)))
+            return self._look(self._ledger.never(number, ExitCause.CRASHED, str(failure)))
         if number not in self._orders:
             return self._give_up(number)
         if failure.status == CONFLICT:  # the others need not wait until its name is free
             self._orders[number] = self._orders.pop(number)
         why = f"the cluster does not take its pod: {without_name(str(failure))}"
         for waiting in [number] if failure.status == CONFLICT else list(self._orders):
-            self._look(waiting, self._ledger.refused(waiting, why))
+            self._look(self._ledger.refused(waiting, why))
         return None
 
     def _made(self, number: int, pod: Manifest) -> None:
         wanted = self._orders.pop(number, None) is not None
         self._doubtful.discard(number)
-        self._look(number, self._ledger.created(pod))
+        self._look(self._ledger.created(pod))
         if not wanted:
             self._background.start(self._delete(number, KILL_GRACE))
 
@@ -244,7 +244,7 @@ class PodPlaces:
             self._doubtful.discard(number)
             self._background.start(self._delete(number, KILL_GRACE))
         else:
-            self._look(number, self._ledger.never(number, ExitCause.KILLED, "it had no place yet"))
+            self._look(self._ledger.never(number, ExitCause.KILLED, "it had no place yet"))
 
     async def _explain(self) -> None:
         """Have the nodes of pods that do not start say why."""
@@ -258,7 +258,7 @@ class PodPlaces:
                 except ApiError as failure:
                     _log.info("why %s does not start is not known: %s", self._pods.name(number), failure)
                 else:
-                    self._look(number, self._ledger.warned(number, warning))
+                    self._look(self._ledger.warned(number, warning))
             waited = set(starting)
 
     async def _tidy(self) -> None:
@@ -304,12 +304,12 @@ class PodPlaces:
             if number not in self._ledger:
                 return
             grace = 0
-        self._look(number, self._ledger.gone(number))
+        self._look(self._ledger.gone(number))
 
     async def _check(self, number: int) -> None:
         """It was not in the list of all pods: is it gone, or had it not yet come?"""
         pod = await self._ask(number, self._api.read)
-        self._look(number, self._ledger.seen(pod) if pod else self._ledger.gone(number))
+        self._look(self._ledger.seen(pod) if pod else self._ledger.gone(number))
 
     def _number(self, name: str) -> int | None:
         """Of the pod with this name; None if it can't be one of ours."""
@@ -346,17 +346,17 @@ class PodPlaces:
             return
         number = number_of(pod)
         if kind == "DELETED":
-            self._look(number, self._ledger.gone(number, pod))
+            self._look(self._ledger.gone(number, pod))
             return
         over = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
         if not (over or self._ledger.known(number)):  # asked for by a master that is gone, and made late
             self._report(PlaceChanged(self._ledger.adopt(pod)))
-        self._look(number, self._ledger.seen(pod))
+        self._look(self._ledger.seen(pod))
         # It was given up; or only a container beside the agent's still runs.
         if not (over or number in self._ledger or pod["metadata"].get("deletionTimestamp")):
             self._parting.add(self._background.start(self._ask(number, self._api.delete, KILL_GRACE)))
 
-    def _look(self, number: int, reports: Reports) -> None:
+    def _look(self, reports: Reports) -> None:
         """Pass reports on, and see what else follows from the state that led to them."""
         for report in reports:
             self._report(report)
@@ -374,9 +374,3 @@ class PodPlaces:
         if trouble := self._ledger.image_trouble:
             seconds = f"{self._timeouts.image:g} s"
             self._report(LauncherFailed(f"no worker could be started within {seconds}: {trouble.reason}"))
-
-
-def _soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any) -> None:
-    """From a watch's thread."""
-    with contextlib.suppress(RuntimeError):  # the event loop is over
-        loop.call_soon_threadsafe(callback, *arguments)

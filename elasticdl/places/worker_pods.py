@@ -17,9 +17,9 @@ from elasticdl.kube.names import (
     PLACE_LABEL,
     WORKER_LABEL,
     group_name,
+    job_reference,
     owner_uids,
     selector,
-    state_name,
     worker_name,
 )
 from elasticdl.kube.object_watch import Source
@@ -41,30 +41,21 @@ _NAMED_AT_ONCE = 500  # pods in the address of a request
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """The Job of the master: when it is deleted, so are the workers.
+def owner_references(job: Manifest, state: Manifest) -> list[Manifest]:
+    """Of the workers' pods. When the Job of the master is deleted, so are the workers.
 
-    ``state_uid``: of the job's state, if that goes with the Job. It then is the workers' controller, without which
-    `kubectl drain` takes pods for somebody's own. The Job can't be: it would disown pods that it did not start.
+    ``state``: the job's, as a ConfigMap. If it goes with the Job it is the workers' controller, without which `kubectl drain`
+    takes pods for somebody's own. The Job can't be: it would disown pods that it did not start.
     """
-
-    name: str
-    uid: str
-    state_uid: str = ""
-
-    @classmethod
-    def of(cls, job: Mapping[str, Any], state: Mapping[str, Any]) -> Owner:
-        made = job["metadata"]
-        return cls(made["name"], made["uid"], state["metadata"]["uid"] if made["uid"] in owner_uids(state) else "")
-
-    def reference(self) -> Manifest:
-        return {"apiVersion": "batch/v1", "kind": "Job", "name": self.name, "uid": self.uid}
-
-    def references(self, job: str) -> list[Manifest]:
-        """Those of the workers of a job."""
-        state = {"apiVersion": "v1", "kind": "ConfigMap", "name": state_name(job), "uid": self.state_uid}
-        return [self.reference(), *([{**state, "controller": True}] if self.state_uid else [])]
+    made, also = job_reference(job), state["metadata"]
+    controller = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "name": also.get("name"),
+        "uid": also["uid"],
+        "controller": True,
+    }
+    return [made, controller] if made["uid"] in owner_uids(state) else [made]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +70,7 @@ class WorkerPods:
 
     job: str
     namespace: str
-    owner: Owner
+    owners: Sequence[Manifest]
     template: Mapping[str, Any]
     limits: Limits
     priority: Priority | None = None
@@ -99,7 +90,7 @@ class WorkerPods:
                 "name": self.name(number),
                 "namespace": self.namespace,
                 "labels": {**metadata["labels"], WORKER_LABEL: str(number), PLACE_LABEL: str(index)},
-                "ownerReferences": self.owner.references(self.job),
+                "ownerReferences": list(self.owners),
             },
             "spec": {**spec},
         }
@@ -133,7 +124,7 @@ class WorkerPods:
         number = labels.get(WORKER_LABEL, "")
         return (
             not owner_uids(pod).isdisjoint(
-                {self.owner.uid, self.owner.state_uid}
+                each["uid"] for each in self.owners
             )  # one that is gone is taken from the pod
             and number.isdecimal()
             and metadata["name"] == self.name(int(number))

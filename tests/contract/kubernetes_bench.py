@@ -3,7 +3,6 @@
 import random
 import threading
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 
 from kubernetes import client
@@ -13,9 +12,9 @@ from elasticdl.common.credentials import Role
 from elasticdl.job.spec import WorkerRange
 from elasticdl.kube.client import Client, connect
 from elasticdl.kube.kubeconfig import ClusterTarget
-from elasticdl.kube.names import labels, selector, state_name
+from elasticdl.kube.names import job_reference, labels, selector, state_name
 from elasticdl.places.pod_places import PodPlaces, PodTimeouts
-from elasticdl.places.worker_pods import Owner, WorkerPodApi, WorkerPods
+from elasticdl.places.worker_pods import WorkerPodApi, WorkerPods, owner_references
 
 JOB = "bench"
 # Ends with the code that a test writes into a file; told to leave, it takes a moment and ends with 0.
@@ -26,20 +25,20 @@ exit $(cat "$WORK/$ELASTICDL_PLACE")
 """
 
 
-def make_owner(api, namespace, job=JOB):
+def make_owners(api, namespace, job_name=JOB):
     """A Job that starts nothing by itself, and the state that it owns: without them pods would be collected as garbage."""
     body = {
-        "metadata": {"name": f"{job}-master"},
+        "metadata": {"name": f"{job_name}-master"},
         "spec": {
             "parallelism": 0,
             "template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "none", "image": "none"}]}},
         },
     }
     made = client.BatchV1Api(api).create_namespaced_job(namespace, body)
-    owner = Owner(made.metadata.name, made.metadata.uid)
-    metadata = {"name": state_name(job), "ownerReferences": [owner.reference()]}
+    job = {"metadata": {"name": made.metadata.name, "uid": made.metadata.uid}}
+    metadata = {"name": state_name(job_name), "ownerReferences": [job_reference(job)]}
     state = client.CoreV1Api(api).create_namespaced_config_map(namespace, {"metadata": metadata})
-    return replace(owner, state_uid=state.metadata.uid)
+    return owner_references(job, {"metadata": {**metadata, "uid": state.metadata.uid}})
 
 
 def template(image, work):
@@ -76,8 +75,8 @@ def api_of(cluster):
 
 
 def worker_pods(cluster, namespace, work):
-    owner, limits = make_owner(api_of(cluster), namespace), WorkerRange(minimum=1, maximum=4)
-    return WorkerPods(JOB, namespace, owner, template(cluster.image, work), limits=lambda: limits)
+    owners, limits = make_owners(api_of(cluster), namespace), WorkerRange(minimum=1, maximum=4)
+    return WorkerPods(JOB, namespace, owners, template(cluster.image, work), limits=lambda: limits)
 
 
 def pods_left(api, namespace):

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from kubernetes import client
-from kubernetes_bench import make_owner
+from kubernetes_bench import make_owners
 
 from elasticdl.kube.client import connect
 from elasticdl.kube.job_pods import forwarded
@@ -34,14 +34,14 @@ def place(cluster, namespace, monkeypatch):
 
 
 @pytest.fixture
-def owner(cluster, namespace):
-    return make_owner(cluster.client(), namespace, "j")
+def owners(cluster, namespace):
+    return make_owners(cluster.client(), namespace, "j")
 
 
-def start_echo(cluster, place, pods, owner, name):
+def start_echo(cluster, place, pods, owners, name):
     env = [{"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
     container = {"name": "elasticdl", "image": cluster.image, "command": ["python", "-c", ECHO], "env": env}
-    metadata = {"name": name, "labels": labels("j", Role.MASTER), "ownerReferences": [owner.reference()]}
+    metadata = {"name": name, "labels": labels("j", Role.MASTER), "ownerReferences": owners[:1]}
     pod = {"metadata": metadata, "spec": {"restartPolicy": "Never", "containers": [container]}}
     client.CoreV1Api(cluster.client()).create_namespaced_pod(place.namespace, pod)
     pods.said(name, "listening")
@@ -80,8 +80,8 @@ def connected(address):
     return connection
 
 
-def test_it_leads_to_the_master_and_to_its_successor_and_ends_with_what_goes_through_it(cluster, place, pods, owner):
-    start_echo(cluster, place, pods, owner, "first")
+def test_it_leads_to_the_master_and_to_its_successor_and_ends_with_what_goes_through_it(cluster, place, pods, owners):
+    start_echo(cluster, place, pods, owners, "first")
     with forwarded(place, "j") as address:
         assert say(address, b"hello") == b"hello"
         big = bytes(range(256)) * 4096
@@ -89,7 +89,7 @@ def test_it_leads_to_the_master_and_to_its_successor_and_ends_with_what_goes_thr
         pods.delete("first", grace_period_seconds=0)
         pods.gone("first")
         assert say(address, b"hello") == b""
-        start_echo(cluster, place, pods, owner, "second")
+        start_echo(cluster, place, pods, owners, "second")
         connection = connected(address)
         connection.sendall(b"x")
         assert connection.recv(1) == b"x"

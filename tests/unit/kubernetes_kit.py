@@ -3,10 +3,11 @@
 import copy
 
 from elasticdl.job.spec import WorkerRange
-from elasticdl.places.worker_pods import Owner, WorkerPods
+from elasticdl.kube.names import job_reference
+from elasticdl.places.worker_pods import WorkerPods
 
 JOB, NAMESPACE = "digits", "lab"
-OWNER = Owner("digits-master", "owner-uid")
+OWNERS = [job_reference({"metadata": {"name": "digits-master", "uid": "owner-uid"}})]
 TEMPLATE = {
     "metadata": {"labels": {"elasticdl.org/job": JOB, "elasticdl.org/role": "worker"}, "annotations": {}},
     "spec": {
@@ -14,7 +15,7 @@ TEMPLATE = {
         "containers": [{"name": "elasticdl", "image": "i", "env": [{"name": "A", "value": "1"}]}],
     },
 }
-PODS = WorkerPods(JOB, NAMESPACE, OWNER, TEMPLATE, limits=lambda: WorkerRange(minimum=1, maximum=4))
+PODS = WorkerPods(JOB, NAMESPACE, OWNERS, TEMPLATE, limits=lambda: WorkerRange(minimum=1, maximum=4))
 
 
 def terminated(code, reason=None, message=""):

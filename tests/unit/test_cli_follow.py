@@ -6,14 +6,15 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
-from test_cli_kubernetes import RUNNING, OneJob, master
+from test_cli_kubernetes import OneJob, master
 
 from elasticdl.cli import job_handle
 from elasticdl.cli.cluster_run import MasterWatch
-from elasticdl.cli.job_handle import JobHandle
-from elasticdl.cli.namespace_job import NamespaceJob
+from elasticdl.cli.job_handle import AbsentError, JobHandle
+from elasticdl.cli.namespace_job import NamespaceJob, NoMasterError
 from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.job.journal import number_of
+from elasticdl.kube.client import NoAnswerError
 from elasticdl.kube.job_pods import find_master
 from elasticdl.master.core.values import Phase
 from elasticdl.master.shell.cluster_master import exit_code
@@ -22,20 +23,9 @@ from elasticdl.places.judge import Waiting, why_no_master
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
-def watching(home, seen=None):
-    return MasterWatch(home, SimpleNamespace(line=[].append if seen is None else seen.append), image_timeout=60.0)
-
-
-class Troubles(NamespaceJob):
-    """A job whose master never runs, for the reason `now`, which a test sets."""
-
-    now = Waiting("")
-
-    def __init__(self):
-        super().__init__(OneJob(), "digits")
-
-    def why_no_master(self, pod):
-        return self.now
+def watching(seen):
+    job = NamespaceJob(OneJob(), "digits")
+    return MasterWatch(job, SimpleNamespace(line=seen.append), image_timeout=60.0)
 
 
 def pod(state=None, **status):
@@ -76,60 +66,53 @@ def test_what_is_the_matter_with_a_master(seen, trouble):
 
 def test_an_image_is_waited_for_as_long_as_told_and_from_the_beginning_after_it_was_there():
     late, starting = missing("Back-off"), Waiting("its master is starting")
-    view, given_up = watching(Troubles()), []
-    for now, Troubles.now in (
-        (5.0, late),
-        (64.9, late),
-        (65.0, late),
-        (70.0, starting),
-        (71.0, late),
-        (130.0, late),
-        (131.0, late),
-    ):
+    view, given_up = watching([]), []
+    for now, why in ((5, late), (64, late), (65, late), (70, starting), (71, late), (130, late), (131, late)):
         try:
-            view.look("", now)
+            view.hear(None, NoMasterError(why), float(now))
         except JobFailedError:
             given_up.append(now)
-    assert given_up == [65.0, 131.0]
-    Troubles.now = missing("InvalidImageName", lasting=True)
+    assert given_up == [65, 131]
     with pytest.raises(JobFailedError):
-        watching(Troubles()).look("", 0.0)
+        watching([]).hear(None, NoMasterError(missing("InvalidImageName", lasting=True)), 0.0)
 
 
 def test_a_job_without_its_image_stays_and_the_command_says_how_to_remove_it():
     waiting = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
     imageless = {**master(), **pod(waiting), "metadata": master()["metadata"]}
-    seen, job = [], NamespaceJob(OneJob(master=imageless), "digits")
-    view = watching(job, seen)
-    view.hear(None, "", 5.0)
+    with pytest.raises(AbsentError) as absence, NamespaceJob(OneJob(master=imageless), "digits").reach():
+        pass
+    view = watching(seen := [])
+    view.hear(None, absence.value, 5.0)
     assert seen == ["the image can't be pulled: not found"]
     line = "job digits: the image can't be pulled: not found; `elasticdl delete digits` removes it"
     with pytest.raises(JobFailedError, match=f"^{line}$"):
-        view.hear(None, "", 65.0)
+        view.hear(None, absence.value, 65.0)
 
 
 def test_why_a_master_does_not_run_is_told_once_and_again_when_it_changes():
     """An image is tried for again and again."""
-    seen, starting = [], Waiting("its master is starting")
-    view = watching(Troubles(), seen)
-    for Troubles.now in (Waiting("quota"), Waiting("quota"), *map(missing, ("not found", "Back-off") * 2), starting):
-        view.look("", 5.0)
-    assert seen == ["quota", "the image can't be pulled: not found", "its master is starting"]
+    quota, starting = Waiting("quota"), Waiting("its master is starting")
+    view = watching(seen := [])
+    for now, why in enumerate((quota, quota, *map(missing, ("not found", "Back-off") * 2), starting)):
+        view.hear(None, NoMasterError(why), float(now))
+    view.hear(None, NoAnswerError(0, "the cluster does not answer"), 100.0)
+    told = ["quota", "the image can't be pulled: not found", "its master is starting"]
+    assert seen == [*told, "the cluster does not answer"]
 
 
 def test_a_master_that_runs_and_is_not_reached_is_told_and_that_it_is_reached_again():
     """It is tried again all the time: the first seconds of a master that starts are no news."""
-    seen, job = [], NamespaceJob(OneJob(master=RUNNING, rights=[("get", "pods/portforward")]), "digits")
-    view, failure = watching(job, seen), "the master did not answer: Socket closed"
+    view, failure = watching(seen := []), UnreachableError("the master did not answer: Socket closed")
     for now in (5.0, 14.9):
         view.hear(None, failure, now)
     assert seen == []
-    for now in (15.0, 16.0, 100.0):
+    for now in (16.0, 17.0, 100.0):
         view.hear(None, failure, now)
     line = "its master runs but can't be reached: the master did not answer: Socket closed; it is tried again"
     assert seen == [line]
     for _ in range(2):
-        view.hear(pb.JobStatus(), "", 101.0)
+        view.hear(pb.JobStatus(), None, 101.0)
     assert seen == [line, "its master is reached again"]
     for now in (106.0, 116.0):
         view.hear(None, failure, now)

@@ -20,7 +20,7 @@ from elasticdl.places.judge import (
     judge_end,
     last_crashes,
 )
-from elasticdl.places.worker_pods import Owner, WorkerPods, index_of, number_of
+from elasticdl.places.worker_pods import WorkerPods, index_of, number_of, owner_references
 
 NO_ROOM = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
 UNSCHEDULABLE = condition("PodScheduled", "False", "Unschedulable", NO_ROOM.replace(": ", ":\n "))
@@ -220,17 +220,17 @@ def test_a_workers_pod():
 def test_a_worker_has_a_controller_if_the_jobs_state_goes_with_the_job():
     """Else `kubectl drain` refuses it; and it would outlive its job if what controls it did."""
     job = {"metadata": {"name": "digits-master", "uid": "j"}}
-    state = {"metadata": {"uid": "s", "ownerReferences": [{"uid": "j"}]}}
-    owner, controller = Owner.of(job, state).references("digits")
+    state = {"metadata": {"name": "digits-state", "uid": "s", "ownerReferences": [{"uid": "j"}]}}
+    owner, controller = owner_references(job, state)
     assert owner == {"apiVersion": "batch/v1", "kind": "Job", "name": "digits-master", "uid": "j"}
     of_state = {"apiVersion": "v1", "kind": "ConfigMap", "name": "digits-state", "uid": "s"}
     assert controller == {**of_state, "controller": True}
     for alone in ({"metadata": {"uid": "s"}}, {"metadata": {"uid": "s", "ownerReferences": [{"uid": "other"}]}}):
-        assert Owner.of(job, alone).references("digits") == [owner]
+        assert owner_references(job, alone) == [owner]
 
 
 def workers(template=PODS.template, priority=None, limits=PODS.limits):
-    return WorkerPods(PODS.job, PODS.namespace, PODS.owner, template, limits=limits, priority=priority)
+    return WorkerPods(PODS.job, PODS.namespace, PODS.owners, template, limits=limits, priority=priority)
 
 
 @pytest.mark.parametrize(("share", "urgent"), [(1.0, 4), (0.5, 2), (0.3, 2), (0.25, 1), (0, 0)])

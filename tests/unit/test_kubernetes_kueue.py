@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 from kubernetes_fake import FakeObjects, FakePods
-from kubernetes_kit import JOB, NAMESPACE, OWNER, RUNNING, condition, pod, terminated
+from kubernetes_kit import JOB, NAMESPACE, OWNERS, RUNNING, condition, pod, terminated
 from kubernetes_scene import name, pods_scene
 
 from elasticdl.cli import namespace_job
@@ -23,7 +23,7 @@ SIZE = 2
 SPEC = JobSpec.model_validate(
     {"image": "i", "job_name": JOB, "gang": True, "queue": "kueue=train", "num_workers": str(SIZE)}
 )
-GANG = WorkerPods(JOB, NAMESPACE, OWNER, worker_pod(SPEC, NAMESPACE), lambda: WorkerRange(minimum=SIZE, maximum=SIZE))
+GANG = WorkerPods(JOB, NAMESPACE, OWNERS, worker_pod(SPEC, NAMESPACE), lambda: WorkerRange(minimum=SIZE, maximum=SIZE))
 PREEMPTED = condition(
     "TerminationTarget", "True", "WorkloadEvictedDueToPreempted", "Preempted to accommodate a workload"
 )
@@ -101,7 +101,7 @@ def test_the_group_is_over_by_the_pods_that_kueue_keeps():
     replaced = managed(2)
     replaced["metadata"]["finalizers"] = []
     alone = worker_pod(SPEC.model_copy(update={"gang": False}), NAMESPACE)
-    single = managed(3, WorkerPods(JOB, NAMESPACE, OWNER, alone, GANG.limits))
+    single = managed(3, WorkerPods(JOB, NAMESPACE, OWNERS, alone, GANG.limits))
     cluster = Cluster(managed(0), managed(1), replaced, single)
     WorkerPodApi(cluster, JOB).end_group()
     assert cluster.annotated() == [name(0), name(1)]
@@ -125,5 +125,5 @@ def test_deleting_a_gang_leaves_nothing(monkeypatch):
     monkeypatch.setattr(namespace_job, "POLL", 0.0)
     monkeypatch.setattr(namespace_job, "DELETION_TIMEOUT", 1.0)
     cluster = Cluster(managed(0), managed(1))
-    namespace_job.wait_until_gone(cluster, JOB, {OWNER.uid})
+    namespace_job.wait_until_gone(cluster, JOB, {OWNERS[0]["uid"]})
     assert cluster.pods == {}

@@ -14,10 +14,10 @@ from referencing import Registry, Resource
 from elasticdl.cli.__main__ import main
 from elasticdl.job.quantities import parse_priority
 from elasticdl.kube.job_objects import owned
-from elasticdl.kube.names import spec_name
+from elasticdl.kube.names import job_reference, spec_name
 from elasticdl.kube.pod import TEMPLATE_FILE
 from elasticdl.master.shell.cluster_master import make_event
-from elasticdl.places.worker_pods import Owner, WorkerPods
+from elasticdl.places.worker_pods import WorkerPods, owner_references
 
 OLDEST, NEWEST = 26, 37
 MADE = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "digits-master", "uid": "job-uid"}}
@@ -35,9 +35,10 @@ def manifests(tmp_path_factory):
     assert main([*OPTIONS, "--yaml", str(file)]) == 0
     written = list(yaml.safe_load_all(file.read_text()))
     (template,) = (each["data"][TEMPLATE_FILE] for each in written if each["metadata"]["name"] == spec_name("digits"))
-    owner = Owner("digits-master", "job-uid", "state-uid")
-    pods = WorkerPods("digits", "lab", owner, json.loads(template), PODS.limits, parse_priority("high=0.5"))
-    event = make_event("WorldFormed", "world 1", {**owner.reference(), "namespace": "lab"}, 1.0, warning=False)
+    state = {"metadata": {"name": "digits-state", "uid": "state-uid", "ownerReferences": [{"uid": "job-uid"}]}}
+    owners, limits, priority = owner_references(MADE, state), PODS.limits, parse_priority("high=0.5")
+    pods = WorkerPods("digits", "lab", owners, json.loads(template), limits, priority)
+    event = make_event("WorldFormed", "world 1", {**job_reference(MADE), "namespace": "lab"}, 1.0, warning=False)
     parts = [owned(each, MADE) for each in written if each["kind"] != "Job"]
     return [*written, *parts, pods.manifest(0, 0, away_from=("n1", "n2")), event]
 

@@ -40,7 +40,7 @@ from elasticdl.job.quantities import parse_priority
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.client import CONFLICT, ApiError, Client, NotDoneError, WriteBudget, connect
 from elasticdl.kube.kubeconfig import ClusterTarget
-from elasticdl.kube.names import MASTER_PORT, METRICS_PORT, master_name, selector, state_name
+from elasticdl.kube.names import MASTER_PORT, METRICS_PORT, job_reference, master_name, selector, state_name
 from elasticdl.kube.pod import TEMPLATE_FILE
 from elasticdl.master.core.values import Phase
 from elasticdl.master.shell.agents import Agents
@@ -53,7 +53,7 @@ from elasticdl.places.base import Limits, PlaceReport, Report
 from elasticdl.places.judge import ON_ITS_WAY, TRACKING, crash_loop, last_crashes
 from elasticdl.places.launcher import PlaceLauncher, Seconds
 from elasticdl.places.pod_places import KILL_GRACE, PodPlaces, PodTimeouts
-from elasticdl.places.worker_pods import Owner, WorkerPodApi, WorkerPods
+from elasticdl.places.worker_pods import WorkerPodApi, WorkerPods, owner_references
 from elasticdl.proto import elasticdl_pb2 as pb
 
 # Events on the Job, which a person sees with `kubectl describe job`: best effort.
@@ -204,19 +204,24 @@ async def run(environ: Mapping[str, str], folder: Path, scratch: Path) -> int:
     job_dir.path.mkdir()
     client = connect(ClusterTarget(namespace), own_account=True)
     job = await request(partial(client.read, "Job", master_name(name)), "read the job")
-    owner = Owner.of(job, await request(partial(client.read, "ConfigMap", state_name(name)), "read the job's state"))
+    state_map = await request(partial(client.read, "ConfigMap", state_name(name)), "read the job's state")
     state = ClusterState(client, name, uid, job_dir.journal)
-    announcer = Announcer(client.create, {**owner.reference(), "namespace": namespace})
+    announcer = Announcer(client.create, {**job_reference(job), "namespace": namespace})
     async with announcer.announcing():
         try:
             masters = partial(client.list, "Pod", label_selector=selector(name, Role.MASTER))
-            crashes = last_crashes(await request(masters, "list the masters before this one"), owner.uid)
+            crashes = last_crashes(await request(masters, "list the masters before this one"), job["metadata"]["uid"])
             if why := crash_loop(crashes):
                 raise JobFailedError(why)
             spec, template = read_spec(JobDir(folder)), json.loads((folder / TEMPLATE_FILE).read_text())
             log_as(name, spec)
             pods = partial(
-                WorkerPods, name, namespace, owner, template, priority=parse_priority(spec.worker_pod_priority)
+                WorkerPods,
+                name,
+                namespace,
+                owner_references(job, state_map),
+                template,
+                priority=parse_priority(spec.worker_pod_priority),
             )
             master = make_master(spec, job_dir, client, state, pods, (environ[variables.HOST], tls))
             master.observe(announcer)
