@@ -9,10 +9,11 @@ from functools import partial
 import pytest
 
 from elasticdl.job import messages as m
+from elasticdl.job.messages import Member
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core.job_core import Job
-from elasticdl.master.core.values import Settings
+from elasticdl.master.core.values import Settings, World
 from elasticdl.master.core.worker_record import JobSnapshot, Snapshot
 from elasticdl.master.shell import loop as loop_module
 from elasticdl.master.shell import loop as saver_module
@@ -301,6 +302,9 @@ def test_entries_reach_the_members_of_their_world_alone_though_they_come_before_
     def put(worker_id, world, value=b"v"):
         sessions.put(worker_id, pb.KvPut(world_version=world, scope="s", key=str(worker_id), value=value))
 
+    def world(version, *members):
+        return World(version, tuple(Member(each, "h", 0, False) for each in members), "")
+
     def got(worker_id):
         queue = outboxes[worker_id].waiting
         return [queue.get_nowait().kv_entry.value for _ in range(queue.qsize())]
@@ -309,13 +313,13 @@ def test_entries_reach_the_members_of_their_world_alone_though_they_come_before_
     put(1, 7, b"of 1")
     put(2, 7, b"of no member")
     put(1, 6, b"of an earlier world")
-    sessions.begin_world(7, (0, 1))
+    sessions.begin_world(world(7, 0, 1))
     put(1, 7, b"of 1")  # again, in a new session
     put(1, 7, b"changed")
     assert (got(0), got(1), got(2)) == ([b"of 1", b"changed"], [b"of 0"], [])
     sessions.replay(1)
     assert got(1) == [b"of 0", b"changed"]
-    sessions.begin_world(8, (0, 2))
+    sessions.begin_world(world(8, 0, 2))
     put(1, 7, b"late")
     sessions.replay(0)
     sessions.replay(1)

@@ -192,30 +192,6 @@ def to_message(order: messages.Order) -> pb.MasterMessage:
     return pb.MasterMessage(**{_BODIES[type(order).__name__]: _values(order)})
 
 
-class WorldMessages:
-    """A world as each of its members sees it. What all are told alike is made once, as it takes long with many members."""
-
-    def __init__(self, world: World) -> None:
-        self.version = world.version
-        self._members = {member.worker_id: (rank, member) for rank, member in enumerate(world.members)}
-        root, stand = _values(world.members[0]), standing(world.members)
-        self._alike = pb.World(
-            version=world.version, reason=world.reason, size=len(world.members), standing=stand, root=root
-        )
-
-    @property
-    def worker_ids(self) -> Collection[int]:
-        """Of the members."""
-        return self._members.keys()
-
-    def told(self, worker_id: int) -> pb.MasterMessage:
-        """What this member is told."""
-        rank, member = self._members[worker_id]
-        message = pb.MasterMessage(world=self._alike)
-        message.world.MergeFrom(pb.World(rank=rank, own=_values(member)))
-        return message
-
-
 def to_status(job_name: str, job: Job, now: float, elapsed: float) -> pb.JobStatus:
     view, training = job.view(), job.training
     shown = ("phase", "reason", "traceback", "world_version", "last_change", "advice", "decision")
@@ -298,8 +274,9 @@ class Sessions:
         self._outboxes: dict[int, SessionOutbox] = {}
         self.taken = dict(taken or {})
         self._unsaved: set[int] = set()  # workers that wait to hear that what they have said is saved
-        self._version = 0
-        self._members: Collection[int] = ()
+        self._world = World(0, (), "")
+        self._ranks: dict[int, int] = {}  # of its members
+        self._alike = pb.World()  # what all of them are told of it: with many members it takes long to make
         self._entries: dict[tuple[str, str], pb.MasterMessage] = {}  # by scope and key
         # Put before a world was known: a new master learns the world from its workers.
         self._early: list[tuple[int, pb.KvPut]] = []
@@ -346,18 +323,33 @@ class Sessions:
         for worker_id, number in numbers.items():
             self.send((worker_id,), pb.MasterMessage(saved=pb.Saved(number=number)))
 
-    def begin_world(self, version: int, members: Collection[int]) -> None:
+    def begin_world(self, world: World) -> None:
         """From now on entries are those of this world."""
-        self._version, self._members, self._entries = version, members, {}
+        if world.version == self._world.version:
+            return
+        self._world, self._entries, members = world, {}, world.members
+        self._ranks = {member.worker_id: rank for rank, member in enumerate(members)}
+        root, stand = _values(members[0]), standing(members)
+        self._alike = pb.World(version=world.version, reason=world.reason, size=len(members), standing=stand, root=root)
         early, self._early = self._early, []
         for worker_id, put in early:
             self.put(worker_id, put)
 
+    def tell_world(self, worker_ids: Collection[int]) -> None:
+        """The world that has begun, to these members."""
+        for worker_id in worker_ids:
+            rank = self._ranks[worker_id]
+            message = pb.MasterMessage(world=self._alike)
+            message.world.MergeFrom(pb.World(rank=rank, own=_values(self._world.members[rank])))
+            self.send((worker_id,), message)
+            if len(worker_ids) == 1:  # told again: it may also have missed entries
+                self.replay(worker_id)
+
     def put(self, worker_id: int, put: pb.KvPut) -> None:
         """In a new session a member puts everything again; an entry that is known is not passed on twice."""
-        if self._version == 0:
+        if self._world.version == 0:
             self._early.append((worker_id, put))
-        if put.world_version != self._version or worker_id not in self._members:
+        if put.world_version != self._world.version or worker_id not in self._ranks:
             return
         if (put.scope, put.key) == FACTS:
             self.facts = put.value if len(put.value) <= MOST_FACTS else b""
@@ -366,11 +358,11 @@ class Sessions:
         message, name = pb.MasterMessage(kv_entry=entry), (put.scope, put.key)
         if self._entries.get(name) != message:
             self._entries[name] = message
-            self.send((other for other in self._members if other != worker_id), message)
+            self.send((other for other in self._ranks if other != worker_id), message)
 
     def replay(self, worker_id: int) -> None:
         """Send every entry again to a member that has reconnected, as it may have missed some."""
-        if worker_id in self._members:
+        if worker_id in self._ranks:
             for message in self._entries.values():
                 self.send((worker_id,), message)
 
@@ -435,7 +427,6 @@ class Loop:
         self._mailbox = mailbox
         self.pending: asyncio.Queue[Pending] = asyncio.Queue()
         self._unpublished: list[int] = []  # versions of worlds that are decided and not yet told
-        self._world: WorldMessages | None = None  # of the last that was told, or adopted
         self._saved_at = ports.clock()
         self._news_at = math.inf  # when the journal got the first of its entries that are not saved
 
@@ -486,9 +477,7 @@ class Loop:
         now = self._ports.clock()
         _log.debug("%s", event)
         match event:
-            case events.FromWorker(worker_id, Notice(number=number)) if not self._ports.sessions.take(
-                worker_id, number
-            ):
+            case events.FromWorker(worker, Notice(number=number)) if not self._ports.sessions.take(worker, number):
                 return
         for instruction in self._step(event, now):
             if isinstance(instruction, SaveState):
@@ -567,22 +556,12 @@ class Loop:
                 ports.launcher.kill(worker_id)
             case Tell(to, World() as world):
                 self._unpublished.remove(world.version)
-                messages = self._begin(world)
-                for worker_id in to:
-                    ports.sessions.send((worker_id,), messages.told(worker_id))
-                if len(to) == 1:  # told again: it may also have missed entries
-                    ports.sessions.replay(to[0])
+                ports.sessions.begin_world(world)
+                ports.sessions.tell_world(to)
             case AdoptWorld(world):
-                self._begin(world)
+                ports.sessions.begin_world(world)
             case _:
                 self._tell(instruction)
-
-    def _begin(self, world: World) -> WorldMessages:
-        """The sessions know this world from now on, if they did not yet. Returns what its members are told."""
-        if self._world is None or self._world.version != world.version:
-            self._world = WorldMessages(world)
-            self._ports.sessions.begin_world(world.version, self._world.worker_ids)
-        return self._world
 
     def _tell(self, instruction: Instruction) -> None:
         match instruction:

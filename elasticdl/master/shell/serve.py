@@ -189,7 +189,7 @@ class Master:
         self._take_up(past)
         try:
             await self._save_generation()
-            self._launcher = self._make_launcher(self.post, self._limits)
+            self._launcher = self._make_launcher(self.post, lambda: self._job.limits)
             return await self._train(self._launcher, new=past is None)
         finally:
             if self._launcher:
@@ -262,10 +262,6 @@ class Master:
         self._write_status()
         await launcher.close()
         return end
-
-    def _limits(self) -> WorkerRange:
-        """As they are now."""
-        return self._job.limits
 
     def _wrap(self, state: JobSnapshot) -> Snapshot:
         """Together with what the shell knows at the same moment."""
