@@ -84,7 +84,8 @@ class PlacesRefused:
 
 
 # `LauncherFailed`: no place can be had, now or later, until somebody mends something.
-PlaceReport = Callable[[PlaceChanged | PlaceLost | PlacesRefused | LauncherFailed], None]
+PlaceEvent = PlaceChanged | PlaceLost | PlacesRefused | LauncherFailed
+PlaceReport = Callable[[PlaceEvent], None]
 
 
 class Places(Protocol):
@@ -133,14 +134,6 @@ PlacesFactory = Callable[[PlaceReport], Places]
 
 
 @dataclass(frozen=True, slots=True)
-class FoundInPlace:
-    """A worker that an earlier master started, and the place in which it is."""
-
-    place_id: str
-    worker: FoundWorker
-
-
-@dataclass(frozen=True, slots=True)
 class PlaceEnding:
     """What starts workers in this place was told to end (SIGTERM), perhaps before whoever provides the place knows of it.
 
@@ -148,13 +141,11 @@ class PlaceEnding:
     """
 
     place_id: str
-    reason: str
 
 
 # `WorkerPending`: a place is there, and what starts workers in it is not ready yet. `LauncherFailed`: no worker can be looked after.
-StarterReport = Callable[
-    [WorkerPending | WorkerPlaced | WorkerExited | StacksFound | PlaceEnding | LauncherFailed], None
-]
+StarterEvent = WorkerPending | WorkerPlaced | WorkerExited | StacksFound | PlaceEnding | LauncherFailed
+StarterReport = Callable[[StarterEvent], None]
 
 
 class Starter(Protocol):
@@ -165,8 +156,8 @@ class Starter(Protocol):
     Every method may be called for a worker or place that is gone or unknown, and then does nothing.
     """
 
-    async def found(self, places: Sequence[Place], remembered: Mapping[int, str]) -> Sequence[FoundInPlace]:
-        """The workers in these places, which an earlier master has left; called once, first of all.
+    async def found(self, places: Sequence[Place], remembered: Mapping[int, str]) -> Sequence[FoundWorker]:
+        """The workers in these places, which an earlier master has left, each with its ``place``; called once, first of all.
 
         Waits a limited time for places that have not said yet what runs in them. In a place that says nothing in that time, those
         workers count as found that the earlier master remembered there. What became of them is reported when the place says so. Any

@@ -42,11 +42,13 @@ from elasticdl.places.base import (
     Place,
     PlaceChanged,
     PlaceEnding,
+    PlaceEvent,
     PlaceLost,
     PlacesFactory,
     PlacesRefused,
     PlaceState,
     Report,
+    StarterEvent,
     StarterFactory,
 )
 
@@ -102,19 +104,6 @@ IDLE_SECONDS = 30.0
 KILL_SECONDS = 10.0
 # What a worker's own exit code says as well, or better.
 _OF_THE_PROCESS = (ExitCause.CLEAN, ExitCause.CRASHED, ExitCause.KILLED)
-
-PortReport = (
-    PlaceChanged
-    | PlaceLost
-    | PlacesRefused
-    | LauncherFailed
-    | WorkerPending
-    | WorkerPlaced
-    | WorkerExited
-    | StacksFound
-    | PlaceEnding
-)
-
 
 # Calls a function after so many seconds, on the event loop.
 CallLater = Callable[[float, Callable[[], None]], Timer]
@@ -172,7 +161,7 @@ class PlaceLauncher:
         self._keeps_waiting = False
         self._sparing: Timer | None = None  # ends that
         self._refused = ""  # why nothing is had of the places that are missing
-        self._inbox: deque[PortReport] = deque()
+        self._inbox: deque[PlaceEvent | StarterEvent] = deque()
         self._busy = False
         self._closed = False
 
@@ -186,7 +175,7 @@ class PlaceLauncher:
             spots = self._spots
             self._keeps_waiting = bool(spots)
             found = await self._starter.found([spot.place for spot in spots.values()], remembered)
-            workers = [self._adopt(spots[each.place_id], each.worker) for each in found]
+            workers = [self._adopt(spots[each.place], each) for each in found]
             for number, place_id in sorted(remembered.items()):
                 if number not in self._known and place_id in spots and spots[place_id].place.state is PlaceState.LOST:
                     workers.append(self._adopt(spots[place_id], FoundWorker(number, over=True)))
@@ -248,7 +237,7 @@ class PlaceLauncher:
 
     # ---- what the ports report ----
 
-    def _take(self, report: PortReport) -> None:
+    def _take(self, report: PlaceEvent | StarterEvent) -> None:
         """A port may report while it is called: one thing is finished before the next is begun."""
         self._inbox.append(report)
         self._work()
@@ -265,7 +254,7 @@ class PlaceLauncher:
         finally:
             self._busy = False
 
-    def _handle(self, report: PortReport) -> None:
+    def _handle(self, report: PlaceEvent | StarterEvent) -> None:
         match report:
             case PlaceChanged(place):
                 self._see(place)

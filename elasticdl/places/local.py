@@ -24,8 +24,8 @@ from urllib.parse import quote
 
 from elasticdl.common.background import Background
 from elasticdl.common.credentials import SHARED_GPU
-from elasticdl.master.core.events import ExitCause, LauncherFailed, WorkerPlaced
-from elasticdl.places.base import FoundInPlace, Place, PlaceChanged, PlaceLost, PlaceReport, PlaceState, StarterReport
+from elasticdl.master.core.events import ExitCause, FoundWorker, LauncherFailed, WorkerPlaced
+from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceReport, PlaceState, StarterReport
 from elasticdl.places.fork_server import Spawner
 from elasticdl.places.launcher import Seconds
 from elasticdl.places.worker_process import InFile, MemoryKills, WorkerRun, judge
@@ -236,7 +236,7 @@ class LocalStarter:
         self._spawner: asyncio.Future[Spawner] = asyncio.get_running_loop().create_future()
         self._spawner.set_result(command.spawner)
 
-    async def found(self, places: Sequence[Place], remembered: Mapping[int, str]) -> Sequence[FoundInPlace]:
+    async def found(self, places: Sequence[Place], remembered: Mapping[int, str]) -> Sequence[FoundWorker]:
         """None: workers of this machine die with their master."""
         return ()
 

@@ -93,7 +93,7 @@ class FakeStarter:
         return self
 
     async def found(self, places, remembered):
-        self.started |= {each.worker.worker_id: each.place_id for each in self.left}
+        self.started |= {each.worker_id: each.place for each in self.left}
         return self.left
 
     def start(self, worker_id, place):

@@ -11,7 +11,7 @@ from elasticdl.master.shell import agents as module
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.loop import Mailbox, Sessions
 from elasticdl.master.shell.servicer import Servicer
-from elasticdl.places.base import FoundInPlace, Place, PlaceEnding, PlaceState
+from elasticdl.places.base import Place, PlaceEnding, PlaceState
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.stories import on
 
@@ -170,7 +170,7 @@ async def test_a_worker_whose_agent_is_late_counts_as_found_where_the_earlier_ma
     """So that others need not wait for an agent that perhaps never comes."""
     monkeypatch.setattr(module, "SOON_SECONDS", AT_ONCE)
     found = await asyncio.wait_for(desk.begin(A, B, remembered={3: "a", 4: "elsewhere"}), 20.0)
-    assert found == [FoundInPlace("a", FoundWorker(3, "node-a", node="node-a"))]
+    assert found == [FoundWorker(3, "node-a", node="node-a", place="a")]
     desk.comes(A, *untold, **said)
     assert desk.told() == [told]
 
@@ -222,7 +222,7 @@ async def test_that_a_place_ends_is_told_before_the_end_of_its_worker(desk):
     desk.says(line, ended=ended(0, -15))
     assert desk.kinds() == [PlaceEnding, WorkerExited]
     desk.comes(B, leaving="it got SIGTERM")
-    assert desk.told() == [PlaceEnding("b", "it got SIGTERM")]
+    assert desk.told() == [PlaceEnding("b")]
 
 
 @on(desk)

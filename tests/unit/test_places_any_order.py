@@ -53,7 +53,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(data=st.data())
     def starter_is_told_to_end(self, data):
         place_id = self.scene.starter.started[self.one_of(data, self.scene.starter.started)]
-        self.scene.starter.report(PlaceEnding(place_id, "SIGTERM"))
+        self.scene.starter.report(PlaceEnding(place_id))
 
     @precondition(lambda self: self.scene.places.places or self.scene.places.given_back)
     @rule(data=st.data(), cause=CAUSES, twice=st.booleans())

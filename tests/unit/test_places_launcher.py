@@ -12,7 +12,7 @@ from elasticdl.master.core.events import (
     WorkerPending,
     WorkerPlaced,
 )
-from elasticdl.places.base import FoundInPlace, Place, PlaceChanged, PlaceEnding, PlacesRefused, PlaceState
+from elasticdl.places.base import Place, PlaceChanged, PlaceEnding, PlacesRefused, PlaceState
 from elasticdl.places.launcher import IDLE_SECONDS, KILL_SECONDS, Seconds
 
 
@@ -125,7 +125,7 @@ def test_a_worker_stays_away_from_a_node_if_there_is_another(idle):
 def test_the_end_of_a_worker_in_a_place_that_ends_waits_for_the_place_s(by_starter, cause, told):
     scene = Scene().placed(1)
     if by_starter:
-        scene.starter.report(PlaceEnding("place-0", "SIGTERM"))
+        scene.starter.report(PlaceEnding("place-0"))
     else:
         scene.places.change("place-0", ENDING, "n1")
     scene.starter.exit(0, 0)
@@ -219,7 +219,7 @@ def test_another_master_takes_over_what_it_finds():
         Place("d", state=WAITING, reason="full"),
     )
     scene.starter.left = tuple(
-        FoundInPlace(place, FoundWorker(worker_id, "host", 1)) for place, worker_id in (("a", 3), ("b", 4))
+        FoundWorker(worker_id, "host", 1, place=place) for place, worker_id in (("a", 3), ("b", 4))
     )
     found = now(scene.launcher.find({}))
     assert found == [
@@ -259,8 +259,8 @@ def test_of_two_workers_that_were_found_in_a_place_both_ends_are_told(first_ends
     """The end of one was not told to the earlier master, and another runs in its place."""
     scene = Scene(at_once=False)
     scene.places.left = (Place("a", "n1", state=READY),)
-    over, running = FoundWorker(3, "host", 0, over=True), FoundWorker(4, "host", 1)
-    scene.starter.left = (FoundInPlace("a", over), FoundInPlace("a", running))
+    over, running = FoundWorker(3, "host", 0, over=True, place="a"), FoundWorker(4, "host", 1, place="a")
+    scene.starter.left = (over, running)
     now(scene.launcher.find({}))
     scene.clock.advance(0)
     if first_ends:

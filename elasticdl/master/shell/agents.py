@@ -31,7 +31,7 @@ from elasticdl.master.core.events import (
     WorkerPlaced,
 )
 from elasticdl.master.shell.loop import Outbox
-from elasticdl.places.base import STACKS_SECONDS, FoundInPlace, Place, PlaceEnding, PlaceState, StarterReport
+from elasticdl.places.base import STACKS_SECONDS, Place, PlaceEnding, PlaceState, StarterReport
 from elasticdl.places.worker_process import judge
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -119,7 +119,7 @@ class Agents:
             line.put(_LEAVE)
             return
         if hello.leaving:
-            self._ending(place, hello.leaving)
+            self._ending(place)
         for ended in hello.untold:
             self._ended(line, ended)
         running = hello.running.worker_id if hello.HasField("running") else None
@@ -146,7 +146,7 @@ class Agents:
             case "ended":
                 self._ended(line, message.ended)
             case "leaving":
-                self._ending(place, message.leaving.reason)
+                self._ending(place)
             case "looked":
                 looked = message.looked
                 self._looks.discard(looked.worker_id)
@@ -159,7 +159,7 @@ class Agents:
 
     # ---- the port ----
 
-    async def found(self, places: Sequence[Place], remembered: Mapping[int, str]) -> Sequence[FoundInPlace]:
+    async def found(self, places: Sequence[Place], remembered: Mapping[int, str]) -> Sequence[FoundWorker]:
         held = {place.id: place for place in places if place.state in (PlaceState.READY, PlaceState.ENDING)}
         known = set(remembered.values())
         # Places in which there may be a worker of which only the agent knows.
@@ -232,20 +232,20 @@ class Agents:
 
     # ---- what both need ----
 
-    def _found(self, hello: pb.AgentHello) -> Iterator[FoundInPlace]:
+    def _found(self, hello: pb.AgentHello) -> Iterator[FoundWorker]:
         for ended in hello.untold:
             yield self._adopt(hello, ended.worker_id, 0, over=True)
         if hello.HasField("running"):
             yield self._adopt(hello, hello.running.worker_id, hello.running.pid)
 
-    def _adopt(self, hello: pb.AgentHello, worker_id: int, pid: int, *, over: bool = False) -> FoundInPlace:
+    def _adopt(self, hello: pb.AgentHello, worker_id: int, pid: int, *, over: bool = False) -> FoundWorker:
         self._tenants[worker_id] = Tenant(worker_id, hello.place, ordered=True, placed=bool(pid))
-        return FoundInPlace(hello.place, FoundWorker(worker_id, hello.host, pid, over=over, node=hello.node))
+        return FoundWorker(worker_id, hello.host, pid, over=over, node=hello.node, place=hello.place)
 
-    def _remember(self, worker_id: int, place: Place) -> FoundInPlace:
+    def _remember(self, worker_id: int, place: Place) -> FoundWorker:
         """The agent of its place is late. Whether the worker still runs, the agent will say when it comes."""
         self._tenants[worker_id] = Tenant(worker_id, place.id, ordered=True)
-        return FoundInPlace(place.id, FoundWorker(worker_id, place.node or place.id, node=place.node))
+        return FoundWorker(worker_id, place.node or place.id, node=place.node, place=place.id)
 
     def _in(self, place: str) -> list[Tenant]:
         return [tenant for tenant in self._tenants.values() if tenant.place == place]
@@ -283,9 +283,9 @@ class Agents:
         if self._closed or await self._settled():
             line.put(pb.AgentOrder(end_taken=pb.EndTaken(worker_id=worker_id)))
 
-    def _ending(self, place: str, reason: str) -> None:
+    def _ending(self, place: str) -> None:
         if not self._closed:  # else it was told so here
-            self._report(PlaceEnding(place, reason))
+            self._report(PlaceEnding(place))
 
     def _gone(self, tenant: Tenant, detail: str) -> None:
         self._tell_end(tenant, WorkerExited(tenant.worker_id, ExitCause.KILLED, -signal.SIGKILL, detail))
