@@ -97,7 +97,7 @@ class Slots:
         self._ids = (f"slot-{number}" for number in itertools.count())
         self._waiting: dict[str, str] = {}  # why, by id
         self._leases: dict[str, dict[str, IO[str]]] = {}  # by id of the slot and of the GPU
-        self._retry: asyncio.TimerHandle | None = None
+        self._will_retry = False
 
     async def found(self) -> Sequence[Place]:
         """None: leases end with their master."""
@@ -116,7 +116,6 @@ class Slots:
         self._lease_all()
 
     async def close(self, *, keep: bool = False) -> None:
-        self._stop_trying()
         for place_id in [*self._waiting, *self._leases]:
             self._end(place_id)
 
@@ -141,19 +140,13 @@ class Slots:
             elif self._waiting[place_id] != leased:
                 self._waiting[place_id] = leased
                 self._report(PlaceChanged(Place(place_id, reason=leased)))
-        if self._waiting and self._retry is None:
-            self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._try_again)
-        elif self._retry and not self._waiting:
-            self._stop_trying()
+        if self._waiting and not self._will_retry:
+            self._will_retry = True
+            asyncio.get_running_loop().call_later(RETRY_SECONDS, self._try_again)
 
     def _try_again(self) -> None:
-        self._retry = None
+        self._will_retry = False
         self._lease_all()
-
-    def _stop_trying(self) -> None:
-        if self._retry:
-            self._retry.cancel()
-            self._retry = None
 
     def _lease(self) -> dict[str, IO[str]] | str:
         """The GPUs of another slot, locked, or why there are none at the moment."""

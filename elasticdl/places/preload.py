@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -222,21 +222,15 @@ def modules_to_preload(spec: JobSpec) -> Sequence[str]:
     """In the order in which they are to be imported, as `elasticdl.common.template` takes them.
 
     Raises:
-        CannotFork: nothing is known to be imported, or the workers can't be forked.
+        CannotFork: the workers can't be forked.
     """
     if spec.command:
-        found = _among(OF_SCRIPTS, imports_of(program_of(spec.command)))
+        table, names = OF_SCRIPTS, imports_of(program_of(spec.command))
     else:
         folder = Path(spec.model_zoo).resolve()
         # A function may stand at its end.
         module = spec.model_def if _file_of(spec.model_def, folder) else spec.model_def.rpartition(".")[0]
-        found = _among(OF_ZOO_MODULES, imports_of_module(module, [folder], folder))
-    if not found:
-        raise CannotFork("")
-    return found
-
-
-def _among(table: dict[str, tuple[str, ...]], names: Collection[str]) -> Sequence[str]:
+        table, names = OF_ZOO_MODULES, imports_of_module(module, [folder], folder)
     wanted = [key for key in table if any(name == key or name.startswith(f"{key}.") for name in names)]
     return list(dict.fromkeys(module for key in wanted for module in table[key]))
 
