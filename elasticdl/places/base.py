@@ -216,7 +216,7 @@ class Launcher(Protocol):
         """Start this worker, or keep it until there is a place; on other nodes than ``away_from``, if there are any.
 
         Raises:
-            ValueError: this id was launched before.
+            ValueError: this worker is there already.
         """
 
     def terminate(self, worker_id: int) -> None:

@@ -142,7 +142,6 @@ class PlaceLauncher:
         self._report = report
         self._seconds = seconds
         self._call_later: CallLater = call_later or asyncio.get_running_loop().call_later
-        self._known: set[int] = set()
         self._workers: dict[int, Launched] = {}
         # Of these those that are not started, in the order in which they were launched. Of these again: who avoids nodes, and for
         # whom there is no place to wait for.
@@ -155,11 +154,9 @@ class PlaceLauncher:
         self._free: dict[str, Spot] = {}
         self._unclaimed: dict[str, Spot] = {}
         self._seen = 0  # places
-        self._lost: set[str] = set()
         self._wanted: tuple[int, frozenset[str]] | None = None
         # Places for which an earlier master's workers waited: they are launched anew, and would have to queue again.
         self._keeps_waiting = False
-        self._sparing: Timer | None = None  # ends that
         self._refused = ""  # why nothing is had of the places that are missing
         self._inbox: deque[PlaceEvent | StarterEvent] = deque()
         self._busy = False
@@ -177,7 +174,7 @@ class PlaceLauncher:
             found = await self._starter.found([spot.place for spot in spots.values()], remembered)
             workers = [self._adopt(spots[each.place], each) for each in found]
             for number, place_id in sorted(remembered.items()):
-                if number not in self._known and place_id in spots and spots[place_id].place.state is PlaceState.LOST:
+                if number not in self._workers and place_id in spots and spots[place_id].place.state is PlaceState.LOST:
                     workers.append(self._adopt(spots[place_id], FoundWorker(number, over=True)))
             return workers
         finally:
@@ -186,7 +183,6 @@ class PlaceLauncher:
 
     def _adopt(self, spot: Spot, worker: FoundWorker) -> FoundWorker:
         """There may be two in a place: one that has ended, and the next."""
-        self._known.add(worker.worker_id)
         self._workers[worker.worker_id] = Launched(spot=spot, placed=True)
         spot.worker, spot.used = worker.worker_id, True
         self._file(spot)
@@ -194,15 +190,14 @@ class PlaceLauncher:
         return replace(worker, node=worker.node or spot.place.node, doubtful=doubtful, place=spot.place.id)
 
     async def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:
-        if worker_id in self._known:
-            raise ValueError(f"worker {worker_id} was launched before")
-        self._known.add(worker_id)
+        if worker_id in self._workers:
+            raise ValueError(f"worker {worker_id} is there already")
         worker = self._workers[worker_id] = Launched(frozenset(away_from), self._seen)
         self._pending[worker_id] = self._without[worker_id] = worker
         if away_from:
             self._avoiding[worker_id] = worker.away_from
-        if self._keeps_waiting and self._sparing is None:
-            self._sparing = self._call_later(self._seconds.idle, self._keep_no_longer)
+        if self._keeps_waiting:
+            self._call_later(self._seconds.idle, self._keep_no_longer)
         if self._closed:
             self._end(worker_id, 0.0)
         self._work()
@@ -281,8 +276,6 @@ class PlaceLauncher:
                 self._report(report)
 
     def _see(self, place: Place) -> None:
-        if place.id in self._lost:
-            return
         spot = self._spots.get(place.id)
         if spot is None:
             spot = self._spots[place.id] = Spot(place, self._seen)
@@ -304,7 +297,6 @@ class PlaceLauncher:
             self._call_later(self._seconds.kill, partial(self._is_cut_off, spot.worker, spot))
 
     def _lose(self, lost: PlaceLost) -> None:
-        self._lost.add(lost.place_id)
         spot = self._spots.pop(lost.place_id, None)
         if spot is None:
             return
