@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from elasticdl.cli.job_handle import AbsentError, Following, Heard, JobHandle
 from elasticdl.cli.printed import Prints
 from elasticdl.cli.screens import (
-    Kept,
     Once,
     Screen,
     is_over,
+    kept_text,
     open_screen,
     own_outlets,
     reasons_of,
-    stopped_text,
     summary_lines,
     tell,
 )
@@ -87,15 +86,15 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
     if status.phase == "failed" and status.traceback and not prints.has_shown(status.traceback.strip()):
         tell(status.traceback.rstrip())
     facts = Facts().read(job.journal()).conclude()
-    kept = Kept(status, facts, bool(job.namespace))
+    kept = kept_text(status, facts, on_cluster=bool(job.namespace))
     if status.phase in ("succeeded", "stopped"):
-        tell("\n".join(summary_lines(status, facts, spec.output, kept.text)))
+        tell("\n".join(summary_lines(status, facts, spec.output, kept)))
     if status.phase == "stopped":
         noted.raise_first()
-        raise JobFailedError(stopped_text(kept))
+        raise JobFailedError(f"job {job.name} was stopped{f' ({status.reason})' if status.reason else ''}")
     if status.phase != "succeeded":
-        if kept.path:
-            tell(kept.text)
+        if kept:
+            tell(kept)
         where = job.where_logs()
         raise JobFailedError(f"job {job.name} {status.phase}: {status.reason}{where and f'; all logs: {where}'}")
     return 0

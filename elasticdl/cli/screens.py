@@ -20,7 +20,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from typing import Any, TextIO, cast
@@ -222,50 +221,22 @@ def pauses_text(found: Facts) -> str:
     return f"training paused {count:,} times, {longest:.2f} s at most"
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What is kept of a training that has ended. ``on_cluster``: there the job's name is taken until it is deleted."""
+def kept_text(status: pb.JobStatus, found: Facts, *, on_cluster: bool) -> str:
+    """What is kept of a training that has ended, and how it goes on; empty if nobody wanted that.
 
-    status: pb.JobStatus
-    found: Facts
-    on_cluster: bool = False
-
-    @property
-    def path(self) -> str:
-        """Where it is; empty if nothing is kept."""
-        step, path = self.found.checkpoint
-        return path if step == self.status.step or self._is_wanted else ""
-
-    @property
-    def text(self) -> str:
-        """Where it is, and how the training goes on; empty if nobody wanted that."""
-        if self.path:
-            step = self.found.checkpoint[0]
-            of_step = "" if step == self.status.step else f" of step {step:,}"
-            return f"kept{of_step} in {self.path}: {self.same_command} goes on from there"
-        failed, why = self.found.no_checkpoint
-        because = f": {why}" if why and failed == self.status.step else ""
-        return f"nothing is kept of it{because}" if self._is_wanted else ""
-
-    @property
-    def same_command(self) -> str:
-        """In the job's own folder what was kept is found by the name, which may have been drawn."""
-        name = self.status.job_name
-        after = f"after `elasticdl delete {name}` " if self.on_cluster else ""
-        return (
-            f"{after}the same command{f', with --job_name {name},' if f'/{name}/{STOPPED.stem}-' in self.path else ''}"
-        )
-
-    @property
-    def _is_wanted(self) -> bool:
-        return bool(self.found.wants_checkpoint and self.status.step)
-
-
-def stopped_text(kept: Kept) -> str:
-    """Who or what has stopped the job, and whether it can go on."""
-    reason = kept.status.reason
-    goes_on = f"; {kept.same_command} trains on" if kept.path else ""
-    return f"job {kept.status.job_name} was stopped{f' ({reason})' if reason else ''}{goes_on}"
+    In the job's own folder what was kept is found by the job's name, which may have been drawn. ``on_cluster``: there the name is taken
+    until the job is deleted.
+    """
+    name, is_wanted = status.job_name, found.wants_checkpoint and status.step
+    step, path = found.checkpoint
+    if path and (is_wanted or step == status.step):
+        of_step = "" if step == status.step else f" of step {step:,}"
+        after = f"after `elasticdl delete {name}` " if on_cluster else ""
+        named = f", with --job_name {name}," if f"/{name}/{STOPPED.stem}-" in path else ""
+        return f"kept{of_step} in {path}: {after}the same command{named} goes on from there"
+    failed, why = found.no_checkpoint
+    because = f": {why}" if why and failed == status.step else ""
+    return f"nothing is kept of it{because}" if is_wanted else ""
 
 
 def summary_lines(status: pb.JobStatus, found: Facts, output: str, kept: str) -> list[str]:

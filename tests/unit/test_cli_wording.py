@@ -209,34 +209,26 @@ UNKEPT = {"time": 1, "event": "checkpoint_failed", "step": 1250, "reason": "pods
 
 IN_S3 = {**KEPT, "path": "s3://a/b"}
 NAMED = "the same command, with --job_name brave-otter-42,"
-BY_USER, SAME = "was stopped (elasticdl stop)", "the same command"
+SAME = "the same command"
 
 
 @pytest.mark.parametrize(
-    ("journal", "kept", "stopped"),
+    ("journal", "kept"),
     [
-        ([STOPPED, KEPT], f"kept in {KEPT['path']}: {NAMED} goes on from there", f"{BY_USER}; {NAMED} trains on"),
-        ([STOPPED, IN_S3], f"kept in s3://a/b: {SAME} goes on from there", f"{BY_USER}; {SAME} trains on"),
-        (
-            [STOPPED, {**IN_S3, "step": 1000}],
-            f"kept of step 1,000 in s3://a/b: {SAME} goes on from there",
-            f"{BY_USER}; {SAME} trains on",
-        ),
-        ([STOPPED], "nothing is kept of it", BY_USER),
-        ([STOPPED, UNKEPT], "nothing is kept of it: pods share no folder", BY_USER),
-        ([{**STOPPED, "checkpoint": False}], "", BY_USER),
+        ([STOPPED, KEPT], f"kept in {KEPT['path']}: {NAMED} goes on from there"),
+        ([STOPPED, IN_S3], f"kept in s3://a/b: {SAME} goes on from there"),
+        ([STOPPED, {**IN_S3, "step": 1000}], f"kept of step 1,000 in s3://a/b: {SAME} goes on from there"),
+        ([STOPPED], "nothing is kept of it"),
+        ([STOPPED, UNKEPT], "nothing is kept of it: pods share no folder"),
+        ([{**STOPPED, "checkpoint": False}], ""),
     ],
 )
-def test_of_a_stopped_job_it_is_said_who_stopped_it_and_how_it_goes_on(journal, kept, stopped):
+def test_of_a_stopped_job_it_is_said_how_it_goes_on(journal, kept):
     status = status_of(phase="stopped", reason="elasticdl stop")
-    there = wording.Kept(status, found(journal))
-    assert there.text == kept
-    assert (wording.summary_lines(status, found(journal), "", there.text)[-1] == f"  {kept}") is bool(kept)
-    assert wording.stopped_text(there) == f"job brave-otter-42 {stopped}"
-    on_cluster = wording.Kept(status, found(journal), on_cluster=True).text
+    assert wording.kept_text(status, found(journal), on_cluster=False) == kept
+    assert (wording.summary_lines(status, found(journal), "", kept)[-1] == f"  {kept}") is bool(kept)
+    on_cluster = wording.kept_text(status, found(journal), on_cluster=True)
     assert ("after `elasticdl delete brave-otter-42` the same command" in on_cluster) is kept.startswith("kept")
-    terminated = status_of(phase="stopped", reason="the master got SIGTERM")
-    assert "was stopped (the master got SIGTERM)" in wording.stopped_text(wording.Kept(terminated, found(journal)))
 
 
 def test_what_was_found_is_shown():

@@ -192,7 +192,7 @@ def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
         return 0
     with closing(handle.journal()) as journal:
         found = Facts().read(journal)
-    kept = screens.Kept(status, found, bool(handle.namespace)).text if status.phase == "stopped" else ""
+    kept = screens.kept_text(status, found, on_cluster=bool(handle.namespace)) if status.phase == "stopped" else ""
     print(f"job {handle.name} {status.phase} at step {status.step}{f', {kept}' if kept else ''}")
     return 0
 
