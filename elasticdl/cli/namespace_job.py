@@ -204,14 +204,14 @@ _WITH_MORE_RIGHTS = ("RoleBinding", "Role", "ServiceAccount", "PodGroup")
 _NOT_EVERYWHERE = ("PodGroup",)  # a cluster without Volcano knows no such objects
 
 
-def delete(name: str, place: ClusterTarget) -> str:
+def delete(name: str, place: ClusterTarget | None) -> str:
     """Returns when all is gone.
 
     Raises:
         UserError: there is no such job, or the cluster does not let it be deleted.
         UnreachableError: pods are still there after a long time.
     """
-    client = connect(place)
+    client = connect(place or ClusterTarget())
     meant: set[str] = set()
     for _, listed in _parts_of(client, name):
         for each in listed:

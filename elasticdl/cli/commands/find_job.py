@@ -33,9 +33,10 @@ PLACE = (
 )
 
 
-def place_of(given: Given) -> ClusterTarget:
-    """That is given on a cluster; without ``flags`` if none is."""
-    return ClusterTarget(given["namespace"], given["kube_context"])
+def place_of(given: Given) -> ClusterTarget | None:
+    """That is given on a cluster, if one is."""
+    namespace, context = given["namespace"], given["kube_context"]
+    return ClusterTarget(namespace, context) if namespace or context else None
 
 
 def cluster_module(name: str) -> Any:
@@ -52,7 +53,7 @@ def find(name: str | None, given: Given) -> JobHandle:
         UserError: there is none, or which one is meant is not clear.
         UnreachableError: the cluster does not answer.
     """
-    if (place := place_of(given)).flags:
+    if place := place_of(given):
         job: JobHandle = cluster_module("namespace_job").find(name, place)
         return job
     try:
@@ -84,7 +85,7 @@ def _find_on_cluster(name: str | None) -> JobHandle | None:
 
 def all_jobs(given: Given, say: Callable[[str], object] = lambda text: tell(f"warning: {text}")) -> Sequence[JobHandle]:
     """What is on this machine is shown also when the cluster does not answer, which is said. Raises as `find` for a place that is given."""
-    if (place := place_of(given)).flags:
+    if place := place_of(given):
         jobs: Sequence[JobHandle] = cluster_module("namespace_job").list_jobs(place)
         return jobs
     here = [handle_of(job) for job in list_jobs()]

@@ -204,7 +204,7 @@ def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
 )
 def delete(job: str, **given: Any) -> int:
     place = place_of(given)
-    if here := [each for each in list_jobs() if each.name == job and not place.flags]:
+    if here := [each for each in list_jobs() if each.name == job and not place]:
         if goes_on(here[0]):
             raise UserError(f"job {job} is not over: `elasticdl stop {job}` ends it")
         shutil.rmtree(here[0].path)
@@ -213,5 +213,5 @@ def delete(job: str, **given: Any) -> int:
     try:
         print(cluster_module("namespace_job").delete(job, place))
     except UserError as error:
-        raise UserError(f"on this machine there is no job {job}; {error}" if not place.flags else str(error)) from None
+        raise UserError(f"on this machine there is no job {job}; {error}" if not place else str(error)) from None
     return 0

@@ -99,7 +99,7 @@ def _require_report(target: Path) -> None:
 )
 def dashboard(job: str | None, port: int, **given: Any) -> int:
     handle = find(job, given) if job is not None else None
-    if handle is None and place_of(given).flags:
+    if handle is None and place_of(given):
         all_jobs(given)  # a place that there is not is told now
     signals = SignalLog()
     board = LiveBoard(partial(all_jobs, given))

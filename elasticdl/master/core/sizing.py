@@ -357,6 +357,8 @@ class SizeRule:
         self._policy: WorkerTarget | None = None
         if settings.scale_policy == "efficiency":
             self._policy = WorkerTarget(settings.min_efficiency, past.target or past.limits.minimum)
+        # Both for people: how fast it is with how many workers, and why as many are wanted.
+        self.advice, self.decision = "", self._policy.reason if self._policy else ""
         # Until the job's own steps tell whether it is of such a job as this.
         self._recalled: KnownSpeeds | None = past.learnt
         self._pauses: deque[float] = deque(maxlen=PAUSES_KEPT)
@@ -370,15 +372,6 @@ class SizeRule:
     def target(self) -> int:
         """Workers that the policy wants; 0 if there is none."""
         return self._policy.target if self._policy else 0
-
-    @property
-    def decision(self) -> str:
-        """Why as many workers are wanted."""
-        return self._policy.reason if self._policy else ""
-
-    @property
-    def advice(self) -> str:
-        return self._curve.advice(self._present)
 
     @property
     def learnt(self) -> KnownSpeeds:
@@ -402,9 +395,10 @@ class SizeRule:
         self._backoff.reset()
         self._due = now
         policy = self._policy
-        if policy is None or not policy.scaled(limits):
+        if policy is None:
             return []
-        return [Record("decision", {"workers": policy.target, "reason": policy.reason})]
+        changed, self.decision = policy.scaled(limits), policy.reason
+        return [Record("decision", {"workers": policy.target, "reason": policy.reason})] if changed else []
 
     def notice(self, job: RuledJob, worker_id: int, notice: messages.Notice) -> list[Instruction]:
         """A worker has something for the journal."""
@@ -473,10 +467,11 @@ class SizeRule:
             time_left=job.training.time_left(now),
             now=now,
         )
-        changed = policy.decide(self._curve, situation)
+        changed, self.decision = policy.decide(self._curve, situation), policy.reason
         return [Record("decision", {"workers": policy.target, "reason": policy.reason})] if changed else []
 
     def _advise(self) -> list[Instruction]:
+        self.advice = self._curve.advice(self._present)
         is_old = self._advised and self._advised[0] == self._present and not self._learnt.differs(self._advised[1])
         if is_old or not self.advice:
             return []
