@@ -37,9 +37,9 @@ from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.loop import SnapshotStore
 from elasticdl.master.shell.serve import EXIT_CODES, Master
 from elasticdl.master.shell.servicer import Server, TlsAccess
-from elasticdl.places.base import Launcher, Limits, Place, PlaceState, Report
+from elasticdl.places.base import Launcher, Limits, Place, PlaceLost, PlaceState, Report
 from elasticdl.places.launcher import PlaceLauncher
-from elasticdl.places.slurm import End, PolledPlaces
+from elasticdl.places.slurm import PolledPlaces
 
 HOSTS = "hosts.json"  # in the job's folder
 MASTER_TIMEOUT = 120.0
@@ -72,9 +72,9 @@ class HostProvider:
         }
         self._children: list[subprocess.Popen[bytes]] = []
 
-    async def list(self) -> Mapping[str, Place | End]:
+    async def list(self) -> Mapping[str, Place | PlaceLost]:
         self._children = [child for child in self._children if child.poll() is None]  # else they would seem to be there
-        found: dict[str, Place | End] = {}
+        found: dict[str, Place | PlaceLost] = {}
         for file in self._folder.glob("*.pid"):
             if _runs(file):
                 address = file.stem.rpartition("-")[0]

@@ -13,15 +13,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
 import click
 from click.shell_completion import shell_complete
 
-from elasticdl.cli.parsing import Commands
-from elasticdl.cli.signals import CAUGHT, Interrupted, caught, interrupt
+from elasticdl.cli.parsing import Commands, version_text
+from elasticdl.cli.signals import Interrupted, caught, interrupt
 from elasticdl.common.errors import ElasticDLError, UserError
 
 _START, _JOBS, _LOOK, _ZOO = (f"elasticdl.cli.commands.{name}" for name in ("start", "jobs", "look", "zoo_image"))
@@ -41,21 +40,23 @@ TABLE = {
 }
 COMPLETE = "_ELASTICDL_COMPLETE"  # set by a shell, to what it asks (docs/cli.md)
 FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk
-COMMANDS = Commands("elasticdl", TABLE)
 
 
 def _show_version(ctx: click.Context, option: click.Parameter, asked: bool) -> None:
     if asked and not ctx.resilient_parsing:
-        from elasticdl.cli.parsing import version_text
-
         click.echo(version_text())
         ctx.exit()
 
 
-_IS_ASKED = "show the versions of elasticdl, Python, collectives and frameworks"
-click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help=_IS_ASKED)(
-    COMMANDS
+VERSION = click.Option(
+    ["--version"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="show the versions of elasticdl, Python, collectives and frameworks",
 )
+COMMANDS = Commands("elasticdl", TABLE, params=[VERSION])
 
 
 def dispatch(argv: Sequence[str]) -> int:
@@ -114,15 +115,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def main_of_process() -> int:
-    """As `main`, in a process that ends then: a signal that comes once more while it does changes nothing."""
-    code = main()
-    if code in [128 + number for number in CAUGHT]:
-        for number in CAUGHT:
-            signal.signal(number, signal.SIG_IGN)
-    return code
-
-
 def open_closed_streams() -> None:
     """What the caller has closed, as with `>&-`, is nowhere. The next file or connection would take its number otherwise."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
@@ -136,4 +128,4 @@ def print_no_more() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main_of_process())
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""What the command ``elasticdl`` calls: quiet, too, if it is interrupted while its modules are imported."""
+"""What the command ``elasticdl`` calls: quiet, too, if it is interrupted while its modules are imported, or once more while it ends."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import signal
 
 def main() -> int:
     try:
-        from elasticdl.cli.__main__ import main_of_process
+        from elasticdl.cli.__main__ import main
+
+        code = main()
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # once more changes nothing
-        return 130
-    return main_of_process()
+        code = 130
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if code >= 128 else ():
+        signal.signal(number, signal.SIG_IGN)
+    return code

@@ -31,26 +31,14 @@ POLL_SECONDS = 2.0
 CLOSE_SECONDS = 60.0
 LONGEST_DELAY = 60.0
 FIND_SECONDS = 60.0
+FORGOTTEN = "whoever gave its place does not know it any more"
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """How a place has ended, as `PlaceLost` says it."""
-
-    cause: ExitCause
-    code: int
-    detail: str
-
-
-FORGOTTEN = End(ExitCause.NODE_LOST, -9, "whoever gave its place does not know it any more")
-AS_TOLD = End(ExitCause.KILLED, -9, "as told")
 
 
 class Provider(Protocol):
     """Each request raises UnreachableError if there is no answer: then it is tried again, after a delay that grows."""
 
-    async def list(self) -> Mapping[str, Place | End]:
+    async def list(self) -> Mapping[str, Place | PlaceLost]:
         """All places of this job by their ids, and for a while also those that have ended."""
 
     async def ask(self, avoid: AbstractSet[str]) -> str:
@@ -179,14 +167,14 @@ class PolledPlaces:
         self._change(Place(place_id, reason="it was asked for"))
         self._drop_surplus()
 
-    def _see(self, listing: Mapping[str, Place | End]) -> None:
+    def _see(self, listing: Mapping[str, Place | PlaceLost]) -> None:
         for place_id in {**self._places, **listing}:
-            match listing.get(place_id, FORGOTTEN):
-                case End() as end if place_id in self._places:
+            match listing.get(place_id, PlaceLost(place_id, ExitCause.NODE_LOST, -9, FORGOTTEN)):
+                case PlaceLost() as end if place_id in self._places:
                     del self._places[place_id]
                     self._to_end.pop(place_id, None)
-                    end = AS_TOLD if self._given_back.pop(place_id, None) is not None else end
-                    self._report(PlaceLost(place_id, end.cause, end.code, end.detail))
+                    as_told = self._given_back.pop(place_id, None) is not None
+                    self._report(PlaceLost(place_id, ExitCause.KILLED, -9, "as told") if as_told else end)
                 case Place() as place if place != self._places.get(place_id):  # it may have come without an answer
                     self._change(place)
         self._drop_surplus()
@@ -341,15 +329,15 @@ def _answer(program: str, code: int, out: bytes, said: bytes) -> str:
 
 _FIELDS = 4  # of a line of `squeue`
 _ENDS = {
-    "PREEMPTED": End(ExitCause.PREEMPTED, -9, "preempted by a job of higher priority"),
-    "TIMEOUT": End(ExitCause.EVICTED, -9, "its time limit is over"),
-    "DEADLINE": End(ExitCause.EVICTED, -9, "its deadline is over"),
-    "NODE_FAIL": End(ExitCause.NODE_LOST, -9, "its node has failed"),
-    "BOOT_FAIL": End(ExitCause.NODE_LOST, -9, "its node could not be started"),
-    "OUT_OF_MEMORY": End(ExitCause.OUT_OF_MEMORY, -9, "it took more memory than it may"),
-    "CANCELLED": End(ExitCause.DELETED, -9, "somebody has cancelled it"),
-    "COMPLETED": End(ExitCause.CLEAN, 0, "exit code 0"),
-    "FAILED": End(ExitCause.CRASHED, 1, "its agent has failed"),
+    "PREEMPTED": (ExitCause.PREEMPTED, -9, "preempted by a job of higher priority"),
+    "TIMEOUT": (ExitCause.EVICTED, -9, "its time limit is over"),
+    "DEADLINE": (ExitCause.EVICTED, -9, "its deadline is over"),
+    "NODE_FAIL": (ExitCause.NODE_LOST, -9, "its node has failed"),
+    "BOOT_FAIL": (ExitCause.NODE_LOST, -9, "its node could not be started"),
+    "OUT_OF_MEMORY": (ExitCause.OUT_OF_MEMORY, -9, "it took more memory than it may"),
+    "CANCELLED": (ExitCause.DELETED, -9, "somebody has cancelled it"),
+    "COMPLETED": (ExitCause.CLEAN, 0, "exit code 0"),
+    "FAILED": (ExitCause.CRASHED, 1, "its agent has failed"),
 }
 # What only the batch job knows: the place's id, its node, and how many processors it has.
 _VARIABLES = f"export {PLACE}=$SLURM_JOB_ID {NODE}=$SLURMD_NODENAME OMP_NUM_THREADS=${{OMP_NUM_THREADS:-${{SLURM_CPUS_ON_NODE:-1}}}}"
@@ -372,7 +360,7 @@ class SlurmProvider:
     output: str
     arguments: Sequence[str] = ()
 
-    async def list(self) -> Mapping[str, Place | End]:
+    async def list(self) -> Mapping[str, Place | PlaceLost]:
         query = [f"--name={self.name}", "--states=all", "--format=%i|%T|%N|%r"]
         try:
             lines = (await ask("squeue", "--noheader", "--me", *query)).splitlines()
@@ -395,7 +383,7 @@ class SlurmProvider:
             raise UnreachableError(str(error)) from None
 
 
-def _read(line: str) -> Place | End:
+def _read(line: str) -> Place | PlaceLost:
     """A line of ``squeue``."""
     number, state, node, reason = line.split("|", _FIELDS - 1)
     place = Place(number, node)
@@ -406,6 +394,6 @@ def _read(line: str) -> Place | End:
         case Stage.RUNNING:
             return replace(place, state=PlaceState.READY)
         case Stage.OVER:
-            return _ENDS.get(state, End(ExitCause.KILLED, -9, f"Slurm calls it {state}"))
+            return PlaceLost(number, *_ENDS.get(state, (ExitCause.KILLED, -9, f"Slurm calls it {state}")))
         case _:
             return replace(place, state=PlaceState.ENDING, reason=f"Slurm: {state.lower()}")

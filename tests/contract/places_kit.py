@@ -6,7 +6,6 @@ import signal
 from elasticdl.common.errors import UnreachableError
 from elasticdl.master.core.events import ExitCause, StacksFound, WorkerExited, WorkerPlaced
 from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceState
-from elasticdl.places.slurm import End
 from elasticdl.places.worker_process import judge_exit
 
 GONE = ExitCause.KILLED, -signal.SIGKILL
@@ -165,7 +164,7 @@ class FakeProvider:
         self._end(place_id, "its node has failed")
 
     def _end(self, place_id, detail):
-        self._places[place_id] = self._places[place_id] or End(ExitCause.NODE_LOST, -9, detail)
+        self._places[place_id] = self._places[place_id] or PlaceLost(place_id, ExitCause.NODE_LOST, -9, detail)
 
     def _answer(self):
         self._requests += 1

@@ -55,7 +55,9 @@ def test_a_job_that_can_not_be_asked_hides_no_other():
     assert statuses_of([]) == []
 
 
-PATIENT = "import sys; from elasticdl.cli import __main__, job_handle; job_handle.CALL_TIMEOUT = 600.0; sys.exit(__main__.main_of_process())"
+PATIENT = (
+    "import sys; from elasticdl.cli import entry, job_handle; job_handle.CALL_TIMEOUT = 600.0; sys.exit(entry.main())"
+)
 
 
 def test_who_is_interrupted_does_not_wait_for_masters_that_do_not_answer():

@@ -12,7 +12,7 @@ from elasticdl.master.core.events import ExitCause, LauncherFailed
 from elasticdl.places import slurm
 from elasticdl.places import slurm as polled
 from elasticdl.places.base import Place, PlaceLost, PlacesRefused, PlaceState
-from elasticdl.places.slurm import End, PolledPlaces
+from elasticdl.places.slurm import PolledPlaces
 from tests.stories import on
 
 OFTEN = 0.001  # seconds
@@ -44,7 +44,7 @@ class Queue:
         self.ended += [(place_id, at_once) for place_id in place_ids]
         if self.answers:
             raise self.answers.pop()
-        self.places |= dict.fromkeys(place_ids, End(ExitCause.DELETED, -9, "cancelled"))
+        self.places |= {each: PlaceLost(each, ExitCause.DELETED, -9, "cancelled") for each in place_ids}
 
 
 @asynccontextmanager
@@ -73,7 +73,7 @@ async def test_a_place_that_is_being_asked_for_at_the_end_is_given_back(scene, f
     await asyncio.sleep(0)
     scene.queue.may_answer.set()
     await closing
-    assert [type(place) for place in scene.queue.places.values()] == [End]
+    assert [type(place) for place in scene.queue.places.values()] == [PlaceLost]
 
 
 @on(scene)
@@ -96,7 +96,7 @@ async def test_to_end_a_place_is_tried_until_it_is_gone(scene):
     assert scene.queue.ended == [("7", False)] * 2
 
 
-@on(partial(scene, {"7": End(ExitCause.PREEMPTED, -9, "for another job")}))
+@on(partial(scene, {"7": PlaceLost("7", ExitCause.PREEMPTED, -9, "for another job")}))
 async def test_of_a_place_that_ended_in_the_absence_of_a_master_the_next_hears_why(scene):
     assert scene.found == [Place("7", state=PlaceState.LOST)]
     scene.want(0, NOWHERE)
