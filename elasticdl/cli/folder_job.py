@@ -21,7 +21,8 @@ from elasticdl.common.credentials import Endpoint
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.facts import Facts
 from elasticdl.job.jobdir import JobDir, MasterAddress, list_jobs
-from elasticdl.places.slurm import Stage, UnknownJobError, run, stage_of, workers_name
+from elasticdl.places.base import PlaceState
+from elasticdl.places.slurm import UnknownJobError, run, state_of, workers_name
 from elasticdl.proto import elasticdl_pb2 as pb
 
 # A master that is a batch job of a Slurm cluster: submitted, looked after and cancelled with Slurm's own commands.
@@ -74,25 +75,25 @@ class MasterState:
     def __init__(self, job: JobDir) -> None:
         self._job = job
         self._asked = -math.inf
-        self._answer: tuple[Stage | None, str] = None, ""
+        self._answer: tuple[PlaceState | None, str] = None, ""
 
-    def ask(self) -> tuple[Stage | None, str]:
+    def ask(self) -> tuple[PlaceState | None, str]:
         """Where it is, and why it waits. None if there is no answer, and why."""
         if time.monotonic() - self._asked > LOOK_SECONDS:
             self._answer = self._look()
             self._asked = time.monotonic()
         return self._answer
 
-    def _look(self) -> tuple[Stage | None, str]:
+    def _look(self) -> tuple[PlaceState | None, str]:
         words = ("--noheader", "--states=all", "--format=%T|%r")
         try:
             number = self._job.batch.read_text()
             state, _, why = run("squeue", *words, f"--jobs={number}", within=WAIT_SECONDS).strip().partition("|")
         except (FileNotFoundError, UnknownJobError):  # somebody has removed the job's folder, or it ended long ago
-            return Stage.OVER, ""
+            return PlaceState.LOST, ""
         except (UnreachableError, UserError) as error:  # nothing is wrong with the request: whatever it says will pass
             return None, str(error)
-        return stage_of(state), why
+        return state_of(state), why
 
 
 KEPT_JOBS = 20
@@ -254,12 +255,12 @@ class SlurmJob(FolderJob):
             return Life.ENDED, ""
         stage, why = self.batch.ask()
         if has_ended:  # its master may still close its places
-            return (Life.RUNNING if stage in (Stage.RUNNING, Stage.ENDING) else Life.ENDED), ""
+            return (Life.RUNNING if stage in (PlaceState.READY, PlaceState.ENDING) else Life.ENDED), ""
         if stage is None:  # it is as it was when it was last seen; the master itself may answer all the same
             return up, "" if up is Life.RUNNING else why
-        if stage is Stage.WAITING:
+        if stage is PlaceState.WAITING:
             return Life.STARTING, f"its master waits in Slurm's queue{'' if why == 'None' else f': {why}'}"
-        return Life.LOST if stage is Stage.OVER else up, ""
+        return Life.LOST if stage is PlaceState.LOST else up, ""
 
 
 def handle_of(job: JobDir) -> FolderJob:

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Protocol
 
 from elasticdl.common.background import Background
@@ -213,27 +212,18 @@ class UnknownJobError(UserError):
     """Slurm does not know this batch job, or not any more."""
 
 
-class Stage(Enum):
-    """Where a batch job is in its life."""
-
-    WAITING = "waiting"  # it may run, perhaps once more
-    RUNNING = "running"
-    ENDING = "ending"  # or halted: it has its node, and does not run at present
-    OVER = "over"
-
-
-_STAGES = {
-    **dict.fromkeys(
-        ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"), Stage.WAITING
-    ),
-    "RUNNING": Stage.RUNNING,
-    **dict.fromkeys(("COMPLETING", "SIGNALING", "STAGE_OUT", "SUSPENDED", "STOPPED"), Stage.ENDING),
+_WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+_ENDING = ("COMPLETING", "SIGNALING", "STAGE_OUT", "SUSPENDED", "STOPPED")
+_STATES = {
+    **dict.fromkeys(_WAITING, PlaceState.WAITING),
+    "RUNNING": PlaceState.READY,
+    **dict.fromkeys(_ENDING, PlaceState.ENDING),
 }
 
 
-def stage_of(state: str) -> Stage:
-    """Of a batch job in this state of Slurm's; an empty state is that of a job that Slurm has forgotten."""
-    return _STAGES.get(state, Stage.OVER)
+def state_of(state: str) -> PlaceState:
+    """Of a batch job, where it is in its life, by Slurm's own word; an empty one is that of a job that Slurm has forgotten."""
+    return _STATES.get(state, PlaceState.LOST)
 
 
 @contextmanager
@@ -386,14 +376,13 @@ class SlurmProvider:
 def _read(line: str) -> Place | PlaceLost:
     """A line of ``squeue``."""
     number, state, node, reason = line.split("|", _FIELDS - 1)
-    place = Place(number, node)
-    match stage_of(state):
-        case Stage.WAITING:
+    place = Place(number, node, state_of(state))
+    match place.state:
+        case PlaceState.WAITING:
             why = reason.strip("()")
             return replace(place, reason=f"Slurm has no place for it yet: {why}" if why != "None" else _NOT_SEEN)
-        case Stage.RUNNING:
-            return replace(place, state=PlaceState.READY)
-        case Stage.OVER:
+        case PlaceState.ENDING:
+            return replace(place, reason=f"Slurm: {state.lower()}")
+        case PlaceState.LOST:
             return PlaceLost(number, *_ENDS.get(state, (ExitCause.KILLED, -9, f"Slurm calls it {state}")))
-        case _:
-            return replace(place, state=PlaceState.ENDING, reason=f"Slurm: {state.lower()}")
+    return place

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.places.slurm import Stage, UnknownJobError, ask, number_of, run, sbatch, stage_of
+from elasticdl.places.base import PlaceState
+from elasticdl.places.slurm import UnknownJobError, ask, number_of, run, sbatch, state_of
 
 
 @pytest.fixture
@@ -80,8 +81,13 @@ def test_what_the_user_asks_for_comes_last():
 
 
 @pytest.mark.parametrize(
-    ("state", "stage"),
-    [("REQUEUED", Stage.WAITING), ("SUSPENDED", Stage.ENDING), ("COMPLETING", Stage.ENDING), ("", Stage.OVER)],
+    ("state", "where"),
+    [
+        ("REQUEUED", PlaceState.WAITING),
+        ("SUSPENDED", PlaceState.ENDING),
+        ("COMPLETING", PlaceState.ENDING),
+        ("", PlaceState.LOST),
+    ],
 )
-def test_where_a_batch_job_is_in_its_life(state, stage):
-    assert stage_of(state) is stage
+def test_where_a_batch_job_is_in_its_life(state, where):
+    assert state_of(state) is where
