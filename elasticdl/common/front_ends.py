@@ -71,3 +71,9 @@ def python_path(environ: Mapping[str, str]) -> dict[str, str]:
     # An empty entry would stand for the current directory.
     before = [entry for entry in environ.get(_VARIABLE, "").split(os.pathsep) if entry not in ("", str(STARTUP_FOLDER))]
     return {_VARIABLE: os.pathsep.join([str(STARTUP_FOLDER), *before])}
+
+
+def environment_of_workers(environ: Mapping[str, str]) -> dict[str, str]:
+    """What all workers have in common: what the user has set goes first. A crash leaves its stacks in the log."""
+    defaults = {"PYTHONFAULTHANDLER": "1", "PYTHONHASHSEED": HASH_SEED}
+    return {**defaults, **environ, "PYTHONUNBUFFERED": "1", **python_path(environ)}

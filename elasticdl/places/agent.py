@@ -33,7 +33,7 @@ from elasticdl.common.background import Background
 from elasticdl.common.channel import metadata, open_aio_channel, own_address
 from elasticdl.common.credentials import HOST, LOGS, MASTER, NODE, PLACE, WORKER_ID, WorkerEnvironment
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.common.front_ends import HASH_SEED, RUN_MODULE, python_path
+from elasticdl.common.front_ends import RUN_MODULE, environment_of_workers
 from elasticdl.common.retry import NO_ANSWER, Silence, in_words
 from elasticdl.places.fork_server import Spawner
 from elasticdl.places.worker_process import InFile, MemoryKills, PassedOn, WorkerRun
@@ -319,8 +319,7 @@ async def attend(environ: Mapping[str, str]) -> int:
         missing = PLACE if environment else MASTER
         raise UserError(f"{missing} is not set: an agent is started by what provides the places of a job")
     about = pb.AgentHello(place=environ[PLACE], node=environ.get(NODE, ""), host=environment.host)
-    defaults = {"PYTHONFAULTHANDLER": "1", "PYTHONHASHSEED": HASH_SEED}
-    base = {**defaults, **environ, "PYTHONUNBUFFERED": "1", **python_path(environ), **environment.to_env()}
+    base = {**environment_of_workers(environ), **environment.to_env()}
     spawner = asyncio.ensure_future(prepare(environment.job_spec, base))
     logs = Path(environ[LOGS]) if environ.get(LOGS) else None
     agent = Agent(about, base, spawner, logs, lambda **body: link.say(**body))

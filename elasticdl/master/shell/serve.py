@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from elasticdl.common.credentials import LOOPBACK, Token, WorkerEnvironment
 from elasticdl.common.errors import UnreachableError, UserError, first_finding
-from elasticdl.common.front_ends import HASH_SEED, python_path
+from elasticdl.common.front_ends import environment_of_workers
 from elasticdl.job.jobdir import JobDir, MasterAddress, jobs_root, require_writable_folders
 from elasticdl.job.journal import FORMAT, STEPS
 from elasticdl.job.spec import JobSpec, WorkerRange
@@ -333,9 +333,8 @@ class LocalWorkers:
         self._job_dir = job_dir
         self._master = master
         self._stdout_apart = stdout_apart
-        # Copied now: what is imported later may set variables of its own. A crash of a worker leaves its stacks in the log.
-        defaults = {"PYTHONFAULTHANDLER": "1", "PYTHONHASHSEED": HASH_SEED, **_terminal_size()}
-        self._inherited = {**defaults, **os.environ, "PYTHONUNBUFFERED": "1", **python_path(os.environ)}
+        # Copied now: what is imported later may set variables of its own.
+        self._inherited = environment_of_workers({**_terminal_size(), **os.environ})
         environment = self._environment(spec.num_workers, 0, Place(""))
         self._spawner = Spawner(*how_to_start(spec), environment, job_dir.master_log)
 
