@@ -45,11 +45,10 @@ class Request:
     """
 
     launcher: int  # process id
-    changed: dict[str, str]  # environment variables that the template does not have so
-    removed: list[str]
+    own: dict[str, str]  # environment variables that only this worker has so
 
     def encode(self) -> bytes:
-        return json.dumps([self.launcher, self.changed, self.removed]).encode()
+        return json.dumps([self.launcher, self.own]).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +219,7 @@ def _become_ordinary(environment: dict[str, str], request: Request, output: list
         os.close(source)
     os.environ.clear()
     os.environ.update(environment)
-    os.environ.update(request.changed)
-    for name in request.removed:
-        os.environ.pop(name, None)
+    os.environ.update(request.own)
     if "tempfile" in sys.modules:
         vars(sys.modules["tempfile"])["tempdir"] = None  # TMPDIR is another
     if numpy := sys.modules.get("numpy"):  # Python's own generator sees to itself

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 from elasticdl.common.credentials import SHARED_GPU, STACKS, WORKER_ID
-from elasticdl.common.front_ends import python_path
 from elasticdl.common.process_group import ProcessGroup, tethered
 from elasticdl.common.template import GO, MESSAGE_BYTES, TEMPLATE, Reply, Request
 
@@ -50,7 +49,7 @@ class Spawner:
         """The first three are what `elasticdl.places.preload.how_to_start` says.
 
         Args:
-            environment: Of any worker.
+            environment: Of any worker (`elasticdl.common.front_ends.environment_of_workers`).
             log: A file, or its descriptor; takes what is printed while modules are imported.
         """
         self._argv = argv
@@ -125,16 +124,11 @@ class Spawner:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**self._hooked, TEMPLATE: arguments},
+                env={**self._environment, TEMPLATE: arguments},
                 start_new_session=True,
                 pass_fds=[theirs.fileno()],
             )
         self._template, self._channel, self._greeted = ProcessGroup(process.pid, process.wait), ours, False
-
-    @property
-    def _hooked(self) -> dict[str, str]:
-        """The template's environment."""
-        return {**self._environment, **python_path(self._environment)}
 
     async def _fork(
         self, environment: Mapping[str, str], out: int, log: int, is_wanted: Callable[[], bool]
@@ -176,9 +170,8 @@ class Spawner:
                 await self._end()
                 raise CannotFork(problem)
         assert self._channel is not None
-        inherited = self._hooked
-        changed = {name: value for name, value in environment.items() if inherited.get(name) != value}
-        request = Request(os.getpid(), changed, [name for name in inherited if name not in environment])
+        own = {name: value for name, value in environment.items() if name in OF_A_WORKER}
+        request = Request(os.getpid(), own)
         gate, opener = os.pipe()
         try:
             socket.send_fds(self._channel, [request.encode()], [out, log, gate])

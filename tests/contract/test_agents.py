@@ -83,7 +83,7 @@ async def test_a_worker_outlives_its_master_and_its_end_is_told_to_the_next_unti
     await third.leave()
 
     fourth = await scene.master(first.port, find=["place-0"])
-    assert [(found.worker.worker_id, found.worker.over) for found in fourth.found] == [(6, False)]
+    assert [(found.worker_id, found.over) for found in fourth.found] == [(6, False)]
     await fourth.agents.close()
     assert (await fourth.next(WorkerExited)).worker_id == 6
     assert (await end_of(agent))[0] == 0
