@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import ClassVar
 
 from elasticdl.cli.job_handle import AbsentError, JobHandle, Lines
@@ -98,7 +97,6 @@ class MasterState:
 
 KEPT_JOBS = 20
 KEPT_STATES = 5
-READ_BYTES = 4_000_000  # of a journal at once, as a long job's takes much room
 END_BYTES = 1 << 16  # of a journal, which have its last step
 LOGS_SECONDS = 0.2  # between two looks at logs that grow
 STARTING_SECONDS = 60.0  # a folder with no word of a process for longer than this belongs to a start that was cut off
@@ -202,11 +200,11 @@ class FolderJob(JobHandle):
             raise AbsentError(why or str(life.value) or "its master is not there")
         yield master.endpoint
 
-    def entries(self, since: int = 0) -> Lines:
-        return _lines_of(self.folder.journal)
+    def entries(self, since: int = 0) -> Iterator[str]:
+        return Tail(self.folder.journal).lines()
 
-    def earlier_entries(self) -> Lines:
-        return _lines_of(self.folder.earlier)
+    def earlier_entries(self) -> Iterator[str]:
+        return Tail(self.folder.earlier).lines()
 
     def logs(self, worker: int | None, *, follow: bool) -> Lines:
         """Logs that appear later are taken up."""
@@ -265,12 +263,6 @@ class SlurmJob(FolderJob):
 
 def handle_of(job: JobDir) -> FolderJob:
     return SlurmJob(job, MasterState(job)) if job.batch.exists() else FolderJob(job)
-
-
-def _lines_of(journal: Path) -> Lines:
-    tail = Tail(journal)
-    while lines := tail.lines(READ_BYTES):
-        yield from lines
 
 
 def goes_on(job: JobDir) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import urllib3
 
 from elasticdl.cli.job_handle import Lines
-from elasticdl.cli.printed import PRINTS_POLL, Printers
+from elasticdl.cli.printed import PRINTS_POLL, Printers, Source
 from elasticdl.cli.screens import Dating, Stream, by_writer, merged, prefix, tell
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
@@ -256,7 +256,7 @@ class PodPrinters(Printers):
         self._job = job
         self._readers = LogReaders(client)
         self._pods: dict[int, str | None] = {}  # their names by worker; None if that is not told
-        self._printed: dict[int, PodSource] = {}
+        self._printed = collections.defaultdict[int, collections.deque[str]](collections.deque)  # lines by worker
         self._look_at = 0.0
 
     def hear(self, entry: Entry) -> None:
@@ -266,8 +266,14 @@ class PodPrinters(Printers):
     def known(self) -> Iterable[int]:
         return self._printed.keys()
 
-    def sources(self, worker: int) -> Mapping[Stream, PodSource]:
-        return {Stream.OUT: self._source(worker)}
+    def sources(self, worker: int) -> Mapping[Stream, Source]:
+        lines = self._printed[worker]
+
+        def taken() -> Iterator[bytes]:
+            while lines:
+                yield f"{lines.popleft()}\n".encode(errors="replace")
+
+        return {Stream.OUT: taken}
 
     def collect(self, workers: Collection[int] | None, *, to_end: bool) -> str:
         refusal = ""
@@ -281,14 +287,11 @@ class PodPrinters(Printers):
         lines = self._readers.rest() if to_end else itertools.islice(self._readers.lines(0.0), WAITING_LINES)
         for line in lines:
             if (worker := _number(line.writer)) is not None:
-                self._source(worker).add(line.text)
+                self._printed[worker].append(line.text)
         return refusal
 
     def close(self) -> None:
         self._readers.close()
-
-    def _source(self, worker: int) -> PodSource:
-        return self._printed.setdefault(worker, PodSource())
 
     def _find_pods(self, workers: Collection[int] | None) -> None:
         pods = [pod for pod in find_pods(self._client, self._job) if is_of_workers(pod)]
@@ -296,20 +299,6 @@ class PodPrinters(Printers):
             names = {self._pods.get(worker) for worker in workers}
             pods = [pod for pod in pods if None in names or pod["metadata"]["name"] in names]
         self._readers.take_up(pods)
-
-
-class PodSource:
-    """What one worker has printed. A `elasticdl.cli.printed.Source`."""
-
-    def __init__(self) -> None:
-        self._lines: collections.deque[str] = collections.deque()
-
-    def add(self, line: str) -> None:
-        self._lines.append(line)
-
-    def chunks(self) -> Iterator[bytes]:
-        while self._lines:
-            yield f"{self._lines.popleft()}\n".encode(errors="replace")
 
 
 def _number(writer: str) -> int | None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import Self
 
 from elasticdl.cli.screens import Dating, Outlet, Screen, Stream, by_writer, merged, moment, prefix
 from elasticdl.job.jobdir import JobDir
@@ -23,6 +23,9 @@ LONGEST_LINE = 1 << 16
 PRINTS_POLL = 0.1
 # Of what was shown, for who asks whether it was.
 REMEMBERED = 1 << 16
+CHUNK = 1 << 18
+# What one worker prints on one stream: returns what follows of it, as far as it is there by now.
+Source = Callable[[], Iterator[bytes]]
 _UP = b"\x1b[A"
 _MOVES = re.compile(rb"(\n|\r|\x1b\[1?A|\x1b\[[02]?K)")
 
@@ -94,14 +97,7 @@ class PrintedLines:
         self._screen.printed(lines, self._stream)
 
 
-class Source(Protocol):
-    """What one worker prints on one stream."""
-
-    def chunks(self) -> Iterator[bytes]:
-        """What follows of it, as far as it is there by now."""
-
-
-class Printers(Protocol):
+class Printers:
     """Where the workers of a job print. Used in one thread, but for `hear`."""
 
     def hear(self, entry: Entry) -> None:
@@ -109,23 +105,19 @@ class Printers(Protocol):
 
     def known(self) -> Iterable[int]:
         """The workers whose output there is: all of those that were asked for, and others that print into the same log."""
+        raise NotImplementedError
 
-    def sources(self, worker: int) -> Mapping[Stream, Source]: ...
+    def sources(self, worker: int) -> Mapping[Stream, Source]:
+        """What it prints, by stream."""
+        raise NotImplementedError
 
     def collect(self, workers: Collection[int] | None, *, to_end: bool) -> str:
         """What these workers, or all, have printed is to be had from their sources; returns why it is not, if that is so. ``to_end``: the
         job is over, and there is time to wait for what is under way."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Somebody may still read."""
-
-
-class _Heard(NamedTuple):
-    """Of the journal: a worker has left, or a world was formed."""
-
-    left: int | None = None
-    world: int = 0
-    members: tuple[int, ...] = ()
 
 
 class _Output:
@@ -144,7 +136,7 @@ class _Output:
         """Up to the next mark, or the present end."""
         if self.mark is not None:
             return
-        for chunk in itertools.chain((b"",), self._source.chunks()):
+        for chunk in itertools.chain((b"",), self._source()):
             before, self.mark, self._rest = split_at_mark(self._rest + chunk)
             if self.is_shown and before:
                 self.lines.feed(before)
@@ -197,7 +189,7 @@ class Prints:
         self._screen = screen
         self._printers = None if ranks == () else printers
         self._with_newlines = with_newlines or ranks is None or len(ranks) > 1
-        self._heard: queue.SimpleQueue[_Heard] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[tuple[int, tuple[int, ...]]] = queue.SimpleQueue()
         self._world = 0  # the newest that was heard of
         self._members: set[int] = set()  # of all worlds
         self._left: set[int] = set()
@@ -229,9 +221,9 @@ class Prints:
             return
         self._printers.hear(entry)
         if entry["event"] == "worker_left":
-            self._heard.put(_Heard(left=int(entry["worker"])))
+            self._heard.put((0, (int(entry["worker"]),)))
         elif entry["event"] == "world_formed":
-            self._heard.put(_Heard(world=int(entry["world"]), members=tuple(map(int, entry["members"]))))
+            self._heard.put((int(entry["world"]), tuple(map(int, entry["members"]))))
 
     def has_shown(self, text: str) -> bool:
         """Whether this, with which the job has ended, stands on the screen, as a worker has printed it lately."""
@@ -241,7 +233,7 @@ class Prints:
         """Show what has come."""
         with suppress(queue.Empty):
             while True:
-                self._take(self._heard.get_nowait())
+                self._take(*self._heard.get_nowait())
         if self._printers is None:
             return
         self._hide_absent()
@@ -272,12 +264,14 @@ class Prints:
         for output in self._every():
             output.end(with_newline=self._with_newlines)
 
-    def _take(self, heard: _Heard) -> None:
-        self._world = max(self._world, heard.world)
-        self._members.update(heard.members)
-        if heard.left is not None:
-            self._left.add(heard.left)
-        for worker in (heard.members[rank] for rank in self._ranks or () if rank < len(heard.members)):
+    def _take(self, world: int, workers: tuple[int, ...]) -> None:
+        """``world``: which was formed of these workers; 0: they have left."""
+        if not world:
+            self._left.update(workers)
+            return
+        self._world = max(self._world, world)
+        self._members.update(workers)
+        for worker in (workers[rank] for rank in self._ranks or () if rank < len(workers)):
             self._sought.add(worker)
             self._take_up(worker, is_shown=False)
 
@@ -400,7 +394,7 @@ class _LogFile:
 
 
 class Tail:
-    """What comes to a file, which need not be there yet."""
+    """What comes to a file, which need not be there yet. It is not kept in memory: there may be much of it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -408,52 +402,30 @@ class Tail:
         self._position = 0  # up to which it has been read
         self._rest = b""
 
-    def lines(self, most: int = -1) -> list[str]:
-        """Whole lines that have come since the last look, without their ends; of ``most`` bytes and what ends their last."""
-        try:
-            with self._path.open("rb") as file:
-                about = os.fstat(file.fileno())
-                if about.st_ino != self._inode or about.st_size < self._position:  # it was emptied or replaced
-                    self._inode, self._position, self._rest = about.st_ino, 0, b""
-                file.seek(self._position)
-                fresh = file.read(most) + file.readline()
-        except FileNotFoundError:
-            return []
-        self._position += len(fresh)
-        *whole, self._rest = (self._rest + fresh).split(b"\n")
-        return [line.decode(errors="replace") for line in whole]
+    def chunks(self) -> Iterator[bytes]:
+        """What has come since the last look."""
+        with suppress(FileNotFoundError), self._path.open("rb") as file:
+            about = os.fstat(file.fileno())
+            if about.st_ino != self._inode or about.st_size < self._position:  # it was emptied or replaced
+                self._inode, self._position, self._rest = about.st_ino, 0, b""
+            file.seek(self._position)
+            while data := file.read(min(CHUNK, about.st_size - self._position)):
+                self._position += len(data)
+                yield data
+
+    def lines(self) -> Iterator[str]:
+        """Of that the whole lines, without their ends."""
+        for chunk in self.chunks():
+            *whole, self._rest = (self._rest + chunk).split(b"\n")
+            yield from (line.decode(errors="replace") for line in whole)
 
     def rest(self) -> str:
         """The unfinished last line."""
         return self._rest.decode(errors="replace")
 
 
-# What the workers of a job in a folder print: their files, and which of them go to which stream.
-
-
-CHUNK = 1 << 18
 # The files of a worker, by the streams that they are shown on.
 Files = Mapping[Stream, Callable[[int], Path]]
-
-
-class FileSource:
-    """What is written to a file, which need not be there yet. A `elasticdl.cli.printed.Source`."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._position = 0
-
-    def chunks(self) -> Iterator[bytes]:
-        """Not kept in memory: there may be much of it."""
-        with suppress(FileNotFoundError):
-            end = self._path.stat().st_size
-            if self._position >= end:
-                return
-            with self._path.open("rb") as file:
-                file.seek(self._position)
-                while self._position < end and (data := file.read(min(CHUNK, end - self._position))):
-                    self._position += len(data)
-                    yield data
 
 
 class FilePrinters(Printers):
@@ -462,23 +434,17 @@ class FilePrinters(Printers):
         self._files = files
         self._known: Sequence[int] = ()
 
-    def hear(self, entry: Entry) -> None:
-        """Files are found by their names."""
-
     def known(self) -> Iterable[int]:
         return self._known
 
-    def sources(self, worker: int) -> Mapping[Stream, FileSource]:
-        return {stream: FileSource(path_of(worker)) for stream, path_of in self._files.items()}
+    def sources(self, worker: int) -> Mapping[Stream, Source]:
+        return {stream: Tail(path_of(worker)).chunks for stream, path_of in self._files.items()}
 
     def collect(self, workers: Collection[int] | None, *, to_end: bool) -> str:
         if workers is None:
             names = (re.fullmatch(r"worker-(\d+)\.log", path.name) for path in self._job.logs.glob("worker-*.log"))
             self._known = sorted(int(name[1]) for name in names if name)
         return ""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def apart(spec: JobSpec, out: Outlet, err: Outlet) -> bool:
