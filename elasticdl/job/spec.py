@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic_core import PydanticSerializationError
 
+from elasticdl.common.errors import UserError
 from elasticdl.job import quantities
 
 AUTO: Final = "auto"  # of --progress_timeout
@@ -87,7 +89,7 @@ Resources = Annotated[str, _kept(quantities.parse_resources)]
 class OptionGroup(BaseModel):
     """Options that belong together. The docstring of a group is its title in the help, that of a field its description."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 def fields_of(group: type[BaseModel]) -> dict[str, Any]:
@@ -392,7 +394,20 @@ class JobSpec(
         return cls.model_validate_json(text)
 
     def to_json(self) -> str:
-        return self.model_dump_json(indent=1)
+        """
+        Raises:
+            UserError: a path or an argument is no text, as a file's name may be.
+        """
+        try:
+            return self.model_dump_json(indent=1)
+        except PydanticSerializationError as error:
+            for name, value in self:
+                for each in (value,) if isinstance(value, str) else self.command if name == "command" else ():
+                    if each.encode(errors="replace").decode() != each:
+                        what = "the program's argument" if name == "command" else f"--{name}"
+                        text = f"{what} {each!a} is not UTF-8: rename the file, or a folder above it"
+                        raise UserError(text) from error
+            raise
 
 
 OPTION_GROUPS: tuple[type[OptionGroup], ...] = JobSpec.__bases__  # in the order of the help

@@ -191,7 +191,27 @@ def test_a_limit_is_auto_or_seconds(text, limit):
     assert JobSpec.from_json(spec.to_json()) == spec
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "nan", "soon", None])
+@pytest.mark.parametrize("name", ["start_timeout", "stop_grace", "join_window", "heartbeat_timeout"])
+def test_no_number_is_endless_as_json_has_no_such(name):
+    with pytest.raises(UserError) as caught:
+        spec_of(f"--{name}", "inf")
+    assert str(caught.value) == f"--{name} inf: must be a finite number"
+
+
+@pytest.mark.parametrize(
+    ("given", "who"),
+    [
+        ({"output": "/a/\udcff"}, "--output '/a/\\udcff'"),
+        ({"command": ("a", "\udcff")}, "the program's argument '\\udcff'"),
+    ],
+)
+def test_a_path_that_is_no_text_is_named(given, who):
+    with pytest.raises(UserError) as caught:
+        JobSpec(**given).to_json()
+    assert str(caught.value) == f"{who} is not UTF-8: rename the file, or a folder above it"
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon", None])
 def test_nothing_else_is_a_limit(text):
     with pytest.raises(ValidationError, match="auto"):
         JobSpec.model_validate({"progress_timeout": text})
