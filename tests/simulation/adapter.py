@@ -7,7 +7,6 @@ and in which order, is the loop's. Only its two tasks are replaced, since a simu
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from elasticdl.master.core.values import Settings
 from elasticdl.master.core.worker_record import JobSnapshot, Snapshot
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.loop import SLOW_SAVE_SECONDS as SLOW_SAVE_SECONDS
-from elasticdl.master.shell.loop import Loop, Mailbox, Ports, Sessions, StateSaver
+from elasticdl.master.shell.loop import Loop, Mailbox, NoStore, Ports, Sessions, StateSaver
 from elasticdl.master.shell.observers import Observer
 from elasticdl.places.base import Launcher
 from tests.simulation.job_invariants import check_job
@@ -114,7 +113,7 @@ class SaveRequest:
 
 
 class _Saver:
-    news_seconds = math.inf
+    store = NoStore()
 
     def __init__(self, save: Callable[[SaveRequest], None]) -> None:
         self._save = save

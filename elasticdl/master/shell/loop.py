@@ -94,17 +94,12 @@ class StateSaver:
 
     def __init__(self, store: SnapshotStore, replaced: Callable[[], None] = lambda: None) -> None:
         """``replaced``: called when another master has taken the job over."""
-        self._store = store
+        self.store = store
         self._replaced = replaced
         self._newest: Callable[[], Snapshot] | None = None  # makes what is not yet being saved
         self._waiting: list[asyncio.Future[None]] = []
         self._saving: asyncio.Task[None] | None = None
         self.problem = ""  # why the last attempt failed, if it did
-
-    @property
-    def news_seconds(self) -> float:
-        """The store's."""
-        return self._store.news_seconds
 
     def save(self, make: Callable[[], Snapshot]) -> asyncio.Future[None]:
         """Done once a snapshot of this moment, or of a later one, is saved. ``make`` makes one of the moment of its call.
@@ -132,7 +127,7 @@ class StateSaver:
             make, self._newest = self._newest, None
             waiting, self._waiting = self._waiting, []
             try:
-                await self._store.save(make())
+                await self.store.save(make())
             except OSError as error:
                 if not self.problem:
                     _log.error("can't save the job's state, and try again: %s", error)
@@ -250,7 +245,7 @@ class Outbox(Generic[Message]):
         self.waiting.put_nowait(message)
 
     def close(self, *, replaced: bool = False) -> None:
-        self.replaced = replaced
+        self.replaced = self.replaced or replaced
         self.waiting.put_nowait(None)
 
     async def messages(self) -> AsyncIterator[Message]:
@@ -488,7 +483,7 @@ class Loop:
                 if isinstance(instruction, Tell) and isinstance(instruction.message, World):
                     self._unpublished.append(instruction.message.version)
                 self.pending.put_nowait(instruction)
-        has_news = now - max(self._saved_at, self._news_at) >= self._ports.saver.news_seconds
+        has_news = now - max(self._saved_at, self._news_at) >= self._ports.saver.store.news_seconds
         if has_news or now - self._saved_at >= SAVE_SECONDS:
             # If saving mere numbers fails, so does the next that is waited for.
             self._save(now).add_done_callback(lambda saved: saved.cancelled() or saved.exception())

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import grpc
 from pydantic import ValidationError
@@ -21,7 +21,7 @@ from elasticdl.master.core import events
 from elasticdl.master.core.values import Phase
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.journal_file import Journal
-from elasticdl.master.shell.loop import Mailbox, SessionOutbox, Sessions, to_event
+from elasticdl.master.shell.loop import Mailbox, Outbox, SessionOutbox, Sessions, to_event
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
@@ -48,28 +48,15 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in its stubs only
 
 
-class Access(Protocol):
-    """Where the master listens, and which roles a caller has."""
-
-    def add_port(self, server: grpc.aio.Server, address: str) -> int:
-        """Listen at ``host:port``; returns the port taken, 0 (or RuntimeError) if it is not to be had."""
-
-    def roles(self, context: Context) -> frozenset[Role]:
-        """The roles of the caller; none for a stranger."""
-
-    @property
-    def stranger(self) -> str:
-        """What a stranger is told."""
-
-
 @dataclass(frozen=True, slots=True)
 class TokenAccess:
-    """A job of this machine: whoever has the token holds every role."""
+    """A job of this machine: whoever has the token holds every role. ``stranger``: what is told to a caller without a role."""
 
     token: Token
     stranger: str = "the job's token is missing or wrong: jobs are controlled by the user who started them"
 
     def add_port(self, server: grpc.aio.Server, address: str) -> int:
+        """Listen at ``host:port``; returns the port taken, 0 (or RuntimeError) if it is not to be had."""
         host = address.rpartition(":")[0].strip("[]")
         if not ipaddress.ip_address(host).is_loopback:
             raise ValueError(f"a token must not travel in the clear, so not over {host}: use certificates")
@@ -109,6 +96,9 @@ class TlsAccess:
     def roles(self, context: Context) -> frozenset[Role]:
         names = context.auth_context().get("x509_subject_alternative_name", ())
         return frozenset(role for role in Role if Identity(role, self.job).dns_name.encode() in names)
+
+
+Access: TypeAlias = TokenAccess | TlsAccess
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # as above
@@ -176,19 +166,10 @@ class Servicer(pb_grpc.MasterServicer):
         outbox.put(pb.MasterMessage(welcome=self.welcome()))
         self.sessions.replay(worker_id)
         self.mailbox.post(to_event(worker_id, first))
-        reader = asyncio.create_task(self._read(worker_id, request_iterator, outbox))
         try:
-            async for message in outbox.messages():
-                await context.write(message)
-            if outbox.replaced:
-                await context.abort(grpc.StatusCode.ABORTED, f"a newer session of worker {worker_id} has begun")
-            if reader.done() and not reader.cancelled():
-                if error := reader.exception():
-                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-                if not reader.result():
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, _LEFT)
+            newer = f"a newer session of worker {worker_id} has begun"
+            await _converse(outbox, self._read(worker_id, request_iterator, outbox), context, newer)
         finally:
-            reader.cancel()
             if self.sessions.close(worker_id, outbox):
                 self.mailbox.post(events.WorkerDisconnected(worker_id))
 
@@ -197,21 +178,17 @@ class Servicer(pb_grpc.MasterServicer):
 
         Returns whether this master has acted upon all of it. Else the worker must say it to the next master.
         """
-        try:
-            async for message in messages:
-                body = message.WhichOneof("body")
-                if body == "kv_put":
-                    self.sessions.put(worker_id, message.kv_put)
-                    continue
-                if body == "hello":
-                    raise ValueError("a session does not take hello again")
-                self.mailbox.post(to_event(worker_id, message))
-                if body in LAST_WORDS and await self._settled():
-                    outbox.put(pb.MasterMessage(last_word_taken=pb.LastWordTaken()))
-            return await self._settled()  # a worker may end once its session has
-        finally:
-            if not outbox.replaced:
-                outbox.close()
+        async for message in messages:
+            body = message.WhichOneof("body")
+            if body == "kv_put":
+                self.sessions.put(worker_id, message.kv_put)
+                continue
+            if body == "hello":
+                raise ValueError("a session does not take hello again")
+            self.mailbox.post(to_event(worker_id, message))
+            if body in LAST_WORDS and await self._settled():
+                outbox.put(pb.MasterMessage(last_word_taken=pb.LastWordTaken()))
+        return await self._settled()  # a worker may end once its session has
 
     async def Attend(self, request_iterator: AsyncIterator[pb.AgentMessage], context: Context) -> None:
         messages = aiter(request_iterator)
@@ -223,25 +200,16 @@ class Servicer(pb_grpc.MasterServicer):
         line, place = agents.open(first.hello, self.mailbox.settled), first.hello.place
         line.put(pb.AgentOrder(welcome=self.welcome()))
 
-        async def listen() -> None:
-            try:
-                await agents.begun.wait()
-                agents.greet(line, first.hello)
-                async for message in messages:
-                    agents.hear(line, place, message)
-            finally:
-                line.close(replaced=line.replaced)
+        async def listen() -> bool:
+            await agents.begun.wait()
+            agents.greet(line, first.hello)
+            async for message in messages:
+                agents.hear(line, place, message)
+            return True
 
-        listening = asyncio.create_task(listen())
         try:
-            async for order in line.messages():
-                await context.write(order)
-            if line.replaced:
-                await context.abort(grpc.StatusCode.ABORTED, f"a newer agent of place {place} has come")
-            if listening.done() and not listening.cancelled():
-                listening.result()  # a mistake here is not to pass unseen
+            await _converse(line, listen(), context, f"a newer agent of place {place} has come")
         finally:
-            listening.cancel()
             agents.closed(line, place)
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.JobStatus:
@@ -299,6 +267,25 @@ class Servicer(pb_grpc.MasterServicer):
             await context.abort(grpc.StatusCode.ABORTED, f"it was told, and {self.status().reason or 'is busy'}")
         if not settled:
             await context.abort(grpc.StatusCode.UNAVAILABLE, _LEFT)
+
+
+async def _converse(line: Outbox[Any], listen: Coroutine[Any, Any, bool], context: Context, newer: str) -> None:
+    """Send what is put into the line, while ``listen`` hears the other end; it returns whether this master has acted upon all of it.
+    ``newer``: why this stream ends, if another one of the same caller has begun."""
+    listening = asyncio.create_task(listen)
+    listening.add_done_callback(lambda _: line.close())
+    try:
+        async for message in line.messages():
+            await context.write(message)
+        if line.replaced:
+            await context.abort(grpc.StatusCode.ABORTED, newer)
+        if listening.done() and not listening.cancelled():
+            if isinstance(error := listening.exception(), ValueError | RecursionError):
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            if not listening.result():  # raises: a mistake there is not to pass unseen
+                await context.abort(grpc.StatusCode.UNAVAILABLE, _LEFT)
+    finally:
+        listening.cancel()
 
 
 class Server:
