@@ -23,8 +23,9 @@ async def retry(
     backoff: Backoff,
     seconds: float = math.inf,
     failed: Callable[[Exception], None] = lambda _: None,
+    lasting: Callable[[Exception], object] = lambda _: False,
 ) -> T:
-    """Attempt until it succeeds; ``failed`` is told each failure after which it is tried again.
+    """Attempt until it succeeds; ``failed`` is told each failure after which it is tried again. One that is ``lasting`` is raised.
 
     Raises:
         UnreachableError: ``seconds`` were over before it succeeded.
@@ -35,6 +36,8 @@ async def retry(
         try:
             return await attempt()
         except (ElasticDLError, OSError) as error:
+            if lasting(error):
+                raise
             failure = error
         delay = backoff.delay(getattr(failure, "retry_after", 0.0))
         if loop.time() + delay > deadline:

@@ -166,7 +166,7 @@ def why_no_master(pod: Object | None, warning: str = "") -> Waiting:
 def _last_words(end: Ended) -> str:
     """How it ended, after the last line that it printed; who was killed has not said why in it."""
     said = end.output.strip().splitlines()[-1:] if end.cause is ExitCause.CRASHED else []
-    return ", ".join([*said, end.detail])
+    return ", ".join([*(each for each in said if each not in end.detail), end.detail])
 
 
 def last_crashes(pods: Iterable[Object], job_uid: str) -> list[Ended]:

@@ -53,7 +53,7 @@ def missing(why, *, lasting=False):
         (pod({"terminated": {"exitCode": 137, "message": "at work"}}, **FAILED), "its master ended: SIGKILL"),
         (
             pod({"terminated": {"exitCode": 2, "message": "a\nb\n"}}, **FAILED),
-            f"its master ended: b, exit code 2: b{LOG}",
+            f"its master ended: exit code 2: b{LOG}",
         ),
         (pod(conditions=[UNSCHEDULED]), "its master has no place yet: 0/2 nodes"),
         (pod(phase="Failed", reason="Evicted"), "its master ended: Evicted"),

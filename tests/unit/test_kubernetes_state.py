@@ -7,6 +7,7 @@ import hashlib
 import json
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from google.protobuf import json_format
@@ -15,11 +16,12 @@ from elasticdl.common.errors import ReplacedError, UserError
 from elasticdl.job.journal import dump_entry
 from elasticdl.job.messages import Member
 from elasticdl.job.spec import MOST_WORKERS, WorkerRange
-from elasticdl.kube.client import ApiError
+from elasticdl.kube import job_objects
+from elasticdl.kube.client import ApiError, NotDoneError
 from elasticdl.master.core.values import Phase, WorkerState, World
 from elasticdl.master.core.worker_record import JobSnapshot, Snapshot, TrainingSnapshot, WorkerSnapshot
 from elasticdl.master.shell import state_config_map as state_module
-from elasticdl.master.shell.cluster_master import uncounted
+from elasticdl.master.shell.cluster_master import require_rights, uncounted
 from elasticdl.master.shell.serve import RelievedError
 from elasticdl.master.shell.state_config_map import (
     HEAD,
@@ -368,3 +370,43 @@ def test_a_master_at_work_is_not_counted_until_the_job_is_over_or_it_crashes(end
         return pod.set
 
     assert asyncio.run(live()) == told
+
+
+class Forbidding:
+    """The master's account may do some things to pods, and nothing else."""
+
+    namespace = "lab"
+
+    def __init__(self, *verbs):
+        self.verbs = verbs
+
+    def may(self, verb, resource):
+        return resource == "pods" and verb in self.verbs
+
+    def patch(self, kind, name, change):
+        raise NotDoneError(403, 'configmaps "digits-state" is forbidden: User "m" cannot patch resource "configmaps"')
+
+
+@pytest.mark.parametrize(
+    ("ask", "line"),
+    [
+        (
+            require_rights,
+            "its account cannot watch, delete the resource pods in namespace lab: docs/kubernetes.md says ",
+        ),
+        (
+            lambda client: client.patch("ConfigMap", STATE, {}),
+            'configmaps "digits-state" is forbidden: User "m" cannot ',
+        ),
+    ],
+)
+def test_a_right_that_the_masters_account_has_not_got_is_not_waited_for_as_an_answer_is(monkeypatch, ask, line):
+    monkeypatch.setattr(state_module, "RIGHTS_SECONDS", 0.0)
+    client = Forbidding("create", "deletecollection")
+    with pytest.raises(NotDoneError, match=f"^{line}"):
+        asyncio.run(asyncio.wait_for(state_module.request(partial(ask, client), "see"), 10.0))
+
+
+def test_an_account_that_may_do_all_that_its_role_says_has_what_it_takes():
+    (verbs,) = [each["verbs"] for each in job_objects.rules("digits") if each["resources"] == ["pods"]]
+    require_rights(Forbidding(*verbs))

@@ -38,7 +38,7 @@ from elasticdl.job.jobdir import JobDir
 from elasticdl.job.journal import KINDS, line
 from elasticdl.job.quantities import parse_priority
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube.client import CONFLICT, ApiError, Client, NotDoneError, WriteBudget, connect
+from elasticdl.kube.client import CONFLICT, FORBIDDEN, ApiError, Client, NotDoneError, WriteBudget, connect
 from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.names import MASTER_PORT, METRICS_PORT, job_reference, master_name, selector, state_name
 from elasticdl.kube.pod import TEMPLATE_FILE
@@ -205,6 +205,7 @@ async def run(environ: Mapping[str, str], folder: Path, scratch: Path) -> int:
     client = connect(ClusterTarget(namespace), own_account=True)
     job = await request(partial(client.read, "Job", master_name(name)), "read the job")
     state_map = await request(partial(client.read, "ConfigMap", state_name(name)), "read the job's state")
+    await request(partial(require_rights, client), "ask what its account may do")
     state = ClusterState(client, name, uid, job_dir.journal)
     announcer = Announcer(client.create, {**job_reference(job), "namespace": namespace})
     async with announcer.announcing():
@@ -230,6 +231,8 @@ async def run(environ: Mapping[str, str], folder: Path, scratch: Path) -> int:
                 with handling(leave):
                     end = await master.run()
             status = job_dir.status.read_text()
+        except NotDoneError:  # a right is missing, which the next master may have
+            raise
         except (UserError, JobFailedError) as error:
             announcer.recorded("job_finished", {"phase": str(Phase.FAILED), "reason": str(error)})
             failed = pb.JobStatus(job_name=name, phase=str(Phase.FAILED), reason=str(error), time_left=-1)
@@ -239,6 +242,17 @@ async def run(environ: Mapping[str, str], folder: Path, scratch: Path) -> int:
             raise
     await state.finish(status, end.phase)
     return exit_code(end.phase)
+
+
+def require_rights(client: Client) -> None:
+    """Those without which the workers are not looked after, and nothing would say so.
+
+    Raises:
+        NotDoneError: the master's account has not got them.
+    """
+    if missing := [verb for verb in ("create", "watch", "delete", "deletecollection") if not client.may(verb, "pods")]:
+        what = f"its account cannot {', '.join(missing)} the resource pods in namespace {client.namespace}"
+        raise NotDoneError(FORBIDDEN, f"{what}: docs/kubernetes.md says what a master must be allowed")
 
 
 def make_master(

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from elasticdl.common.backoff import Backoff
 from elasticdl.common.errors import ReplacedError, UserError
 from elasticdl.common.retry import retry
-from elasticdl.kube.client import CONFLICT, ApiError, Client
+from elasticdl.kube.client import CONFLICT, ApiError, Client, NotDoneError
 from elasticdl.kube.names import master_name, state_name
 from elasticdl.kube.pod import Manifest
 from elasticdl.master.core.values import Phase
@@ -50,6 +50,8 @@ MOST_BYTES = 1_000_000
 MOST_JOURNAL_BYTES = 400_000
 # So long the cluster may take to answer at the beginning, and to take the last status at the end.
 TIMEOUT = 120.0
+# So long a right may be missing that has just been given.
+RIGHTS_SECONDS = 10.0
 ATTEMPTS = 5  # to write what others change at the same time
 
 T = TypeVar("T")
@@ -266,6 +268,12 @@ async def request(ask: Callable[[], T], what: str) -> T:
     """Ask until there is an answer.
 
     Raises:
+        NotDoneError: the master's account has not the right to ask for it.
         UnreachableError: the cluster does not answer.
     """
-    return await retry(lambda: asyncio.to_thread(ask), what, Backoff(random.Random()), TIMEOUT)
+    begun = time.monotonic()
+
+    def lasting(failure: Exception) -> bool:
+        return isinstance(failure, NotDoneError) and failure.by_rights and time.monotonic() - begun > RIGHTS_SECONDS
+
+    return await retry(lambda: asyncio.to_thread(ask), what, Backoff(random.Random()), TIMEOUT, lasting=lasting)
