@@ -63,28 +63,14 @@ def sentence(history: Facts) -> str:
     lost = sorted((each for each in TimeUse if each is not TimeUse.PRODUCTIVE), key=wall.__getitem__, reverse=True)
     named = [each for each in lost if wall[each] >= _LEAST_SHARE * whole][:_MOST_NAMED]
     parts = [f"{percent(history.spent.productive)} of the {duration(whole)} was training"]
-    parts += [f"{percent(wall[each] / whole)} went to {_what(each, history)}" for each in named]
+    for each in named:
+        times = history.changes.get(str(each), 0)
+        often = f" ({times} times)" if times > 1 else ""
+        parts.append(f"{percent(wall[each] / whole)} went to {NAMES[each][0]}{often}")
     rest = whole - wall[TimeUse.PRODUCTIVE] - sum(wall[each] for each in named)
     if rest >= _LEAST_SHARE * whole / 2:
         parts.append(f"{percent(rest / whole)} to the rest")
     return "; ".join(parts) + "."
-
-
-def _what(doing: TimeUse, history: Facts) -> str:
-    times = history.changes.get(str(doing), 0)
-    match doing:
-        case TimeUse.FAILURE:
-            return f"{times} {'failure' if times == 1 else 'failures'}" if times else "failures"
-        case TimeUse.GROW:
-            return "letting workers in" + (f" ({times} times)" if times > 1 else "")
-        case TimeUse.SHRINK:
-            return "letting workers go" + (f" ({times} times)" if times > 1 else "")
-        case TimeUse.SLOW:
-            return "waiting for the slowest worker"
-        case TimeUse.WAITING:
-            return "waiting for workers"
-        case _:
-            return NAMES[doing][0]
 
 
 # What the page draws, as JSON: times in seconds since the job began, tables by columns.

@@ -481,6 +481,8 @@ def test_a_file_is_read_on_where_it_was_and_anew_if_it_is_another(tmp_path):
     assert [*tail.lines()] == []
     path.write_text("long\nmore\n")
     assert [*tail.lines()] == ["long", "more"]
+    path.write_text("new\n")  # it is shorter than before, so it was begun anew
+    assert [*tail.lines()] == ["new"]
 
 
 # ---- on a cluster ----

@@ -35,7 +35,7 @@ def read(lines):
 
 
 def test_the_sentence_names_the_greatest_losses():
-    said = "79 % of the 1 min 40 s was training; 11 % went to 1 failure; 10 % went to starting."
+    said = "79 % of the 1 min 40 s was training; 11 % went to failures; 10 % went to starting."
     assert sentence(read(disturbed())) == said
     assert sentence(read([])) == "Nothing has happened yet."
     assert set(NAMES) == set(TimeUse)
@@ -141,7 +141,7 @@ def test_a_journal_that_somebody_sent_is_reported(home, capsys):
         (["report", "./none.jsonl"], "the journal none.jsonl can't be read: No such file or directory"),
         (["report", "j", "--out", "notes.txt"], "notes.txt is there, and is no report of a job"),
         (["report", "./notes.txt"], "notes.txt has no entry of a journal"),
-        (["report", "j", "--out", "home"], "--out home is a folder"),
+        (["report", "j", "--out", "home"], "--out home is no plain file"),
         (["report", "j", "--out", "no/j.html"], "--out no/j.html can't be written: No such file or directory"),
         (["report", "j", "--out", "x" * 300], "can't be written: File name too long"),
         (["report", "j", "--out", "/dev/null"], "--out /dev/null is no plain file"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import time
 from contextlib import closing
 from functools import partial
@@ -71,20 +70,17 @@ def _require_report(target: Path) -> None:
     """What is in the place of the report is one, too.
 
     Raises:
-        UserError: it is something else.
+        UserError: it is something else. A pipe would not be read to its end, and a device would be replaced.
     """
+    if not os.path.exists(target):  # or writing will say what is wrong
+        return
+    if not target.is_file():
+        raise UserError(f"--out {target} is no plain file; give one, as in --out job.html")
     try:
-        mode = target.stat().st_mode
-        if stat.S_ISDIR(mode):
-            raise UserError(f"--out {target} is a folder; give a file, as in --out {target / 'job.html'}")
-        if not stat.S_ISREG(mode):  # a pipe would not be read to its end, and a device would be replaced
-            raise UserError(f"--out {target} is no plain file; give one, as in --out job.html")
         with target.open("rb") as file:
             head = file.read(HEAD_BYTES)
-    except PermissionError:
+    except OSError:
         raise UserError(f"{target} is there and can't be read, so it may be no report: give another --out") from None
-    except OSError:  # it is not there, or writing will say what is wrong
-        return
     if head and MARK.encode() not in head:
         raise UserError(f"{target} is there, and is no report of a job: remove it first, or give another --out")
 
