@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 import pytest
 from history_kit import disturbed, formed, launched, line, steps, storm
 
-from elasticdl.cli.live_board import LiveBoard, LiveServer
+from elasticdl.cli.commands.look import LiveBoard, LiveServer
 from elasticdl.job.facts import Facts
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.report.page import page_data, report

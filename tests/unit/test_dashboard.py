@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pytest
 
-from elasticdl.cli.live_board import LiveServer, News
+from elasticdl.cli.commands.look import LiveServer, News
 
 # ---- the server ----
 

@@ -14,7 +14,7 @@ import pytest
 from history_kit import STARTED, disturbed, formed, line, steps, storm
 
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.live_board import LiveServer, with_status
+from elasticdl.cli.commands.look import LiveServer, with_status
 from elasticdl.common.errors import UserError
 from elasticdl.job.facts import Facts, TimeUse
 from elasticdl.job.jobdir import create_job_dir, write_aside
