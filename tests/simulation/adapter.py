@@ -25,7 +25,7 @@ from elasticdl.master.core.values import Settings
 from elasticdl.master.core.worker_record import JobSnapshot, Snapshot
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.loop import SLOW_SAVE_SECONDS as SLOW_SAVE_SECONDS
-from elasticdl.master.shell.loop import Loop, Mailbox, NoStore, Ports, Sessions, StateSaver
+from elasticdl.master.shell.loop import Loop, Mailbox, NoStore, Sessions, StateSaver
 from elasticdl.master.shell.observers import Observer
 from elasticdl.places.base import Launcher
 from tests.simulation.job_invariants import check_job
@@ -147,8 +147,7 @@ class LoopDriver:
             return Snapshot(state, 0.0)
 
         journal, saver = cast(Journal, _Journal()), cast(StateSaver, _Saver(save))
-        ports = Ports(launcher, sessions, journal, saver, Observer(), clock, wrap)
-        self._loop = Loop(cast(Job, core), ports, Mailbox())
+        self._loop = Loop(cast(Job, core), Mailbox(), launcher, sessions, journal, saver, Observer(), clock, wrap)
         self._acts = cast("asyncio.Queue[Act]", self._loop.pending)
 
     def decide(self, event: e.Event) -> None:

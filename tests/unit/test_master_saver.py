@@ -17,7 +17,7 @@ from elasticdl.master.core.values import Settings, World
 from elasticdl.master.core.worker_record import JobSnapshot, Snapshot
 from elasticdl.master.shell import loop as loop_module
 from elasticdl.master.shell import loop as saver_module
-from elasticdl.master.shell.loop import SAVE_SECONDS, Loop, Mailbox, Ports, Sessions, StateSaver
+from elasticdl.master.shell.loop import SAVE_SECONDS, Loop, Mailbox, Sessions, StateSaver
 from elasticdl.master.shell.observers import Observer
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.stories import on
@@ -80,8 +80,7 @@ class Desk:
         self.job = Job(Settings(WorkerRange(minimum=1, maximum=1)))
         saver = StateSaver(self.store)
         clocks = (lambda: self.now, lambda state: Snapshot(state, 0.0))
-        ports = Ports(self.launcher, self.sessions, self.books, saver, self.books, *clocks)
-        self.loop = Loop(self.job, ports, self.mailbox)
+        self.loop = Loop(self.job, self.mailbox, self.launcher, self.sessions, self.books, saver, self.books, *clocks)
 
     async def post(self, *events):
         """Until each is decided, and acted upon as far as the store allows."""

@@ -398,10 +398,16 @@ class Mailbox:
                 event.set()
 
 
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """What the loop acts through."""
+# To carry out an instruction; to wait until the state is saved; to set an event, as all before it is done.
+Pending = Instruction | asyncio.Future[None] | asyncio.Event
 
+
+@dataclass(eq=False)
+class Loop:
+    """Decides for ``job`` what happens, and acts through the others."""
+
+    job: Job
+    mailbox: Mailbox
     launcher: Launcher
     sessions: Sessions
     journal: Journal
@@ -410,25 +416,16 @@ class Ports:
     clock: Callable[[], float]
     wrap: Callable[[JobSnapshot], Snapshot]  # what is saved of this master besides the job's state
 
-
-# To carry out an instruction; to wait until the state is saved; to set an event, as all before it is done.
-Pending = Instruction | asyncio.Future[None] | asyncio.Event
-
-
-class Loop:
-    def __init__(self, job: Job, ports: Ports, mailbox: Mailbox) -> None:
-        self._job = job
-        self._ports = ports
-        self._mailbox = mailbox
+    def __post_init__(self) -> None:
         self.pending: asyncio.Queue[Pending] = asyncio.Queue()
         self._unpublished: list[int] = []  # versions of worlds that are decided and not yet told
-        self._saved_at = ports.clock()
+        self._saved_at = self.clock()
         self._news_at = math.inf  # when the journal got the first of its entries that are not saved
 
     async def run(self) -> EndJob:
         """Until the job has ended. It begins with what the launcher finds, and starts with the first tick."""
-        remembered = {worker.worker_id: worker.place for worker in self._job.snapshot().workers}
-        self.decide(events.WorkersFound(tuple(await self._ports.launcher.find(remembered))))
+        remembered = {worker.worker_id: worker.place for worker in self.job.snapshot().workers}
+        self.decide(events.WorkersFound(tuple(await self.launcher.find(remembered))))
         deciding, acting = asyncio.create_task(self._decide_all()), asyncio.create_task(self._act_all())
         try:
             await asyncio.wait({deciding, acting}, return_when=asyncio.FIRST_COMPLETED)
@@ -436,43 +433,43 @@ class Loop:
                 deciding.result()
             return await acting
         except asyncio.CancelledError:  # another master takes the job over, and must know its newest state
-            self._save(self._ports.clock())
+            self._save(self.clock())
             raise
         finally:
             for task in (deciding, acting):
                 task.cancel()
             await asyncio.wait({deciding, acting})
-            self._mailbox.close()
+            self.mailbox.close()
             while not self.pending.empty():
                 if isinstance(mark := self.pending.get_nowait(), asyncio.Event):
                     mark.set()
-            await self._ports.saver.close()
+            await self.saver.close()
 
     # ---- to decide ----
 
     async def _decide_all(self) -> None:
         running = asyncio.get_running_loop()
-        timer = running.call_soon(self._mailbox.post, events.Tick())
+        timer = running.call_soon(self.mailbox.post, events.Tick())
         try:
             while True:
-                event = await self._mailbox.events.get()
+                event = await self.mailbox.events.get()
                 if isinstance(event, asyncio.Event):
-                    if self._ports.sessions.has_unsaved:
-                        self.pending.put_nowait(self._save(self._ports.clock()))
+                    if self.sessions.has_unsaved:
+                        self.pending.put_nowait(self._save(self.clock()))
                     self.pending.put_nowait(event)
                     continue
                 if isinstance(event, events.Tick):
-                    timer = running.call_later(TICK_SECONDS, self._mailbox.post, events.Tick())
+                    timer = running.call_later(TICK_SECONDS, self.mailbox.post, events.Tick())
                 self.decide(event)
         finally:
             timer.cancel()
 
     def decide(self, event: events.Event) -> None:
         """Put what the job wants into `pending`; do at once what need not be saved first."""
-        now = self._ports.clock()
+        now = self.clock()
         _log.debug("%s", event)
         match event:
-            case events.FromWorker(worker, Notice(number=number)) if not self._ports.sessions.take(worker, number):
+            case events.FromWorker(worker, Notice(number=number)) if not self.sessions.take(worker, number):
                 return
         for instruction in self._step(event, now):
             if isinstance(instruction, SaveState):
@@ -483,7 +480,7 @@ class Loop:
                 if isinstance(instruction, Tell) and isinstance(instruction.message, World):
                     self._unpublished.append(instruction.message.version)
                 self.pending.put_nowait(instruction)
-        has_news = now - max(self._saved_at, self._news_at) >= self._ports.saver.store.news_seconds
+        has_news = now - max(self._saved_at, self._news_at) >= self.saver.store.news_seconds
         if has_news or now - self._saved_at >= SAVE_SECONDS:
             # If saving mere numbers fails, so does the next that is waited for.
             self._save(now).add_done_callback(lambda saved: saved.cancelled() or saved.exception())
@@ -491,7 +488,7 @@ class Loop:
     def _step(self, event: events.Event, now: float) -> list[Instruction]:
         """What the job wants. News that it can't take is dropped: the worker would tell it to the next master as well."""
         try:
-            return self._job.step(event, now)
+            return self.job.step(event, now)
         except Exception as error:
             told = event.said if isinstance(event, events.FromWorker) else event
             if not isinstance(event, events.WorkerEvent) or not isinstance(told, (*_NEWS, events.StacksFound)):
@@ -503,14 +500,14 @@ class Loop:
     def _save(self, now: float) -> asyncio.Future[None]:
         """The state, with the journal, as both are at one moment: this one, or one soon after it."""
         self._saved_at, self._news_at = now, math.inf
-        saved = self._ports.saver.save(lambda: self._ports.wrap(self._job.snapshot()))
-        if numbers := self._ports.sessions.saving():
+        saved = self.saver.save(lambda: self.wrap(self.job.snapshot()))
+        if numbers := self.sessions.saving():
             saved.add_done_callback(partial(self._tell_saved, numbers))
         return saved
 
     def _tell_saved(self, numbers: Mapping[int, int], saved: asyncio.Future[None]) -> None:
         if not saved.cancelled() and saved.exception() is None:
-            self._ports.sessions.saved(numbers)
+            self.sessions.saved(numbers)
 
     def _precedes_its_world(self, instruction: Instruction) -> bool:
         """No worker is told that a world changes or is broken before it is told that world."""
@@ -534,38 +531,37 @@ class Loop:
     async def _until_saved(self, saved: asyncio.Future[None]) -> None:
         done, _ = await asyncio.wait({saved}, timeout=SLOW_SAVE_SECONDS)
         if not done:
-            self._mailbox.post(events.StateSaveStalled(self._ports.saver.problem or "it takes long"))
+            self.mailbox.post(events.StateSaveStalled(self.saver.problem or "it takes long"))
             await asyncio.wait({saved})
-            self._mailbox.post(events.StateSaveStalled(""))
+            self.mailbox.post(events.StateSaveStalled(""))
         saved.result()
 
     async def act(self, instruction: Instruction) -> None:
         """Carry out one instruction; all before it in `pending` must be done."""
-        ports = self._ports
         match instruction:
             case LaunchWorker(worker_id, away_from=away_from):
-                await ports.launcher.launch(worker_id, away_from)
+                await self.launcher.launch(worker_id, away_from)
             case TerminateWorker(worker_id):
-                ports.launcher.terminate(worker_id)
+                self.launcher.terminate(worker_id)
             case KillWorker(worker_id):
-                ports.launcher.kill(worker_id)
+                self.launcher.kill(worker_id)
             case Tell(to, World() as world):
                 self._unpublished.remove(world.version)
-                ports.sessions.begin_world(world)
-                ports.sessions.tell_world(to)
+                self.sessions.begin_world(world)
+                self.sessions.tell_world(to)
             case AdoptWorld(world):
-                ports.sessions.begin_world(world)
+                self.sessions.begin_world(world)
             case _:
                 self._tell(instruction)
 
     def _tell(self, instruction: Instruction) -> None:
         match instruction:
             case Tell(to, message) if not isinstance(message, World):
-                self._ports.sessions.send(to, to_message(message))
+                self.sessions.send(to, to_message(message))
             case ReadStacks(worker_id):
-                self._ports.launcher.read_stacks(worker_id)
+                self.launcher.read_stacks(worker_id)
             case Record(name, fields):
-                self._ports.journal.append(name, fields)
-                self._news_at = min(self._news_at, self._ports.clock())
+                self.journal.append(name, fields)
+                self._news_at = min(self._news_at, self.clock())
             case NewSteps(steps, pace):
-                self._ports.observer.trained(steps, pace)
+                self.observer.trained(steps, pace)

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from elasticdl.master.core.values import Phase, Settings
 from elasticdl.master.core.worker_record import JobSnapshot, Snapshot
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.journal_file import Journal, StepLog
-from elasticdl.master.shell.loop import Loop, Mailbox, NoStore, Ports, Sessions, SnapshotStore, StateSaver, to_status
+from elasticdl.master.shell.loop import Loop, Mailbox, NoStore, Sessions, SnapshotStore, StateSaver, to_status
 from elasticdl.master.shell.observers import (
     LiveFacts,
     Observer,
@@ -92,46 +93,19 @@ def handling(signals: Mapping[signal.Signals, Callable[[], None]]) -> Iterator[N
             loop.remove_signal_handler(number)
 
 
+@dataclass(eq=False)
 class Master:
-    """The master of one job: what earlier masters have left, the job's core, and what carries out its orders.
+    """The master of one job: what earlier masters have left, the job's core, and what carries out its orders."""
 
-    Args:
-        job_dir: Where the files of the job are; only they remain.
-        server: Its port is taken.
-        store: Where the job's state outlives the master.
-        make_launcher: Called once, when the master has the job.
-        agents: Those that start workers in their places, if that is how they are started; the launcher has it, too.
-        address: Written into the job's folder while the master can be called.
-    """
+    spec: JobSpec
+    job_dir: JobDir  # where the files of the job are; only they remain
+    server: Server  # its port is taken
+    store: SnapshotStore
+    make_launcher: LauncherFactory  # called once, when the master has the job
+    agents: Agents | None = None  # the launcher's, if agents start the workers
+    address: MasterAddress | None = None  # written into the job's folder while the master can be called
 
-    # Known once what an earlier master has left is loaded.
-    _job: Job
-    _sessions: Sessions
-    _journal: Journal
-    _steps: StepLog
-    _saver: StateSaver
-    _began: float  # of the job, by the monotonic clock
-    _started: float  # the same, in seconds since the epoch
-    _generation: int
-
-    def __init__(
-        self,
-        spec: JobSpec,
-        job_dir: JobDir,
-        server: Server,
-        store: SnapshotStore,
-        make_launcher: LauncherFactory,
-        *,
-        agents: Agents | None = None,
-        address: MasterAddress | None = None,
-    ) -> None:
-        self._spec = spec
-        self._job_dir = job_dir
-        self._server = server
-        self._store = store
-        self._make_launcher = make_launcher
-        self._agents = agents
-        self._address = address
+    def __post_init__(self) -> None:
         self._mailbox = Mailbox()
         self._ended = asyncio.Event()
         self.is_up = asyncio.Event()  # it can be called
@@ -139,6 +113,15 @@ class Master:
         self._launcher: Launcher | None = None
         self.facts = LiveFacts()
         self._observers = Observers([self.facts])
+        # Known once what an earlier master has left is loaded.
+        self._job: Job
+        self._sessions: Sessions
+        self._journal: Journal
+        self._steps: StepLog
+        self._saver: StateSaver
+        self._began: float  # of the job, by the monotonic clock
+        self._started: float  # the same, in seconds since the epoch
+        self._generation: int
 
     def observe(self, observer: Observer) -> None:
         """Tell it what happens to the job. To be called before `run`, which closes it."""
@@ -156,7 +139,7 @@ class Master:
     def status(self) -> pb.JobStatus:
         """On the event loop only, from when the job's state is loaded."""
         now = time.monotonic()
-        return to_status(self._job_dir.name, self._job, now, now - self._began)
+        return to_status(self.job_dir.name, self._job, now, now - self._began)
 
     async def run(self) -> EndJob:
         """Run the job to its end. If an earlier master has died, go on where it was.
@@ -179,17 +162,17 @@ class Master:
         raise RelievedError(f"leaving the job to another master: {self._relieved.result()}")
 
     async def _serve(self) -> EndJob:
-        past = await self._store.load()
+        past = await self.store.load()
         if past is None:  # a pod may see other folders than the machine on which the job was submitted
-            require_writable_folders(self._spec)
-        job_dir = self._job_dir
+            require_writable_folders(self.spec)
+        job_dir = self.job_dir
         for journal in (job_dir.earlier, *([job_dir.journal] if past else [])):
             if journal.exists():  # in a thread, as reading a long one takes seconds
                 await asyncio.to_thread(_read_journal, self.facts, journal)
         self._take_up(past)
         try:
             await self._save_generation()
-            self._launcher = self._make_launcher(self.post, lambda: self._job.limits)
+            self._launcher = self.make_launcher(self.post, lambda: self._job.limits)
             return await self._train(self._launcher, new=past is None)
         finally:
             if self._launcher:
@@ -197,19 +180,19 @@ class Master:
             self._observers.close()
             self._ended.set()
             self._journal.close()
-            await self._server.close()
+            await self.server.close()
             # Without the status, the address of a dead master tells that the job is over.
-            if self._address and job_dir.status.exists():
+            if self.address and job_dir.status.exists():
                 job_dir.master.unlink(missing_ok=True)
 
     def _take_up(self, past: Snapshot | None) -> None:
         """Go on with the job where it was, or begin it."""
-        spec, job_dir = self._spec, self._job_dir
+        spec, job_dir = self.spec, self.job_dir
         self._started, self._generation = (past.started, past.generation + 1) if past else (time.time(), 1)
         self._began = time.monotonic() - (time.time() - self._started)
         self._job = Job(Settings.from_spec(spec, self.facts.next_worker), past.job if past else None)
         self._sessions = Sessions(past.taken if past else {})
-        self._saver = StateSaver(self._store, partial(self.leave, "it has taken over"))
+        self._saver = StateSaver(self.store, partial(self.leave, "it has taken over"))
         if spec.tensorboard_log_dir:
             self.observe(TensorBoard(spec.tensorboard_log_dir))
         self._journal = Journal(job_dir.journal, self._observers.recorded, self._generation)
@@ -236,25 +219,17 @@ class Master:
 
     async def _train(self, launcher: Launcher, *, new: bool) -> EndJob:
         """From the first call that is taken to the end of the job."""
-        job, journal, sessions, job_dir = self._job, self._journal, self._sessions, self._job_dir
-        calls = (
-            self._mailbox,
-            sessions,
-            self.status,
-            self._ended,
-            journal,
-            self._welcome,
-            self._spec.why_not_scaled_to,
-        )
-        await self._server.start(Servicer(*calls, self._agents))
+        job, journal, sessions, job_dir = self._job, self._journal, self._sessions, self.job_dir
+        told = (self.status, self._ended, journal, self._welcome, self.spec.why_not_scaled_to, self.agents)
+        await self.server.start(Servicer(self._mailbox, sessions, *told))
         if new:
-            about = {"workers": str(self._spec.num_workers), "specification": str(job_dir.spec), "format": FORMAT}
+            about = {"workers": str(self.spec.num_workers), "specification": str(job_dir.spec), "format": FORMAT}
             journal.append("job_started", {"job": job_dir.name, **about})
-        if self._address:
-            job_dir.write_master(self._address)
+        if self.address:
+            job_dir.write_master(self.address)
         self.is_up.set()
-        ports = Ports(launcher, sessions, journal, self._saver, self._observers, time.monotonic, self._wrap)
-        end = await Loop(job, ports, self._mailbox).run()
+        tools = (launcher, sessions, journal, self._saver, self._observers, time.monotonic, self._wrap)
+        end = await Loop(job, self._mailbox, *tools).run()
         # Told before places are closed: that takes as long as whoever provides them likes, and the master may be killed meanwhile.
         self._steps.flush()
         journal.append("job_finished", {"phase": str(end.phase), **achieved(end, job.training)})
@@ -267,15 +242,15 @@ class Master:
         """Together with what the shell knows at the same moment."""
         there = {worker.worker_id for worker in state.workers}
         taken = {worker_id: number for worker_id, number in self._sessions.taken.items() if worker_id in there}
-        length = self._job_dir.journal.stat().st_size if self._job_dir.journal.exists() else 0
+        length = self.job_dir.journal.stat().st_size if self.job_dir.journal.exists() else 0
         return Snapshot(state, self._started, self._generation, taken, self._steps.unwritten, length)
 
     def _welcome(self) -> pb.Welcome:
         job, training = self._job, self._job.training
         stands = ("epoch", "epoch_steps", "marks") if job.phase is Phase.RUNNING else ()
         return pb.Welcome(
-            job_name=self._job_dir.name,
-            heartbeat_interval=min(self._spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT, SLOWEST_HEARTBEAT),
+            job_name=self.job_dir.name,
+            heartbeat_interval=min(self.spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT, SLOWEST_HEARTBEAT),
             generation=self._generation,
             learnt=job.learnt.to_json(),
             # Where the job begins anew, its data may be others.
@@ -284,7 +259,7 @@ class Master:
         )
 
     def _write_summary(self, end: EndJob) -> None:
-        if folder := self._spec.output:
+        if folder := self.spec.output:
             try:
                 wall_time = time.monotonic() - self._began
                 write_summary(folder, end, self._job.training, self.facts.conclude(), wall_time)
@@ -292,9 +267,9 @@ class Master:
                 _log.error("can't write summary.json to %s: %s", folder, error)
 
     def _write_status(self) -> None:
-        status, path = self.status(), self._job_dir.status
+        status, path = self.status(), self.job_dir.status
         try:
-            self._job_dir.write_status(status)
+            self.job_dir.write_status(status)
         except OSError as error:
             _log.error("job %s, and that can't be written to %s: %s", status.phase, path, error.strerror)
 
