@@ -57,7 +57,9 @@ class Master:
 
     def __init__(self, port, generation):
         self.generation = generation
-        self.agents = Agents(find_seconds=DEADLINE, close_seconds=DEADLINE, late_seconds=0.0)
+        self.agents = Agents()
+        self.agents.find_seconds = self.agents.close_seconds = DEADLINE
+        self.agents.late_seconds = 0.0
         self.reports = asyncio.Queue()
         self.agents.reporting_to(self.reports.put_nowait)
         self.mailbox = Mailbox()

@@ -45,7 +45,8 @@ class Stage:
         self.launcher = self.another()
 
     def another(self):
-        agents = Agents(find_seconds=0.0, close_seconds=0.0)
+        agents = Agents()
+        agents.find_seconds = agents.soon_seconds = agents.close_seconds = 0.0
         return PlaceLauncher(self._make_places, agents.reporting_to, self.reports.put_nowait)
 
     def _make_places(self, report):

@@ -23,7 +23,9 @@ SOMEBODY = {-1: ""}  # whose place is not known
 
 class Desk:
     def __init__(self, find_seconds):
-        self.agents = Agents(find_seconds, close_seconds=AT_ONCE, late_seconds=AT_ONCE)
+        self.agents = Agents()
+        self.agents.find_seconds = find_seconds
+        self.agents.soon_seconds = self.agents.close_seconds = self.agents.late_seconds = AT_ONCE
         self.reports = []
         self.agents.reporting_to(self.reports.append)
         self.saved = True
@@ -164,11 +166,8 @@ async def test_how_an_end_is_judged(desk, said, cause, detail):
     ],
 )
 @on(partial(desk, NEVER))
-async def test_a_worker_whose_agent_is_late_counts_as_found_where_the_earlier_master_had_it(
-    desk, monkeypatch, untold, said, told
-):
+async def test_a_worker_whose_agent_is_late_counts_as_found_where_the_earlier_master_had_it(desk, untold, said, told):
     """So that others need not wait for an agent that perhaps never comes."""
-    monkeypatch.setattr(module, "SOON_SECONDS", AT_ONCE)
     found = await asyncio.wait_for(desk.begin(A, B, remembered={3: "a", 4: "elsewhere"}), 20.0)
     assert found == [FoundWorker(3, "node-a", node="node-a", place="a")]
     desk.comes(A, *untold, **said)
@@ -253,8 +252,7 @@ async def test_of_a_worker_whose_agent_is_silent_it_is_said_that_nothing_is_seen
 
 
 @on(partial(desk, NEVER))
-async def test_who_may_never_come_is_not_waited_for_as_long_as_the_others(desk, monkeypatch):
-    monkeypatch.setattr(module, "SOON_SECONDS", AT_ONCE)
+async def test_who_may_never_come_is_not_waited_for_as_long_as_the_others(desk):
     finding = asyncio.ensure_future(desk.agents.found([A, Place("b", state=PlaceState.ENDING)], SOMEBODY))
     await turns()
     assert not finding.done()

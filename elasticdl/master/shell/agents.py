@@ -35,13 +35,6 @@ from elasticdl.places.base import STACKS_SECONDS, Place, PlaceEnding, PlaceState
 from elasticdl.places.worker_process import judge
 from elasticdl.proto import elasticdl_pb2 as pb
 
-# An agent looks for its master every second, but the new one's address may have to be known on its node first.
-FIND_SECONDS = 30.0
-# For the agents of the other places: who is in these the earlier master has remembered. By then most agents have come.
-SOON_SECONDS = 3.0
-CLOSE_SECONDS = 15.0
-# So long an agent may take to come without anybody being told.
-LATE_SECONDS = 10.0
 Settled = Callable[[], Awaitable[bool]]
 _LEAVE = pb.AgentOrder(leave=pb.Leave())
 
@@ -63,18 +56,15 @@ class Tenant:
 
 
 class Agents:
-    """``find_seconds``: for the agents that an earlier master has left to come; ``close_seconds``: for workers to be gone;
-    ``late_seconds``: for an agent to come before its worker is said to be pending."""
+    # For the agents that an earlier master has left to come. An agent looks for its master every second, but the new one's address may
+    # have to be known on its node first.
+    find_seconds = 30.0
+    # For the agents of the other places: who is in these the earlier master has remembered. By then most agents have come.
+    soon_seconds = 3.0
+    late_seconds = 10.0  # so long an agent may take to come without anybody being told
+    close_seconds = 15.0  # for workers to be gone
 
-    def __init__(
-        self,
-        find_seconds: float = FIND_SECONDS,
-        close_seconds: float = CLOSE_SECONDS,
-        late_seconds: float = LATE_SECONDS,
-    ) -> None:
-        self._find_seconds = find_seconds
-        self._close_seconds = close_seconds
-        self._late_seconds = late_seconds
+    def __init__(self) -> None:
         self._report: StarterReport = lambda event: None
         self._lines: dict[str, Line] = {}  # by place, of the agents that are connected
         self._hellos: dict[str, pb.AgentHello] = {}  # by place, of the last agent
@@ -164,9 +154,8 @@ class Agents:
         known = set(remembered.values())
         # Places in which there may be a worker of which only the agent knows.
         unsure = {each.id for each in held.values() if each.state is PlaceState.READY and "" in known} - known
-        await until(lambda: unsure <= self._hellos.keys(), self._changed, self._find_seconds)
-        soon = min(SOON_SECONDS, self._find_seconds)
-        await until(lambda: held.keys() <= self._hellos.keys(), self._changed, soon)
+        await until(lambda: unsure <= self._hellos.keys(), self._changed, self.find_seconds)
+        await until(lambda: held.keys() <= self._hellos.keys(), self._changed, self.soon_seconds)
         asyncio.get_running_loop().call_soon(self.begun.set)
         heard = [found for each in sorted(held.keys() & self._hellos) for found in self._found(self._hellos[each])]
         silent = held.keys() - self._hellos.keys()
@@ -181,7 +170,7 @@ class Agents:
         if place.id in self._lines:
             self._order_start(tenant)
         else:
-            asyncio.get_running_loop().call_later(self._late_seconds, self._is_late, tenant, place.node)
+            asyncio.get_running_loop().call_later(self.late_seconds, self._is_late, tenant, place.node)
 
     def _is_late(self, tenant: Tenant, node: str) -> None:
         if self._tenants.get(tenant.worker_id) is tenant and not tenant.ordered:
@@ -226,7 +215,7 @@ class Agents:
         self._closed = True
         for worker_id in list(self._tenants):
             self.end(worker_id, 0)
-        await until(lambda: not self._tenants, self._changed, self._close_seconds)
+        await until(lambda: not self._tenants, self._changed, self.close_seconds)
         for line in self._lines.values():
             line.put(_LEAVE)
 
