@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
 import threading
 import time
@@ -20,6 +19,7 @@ from urllib.parse import quote
 import urllib3
 from kubernetes.client import ApiClient, ApiException, Configuration
 
+from elasticdl.common.backoff import TokenBucket
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
 from elasticdl.common.reason import flat
 from elasticdl.kube import kubeconfig
@@ -64,6 +64,10 @@ class NotDoneError(ApiError, UserError):
         return self.status == FORBIDDEN and _lacks_rights(str(self))
 
 
+class NotThereError(NotDoneError):
+    """There is no such object, or nothing of that kind."""
+
+
 @contextlib.contextmanager
 def translated(what: str, server: str, namespace: str) -> Iterator[None]:
     """Everything that a request may raise, as `NoAnswerError` or `NotDoneError`; ``what``: as in "create pods"."""
@@ -82,7 +86,8 @@ def translated(what: str, server: str, namespace: str) -> Iterator[None]:
             said = f"you may not {what} in namespace {namespace}: {said}"
         elif status == ABSENT and f'namespaces "{namespace}" not found' in said:
             said = f"there is no namespace {namespace} in the cluster at {server}: choose another --namespace"
-        raise NotDoneError(status, said, wait) from error
+        kind = NotThereError if status == ABSENT else NotDoneError
+        raise kind(status, said, wait) from error
     except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
         raise NoAnswerError(0, f"the cluster at {server} does not answer: {error}") from error
 
@@ -105,13 +110,11 @@ def _retry_after(error: ApiException) -> float:
         return 0.0
 
 
-# A bound on the requests of a job that change its pods: creations, deletions, patches, together.
+# A bound on the requests of a job that change its pods: creations, deletions, patches, together. In the long run so many a second.
+# At once: so many, and a few for each worker, as all of them may come and go together.
 #
 # Reading and watching are not bounded: they cost the server little, and are tried again after delays of their own. Nor are
 # saves of the job's state: they are few, and nothing goes on without them.
-
-
-# A second in the long run. At once: so many, and a few for each worker, as all of them may come and go together.
 RATE = 10.0
 BURST, BURST_PER_WORKER = 20, 2
 
@@ -127,22 +130,21 @@ class WriteBudget:
     ) -> None:
         """``workers``: how many there may be at present."""
         self._workers = workers
-        self._most = 0  # workers so far
-        self._reserved = -math.inf  # up to when turns are taken; a turn is as long as one request at that rate
+        self._most = -1  # workers so far
+        self._bucket = TokenBucket(RATE, BURST)
         self._clock = clock
         self._sleep = sleep
-        self._reserving = threading.Lock()
+        self._lock = threading.Lock()
 
     def wait(self) -> None:
-        """Take the next turn and sleep until it comes. Turns of the past may be taken later, up to a burst of them."""
-        with self._reserving:
+        while seconds := self._seconds():
+            self._sleep(max(seconds, 0.001))  # less may be lost in the clock's rounding
+
+    def _seconds(self) -> float:
+        with self._lock:
             if (workers := self._workers()) > self._most:  # at the start, or the job was scaled: a whole burst is free
-                self._most, self._reserved = workers, -math.inf
-            turn = self._clock() * RATE
-            self._reserved = max(self._reserved, turn - BURST - BURST_PER_WORKER * self._most) + 1
-            seconds = (self._reserved - turn) / RATE
-        if seconds > 0:
-            self._sleep(seconds)
+                self._most, self._bucket = workers, TokenBucket(RATE, BURST + BURST_PER_WORKER * workers)
+            return self._bucket.take(self._clock())
 
 
 Object = dict[str, Any]
@@ -219,12 +221,9 @@ class Client:
 
     def find(self, kind: str, name: str) -> Object | None:
         """As `read`; None if there is none."""
-        try:
+        with contextlib.suppress(NotThereError):
             return self.read(kind, name)
-        except NotDoneError as error:
-            if error.status != ABSENT:
-                raise
-            return None
+        return None
 
     def list(self, kind: str, **selection: str) -> list[Object]:
         """``selection``: label_selector, field_selector."""
@@ -241,32 +240,21 @@ class Client:
     def delete(self, kind: str, name: str, grace: int | None = None) -> bool:
         """With all that it owns; whether there was any. ``grace`` in seconds, of a pod; None: its own."""
         options = {"propagation_policy": "Background", **({} if grace is None else {"grace_period_seconds": grace})}
-        try:
+        with contextlib.suppress(NotThereError):
             self._ask("delete", kind, name, query=options)
-        except NotDoneError as error:
-            if error.status != ABSENT:
-                raise
-            return False
-        return True
+            return True
+        return False
 
     def delete_all(self, kind: str, grace: int, **selection: str) -> None:
         self._ask("delete", kind, query={"grace_period_seconds": grace, **selection})
 
-    def log(
-        self,
-        pod: str,
-        *,
-        follow: bool = False,
-        timestamps: bool = False,
-    ) -> urllib3.BaseHTTPResponse:
+    def log(self, pod: str, *, follow: bool = False, timestamps: bool = False) -> urllib3.BaseHTTPResponse:
         """The bytes of a pod's log, to be read as they come, and closed.
 
         ``timestamps``: before each line stands when it was written, and a space.
         """
         path = path_of("Pod", self.namespace, pod, "log")
-        query: dict[str, object] = {"container": CONTAINER, "follow": follow}
-        if timestamps:
-            query["timestamps"] = True
+        query = {"container": CONTAINER, "follow": follow, "timestamps": timestamps}
         timeout = (ANSWER_SECONDS[0], LOG_SECONDS) if follow else ANSWER_SECONDS
         return self.open("GET", path, f"read the log of {pod}", query, timeout=timeout)
 
@@ -286,8 +274,10 @@ class Client:
         """Whether it knows objects of that API group; yes if it does not tell."""
         try:
             self._send("GET", f"/apis/{group}", f"look for {group}")
-        except NotDoneError as error:
-            return error.status != ABSENT
+        except NotThereError:
+            return False
+        except NotDoneError:
+            return True
         return True
 
     def may(self, verb: str, resource: str, group: str = "") -> bool:
@@ -384,8 +374,5 @@ def end_group(client: Client, pods: Iterable[Object]) -> None:
         ApiError: the cluster does not take it.
     """
     for pod in filter(is_kept, pods):
-        try:
+        with contextlib.suppress(NotThereError):
             client.patch("Pod", pod["metadata"]["name"], OVER)
-        except NotDoneError as error:
-            if error.status != ABSENT:
-                raise

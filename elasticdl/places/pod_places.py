@@ -31,7 +31,7 @@ from elasticdl.common.background import Background
 from elasticdl.common.backoff import Backoff
 from elasticdl.common.errors import UnreachableError
 from elasticdl.common.retry import retry, until
-from elasticdl.kube.client import ABSENT, CONFLICT, INVALID, ApiError
+from elasticdl.kube.client import CONFLICT, INVALID, ApiError, NotThereError
 from elasticdl.kube.names import without_name
 from elasticdl.kube.object_watch import Listing, Watch
 from elasticdl.master.core.events import ExitCause, LauncherFailed
@@ -321,12 +321,9 @@ class PodPlaces:
         name = self._pods.name(number)
 
         async def attempt() -> T | None:
-            try:
+            with contextlib.suppress(NotThereError):
                 return await self._call(request, name, *arguments)
-            except ApiError as failure:
-                if failure.status != ABSENT:
-                    raise
-                return None
+            return None
 
         return await retry(
             attempt, name, self._backoff(), failed=lambda failure: _log.info("asking again for %s: %s", name, failure)

@@ -5,7 +5,7 @@ import itertools
 import queue
 import threading
 
-from elasticdl.kube.client import ApiError
+from elasticdl.kube.client import ApiError, NotThereError
 from elasticdl.kube.object_watch import Change, Listing
 
 STOP = object()
@@ -152,7 +152,7 @@ class FakePods:
 
     def _find(self, name):
         if name not in self.objects.objects:
-            raise ApiError(404, f'pods "{name}" not found')
+            raise NotThereError(404, f'pods "{name}" not found')
         return self.objects.objects[name]
 
     def _call(self, method, *arguments):

@@ -11,7 +11,7 @@ from kubernetes_scene import name, pods_scene
 
 from elasticdl.cli import namespace_job
 from elasticdl.job.spec import JobSpec, WorkerRange
-from elasticdl.kube.client import ApiError, NotDoneError
+from elasticdl.kube.client import ApiError, NotDoneError, NotThereError
 from elasticdl.kube.pod import worker_pod
 from elasticdl.master.shell import cluster_master
 from elasticdl.places.base import Place, PlaceState
@@ -83,7 +83,7 @@ class Cluster:
     def patch(self, kind, name, change):
         assert kind == "Pod"
         if self.failure:
-            raise NotDoneError(*self.failure)
+            raise self.failure
         self.pods[name]["metadata"]["annotations"].update(change["metadata"]["annotations"])
 
     def annotated(self):
@@ -116,9 +116,9 @@ def test_the_group_is_over_also_where_a_master_gives_the_job_up():
 
 def test_where_pods_may_not_be_changed_a_line_in_the_log_says_what_helps(caplog):
     with caplog.at_level(logging.ERROR):
-        WorkerPodApi(Cluster(managed(0), failure=(403, "may not patch pods")), JOB).end_group()
+        WorkerPodApi(Cluster(managed(0), failure=NotDoneError(403, "may not patch pods")), JOB).end_group()
     assert "`kubectl delete workload digits-workers`" in caplog.text
-    WorkerPodApi(Cluster(managed(0), failure=(404, "no such pod")), JOB).end_group()
+    WorkerPodApi(Cluster(managed(0), failure=NotThereError(404, "no such pod")), JOB).end_group()
 
 
 def test_deleting_a_gang_leaves_nothing(monkeypatch):
