@@ -52,17 +52,7 @@ from elasticdl.kube.client import (
 from elasticdl.kube.job_objects import ManifestInputs
 from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.names import VOLCANO_GROUP, master_name, without_name
-from elasticdl.kube.pod import (
-    Manifest,
-    as_urgent,
-    as_yaml,
-    finish_master_pod,
-    finish_pod,
-    master_pod,
-    merge,
-    with_pod_templates,
-    worker_pod,
-)
+from elasticdl.kube.pod import Manifest, as_yaml, master_template, merge, worker_template
 from elasticdl.places.judge import Waiting
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -87,15 +77,8 @@ def make_parts(spec: JobSpec, namespace: str, now: datetime) -> ManifestInputs:
     Raises:
         UserError: the user's pod template is wrong.
     """
-    worker = finish_pod(with_pod_templates(worker_pod(spec, namespace), spec, Role.WORKER), spec, Role.WORKER)
-    master = finish_master_pod(with_pod_templates(master_pod(spec), spec, Role.MASTER), spec)
-    return ManifestInputs(
-        spec=spec,
-        namespace=namespace,
-        master=as_urgent(master, worker),
-        worker=worker,
-        certificates=issue(spec.job_name, now),
-    )
+    worker = worker_template(spec, namespace)
+    return ManifestInputs(spec, namespace, master_template(spec, worker), worker, issue(spec.job_name, now))
 
 
 @dataclass(slots=True)

@@ -1,9 +1,8 @@
-"""The pods of a job: `master_pod` and `worker_pod` from its specification.
+"""The pods of a job, from its specification: `worker_template` and `master_template`.
 
-The user's templates and module change what comes out; `finish_master_pod` and `finish_pod` then settle what is not theirs to
-change. A worker's pod is made once, without its name and number, when the job is submitted, and kept with the
-specification: what the user's template and cluster module say is settled there, and a master that is started anew makes
-the same pods.
+The user's templates change what `worker_pod` and `master_pod` make; `finish_pod` then settles what is not theirs to change. A
+worker's pod is made once, without its name and number, when the job is submitted, and kept with the specification: a master
+that is started anew makes the same pods.
 """
 
 from __future__ import annotations
@@ -239,16 +238,25 @@ def master_pod(spec: JobSpec) -> Manifest:
     return make_pod(spec, Role.MASTER, MASTER_COMMAND, env, pod_spec={**_identity(spec), **priority})
 
 
-def as_urgent(master: Manifest, worker: Manifest) -> Manifest:
-    """The master's pod with the class that a template gives the workers' alone, if it has none itself."""
+def master_template(spec: JobSpec, worker: Manifest) -> Manifest:
+    """The master's pod, as the user's templates leave it, beside such pods for workers.
+
+    Raises:
+        UserError: a template is wrong.
+    """
+    made = with_pod_templates(master_pod(spec), spec, Role.MASTER)
+    # An account that a template names for all pods is the workers': the master has to have its own.
+    made = merge(made, {"spec": {"serviceAccount": None, **_identity(spec)}})
+    # It has the class that a template gives the workers' alone, if it has none itself.
     name = worker["spec"].get("priorityClassName")
-    return merge({"spec": {"priorityClassName": name}}, master) if name else master
-
-
-def finish_master_pod(pod: Manifest, spec: JobSpec) -> Manifest:
-    """As `finish_pod`. An account that a template names for all pods is the workers': the master has to have its own."""
-    made = merge(pod, {"spec": {"serviceAccount": None, **_identity(spec)}})
+    made = merge({"spec": {"priorityClassName": name}}, made) if name else made
     return finish_pod(made, spec, Role.MASTER)
+
+
+def worker_template(spec: JobSpec, namespace: str) -> Manifest:
+    """As `master_template`, for workers."""
+    made = with_pod_templates(worker_pod(spec, namespace), spec, Role.WORKER)
+    return finish_pod(made, spec, Role.WORKER)
 
 
 def _identity(spec: JobSpec) -> Manifest:
