@@ -129,20 +129,16 @@ class Submission:
             UnreachableError: it does not answer any more.
         """
         manifest = job_objects.make_job(self.parts, submitted=True)
-        name, is_refused = manifest["metadata"]["name"], False
+        name, job = manifest["metadata"]["name"], None
         try:
-            try:
-                job = self._make(manifest)
-            except NotDoneError:
-                is_refused = True
-                raise
+            job = self._make(manifest)
             for manifest in job_objects.companions(self.parts):
                 pause()
                 self._make(job_objects.owned(manifest, job))
             pause()
             self.client.patch("Job", name, {"spec": {"parallelism": 1}})
-        except BaseException:
-            if not is_refused:  # else the name is that of another job
+        except BaseException as error:
+            if job or not isinstance(error, NotDoneError):  # else there is no Job, or the name is that of another one
                 self._unmake(name)
             raise
 

@@ -35,7 +35,7 @@ class Entry:
     @property
     def leaves(self) -> bool:
         """Whether it is being deleted, or is about to be."""
-        return self.told or bool(self.pod and self.pod["metadata"].get("deletionTimestamp"))
+        return self.told or bool(self.pod and _is_deleted(self.pod))
 
 
 class Ledger:
@@ -93,21 +93,15 @@ class Ledger:
 
     def adopt(self, pod: Object) -> Place:
         """Begin an entry for a pod that was asked for by somebody else, a master before this one."""
-        number, place = number_of(pod), Place(self._name(number_of(pod)))
-        match judge(pod, told=False):
-            case Ended():
-                place = replace(place, state=PlaceState.LOST, node=str(pod["spec"].get("nodeName") or ""))
-            case Running() as running:
-                place = _running(place, running, pod)
-                self.ever_placed = True
-            case Waiting(reason) as waiting:
-                why = doubt(pod)
-                state = PlaceState.ENDING if why else PlaceState.WAITING
-                place = replace(place, state=state, reason=why or reason, node=waiting.node)
-        told = bool(pod["metadata"].get("deletionTimestamp"))
-        self._entries[number] = Entry(number, index_of(pod), place, pod, told=told)
+        number = number_of(pod)
+        entry = self._entries[number] = Entry(number, index_of(pod), Place(self._name(number)))
         self._highest = max(self._highest, number)
-        return place
+        if isinstance(judge(pod, told=False), Ended):  # which is reported when it is seen again
+            entry.place = replace(entry.place, state=PlaceState.LOST, node=str(pod["spec"].get("nodeName") or ""))
+        else:
+            self.seen(pod)
+        entry.pod, entry.told = pod, _is_deleted(pod)
+        return entry.place
 
     def tell(self, number: int) -> bool:
         """Note that we have it ended; whether there is anything to end."""
@@ -138,12 +132,18 @@ class Ledger:
         if isinstance(verdict, Ended):
             self.left.append(number)
             return self._end(entry, verdict)
-        leaves = bool(pod["metadata"].get("deletionTimestamp"))
-        if leaves and entry.place.state is PlaceState.WAITING:  # what it still waits for does not matter
-            return []
+        why = doubt(pod)
         if isinstance(verdict, Running):
             entry.waits, self.ever_placed = None, True
-            return self._change(entry, _running(entry.place, verdict, pod))
+            state = PlaceState.ENDING if why else PlaceState.READY
+            place = replace(entry.place, node=verdict.node, state=state, reason=why, log=log_of(pod))
+            return self._change(entry, place)
+        if why:  # what it still waits for does not matter
+            return (
+                []
+                if entry.told
+                else self._change(entry, replace(entry.place, state=PlaceState.ENDING, reason=why, node=verdict.node))
+            )
         return self._wait(entry, verdict)
 
     def gone(self, number: int, pod: Object | None = None) -> Reports:
@@ -211,7 +211,5 @@ class Ledger:
         return self._change(entry, replace(entry.place, reason=waiting.reason, node=waiting.node))
 
 
-def _running(place: Place, running: Running, pod: Object) -> Place:
-    why = doubt(pod)
-    state = PlaceState.ENDING if why else PlaceState.READY
-    return replace(place, node=running.node, state=state, reason=why, log=log_of(pod))
+def _is_deleted(pod: Object) -> bool:
+    return bool(pod["metadata"].get("deletionTimestamp"))

@@ -192,7 +192,7 @@ async def test_what_a_master_before_has_left_is_found_and_then_told(scene):
     assert scene.reports.empty()
     assert (over.id, over.state) == (name(0), PlaceState.LOST)
     assert runs == Place(name(1), "n0", state=PlaceState.READY, log=f"kubectl logs -n lab {name(1)}")
-    assert waits == Place(name(7), reason="the scheduler has not looked at it yet")
+    assert waits == Place(name(7))
     await scene.lost(0)
     scene.show(7)
     await scene.changed(7, PlaceState.READY)
@@ -219,7 +219,7 @@ async def test_in_a_pod_that_may_never_be_heard_of_again_nobody_is_started(scene
 async def test_a_pod_that_a_master_before_has_asked_for_and_that_comes_late_is_a_place_as_well(scene):
     await scene.ready(1)
     scene.pods._create(PODS.manifest(7, 1))
-    await scene.waits(7)
+    assert (await asyncio.wait_for(scene.reports.get(), DEADLINE)).place == Place(name(7))
     scene.want(2)
     scene.show(7)
     await scene.changed(7, PlaceState.READY)
