@@ -6,7 +6,6 @@ and turns pydantic's findings into one line.
 
 from __future__ import annotations
 
-import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,13 +48,10 @@ def _metavar(field: Any) -> str:
     if any(getattr(rule, "le", None) == 1 for rule in field.metadata):
         return "PART"
     names = {int: "N", float: "SECONDS", WorkerRange: "N|MIN-MAX", str: "TEXT"}
-    is_union = typing.get_origin(field.annotation) in (typing.Union, types.UnionType)
-    kinds = (
-        [kind for kind in typing.get_args(field.annotation) if kind is not type(None)]
-        if is_union
-        else [field.annotation]
+    kinds = [kind for kind in typing.get_args(field.annotation) if kind is not type(None)] or [field.annotation]
+    return "|".join(
+        names.get(getattr(kind, "__origin__", kind)) or "|".join(typing.get_args(kind) or (kind,)) for kind in kinds
     )
-    return "|".join(names.get(getattr(kind, "__origin__", kind)) or "|".join(typing.get_args(kind)) for kind in kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,25 +102,18 @@ def make_spec(given: Given, command: tuple[str, ...] = ()) -> JobSpec:
     try:
         return JobSpec.model_validate({**given.values, "command": command})
     except ValidationError as error:
-        raise UserError(_explain(error.errors(), given)) from None
+        raise UserError(_explain(error.errors()[0], given)) from None
 
 
-def _explain(findings: Sequence[ErrorDetails], given: Given) -> str:
-    """One line from the first of pydantic's findings: the option, its value, and what would be right."""
-    first = findings[0]
-    if not first["loc"]:  # about several options at once; the text names them
-        return str(first["ctx"]["error"])
-    name = str(first["loc"][0])
+def _explain(found: ErrorDetails, given: Given) -> str:
+    """One line: the option, its value, and what would be right."""
+    wanted = found["msg"].partition(", unable to")[0].replace("Input should be", "must be")
+    if found["type"] == "value_error":
+        wanted = str(found["ctx"]["error"])
+    if not found["loc"]:  # about several options at once; the text names them
+        return wanted
+    name = str(found["loc"][0])
+    if found["type"] in _UNTELLING:
+        wanted = f"does not fit: {JobSpec.model_fields[name].description}"
     value = given.values.get(name)
-    wanted = dict.fromkeys(
-        _wanted(name, each) for each in findings if each["loc"][:1] == (name,)
-    )  # of each of its types
-    return f"{given.places[name]}: {' or '.join(wanted).removeprefix(f'{value}: ').removeprefix(f'{value!r} ')}"
-
-
-def _wanted(name: str, finding: ErrorDetails) -> str:
-    if finding["type"] == "value_error":
-        return str(finding["ctx"]["error"])
-    if finding["type"] in _UNTELLING:
-        return f"does not fit: {JobSpec.model_fields[name].description}"
-    return finding["msg"].partition(", unable to")[0].replace("Input should be", "must be")
+    return f"{given.places[name]}: {wanted.removeprefix(f'{value}: ').removeprefix(f'{value!r} ')}"

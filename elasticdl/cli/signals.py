@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # One wish that comes twice: the kernel and the shell both send SIGHUP when a terminal closes; `timeout` signals a process and its group.
@@ -68,11 +67,7 @@ class SignalLog:
 
     def take(self) -> bool:
         """Take the oldest signal; whether there was one."""
-        try:
-            self._pending.popleft()
-        except IndexError:
-            return False
-        return True
+        return bool(self._pending) and self._pending.popleft() > 0
 
 
 @contextmanager
@@ -81,14 +76,10 @@ def caught(handler: Callable[[int], object]) -> Iterator[None]:
 
     A shell has a job that it starts with ``&`` ignore SIGINT: whoever sends it one means it.
     """
-
-    def call(number: int, frame: FrameType | None) -> None:
-        handler(number)
-
     before = {number: signal.getsignal(number) for number in CAUGHT}
     mine = [number for number, old in before.items() if number != signal.SIGHUP or old is not signal.SIG_IGN]
     for number in mine:
-        signal.signal(number, call)
+        signal.signal(number, lambda number, frame: handler(number))
     try:
         yield
     finally:

@@ -31,6 +31,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +69,15 @@ def is_replaced(job: JobDir, restarts: int) -> bool:
         return False
 
 
+@dataclass(frozen=True, slots=True)
 class Keeper:
     """``command``: starts a master. ``number``: of the batch job. ``backoff``: before the next master."""
 
-    def __init__(self, job: JobDir, command: Sequence[str], number: str, restarts: int, backoff: Backoff) -> None:
-        self._job = job
-        self._command = command
-        self._number, self._restarts = number, restarts
-        self._backoff = backoff
+    job: JobDir
+    command: Sequence[str]
+    number: str
+    restarts: int
+    backoff: Backoff
 
     async def run(self) -> int:
         """Until no other master is to be started here; returns the exit code of the batch job."""
@@ -83,23 +85,23 @@ class Keeper:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, told.set)
         again = asyncio.ensure_future(self._is_to_run_again(told))
-        while not is_replaced(self._job, self._restarts):
+        while not is_replaced(self.job, self.restarts):
             began = time.monotonic()
             code = await self._run_master(again)
             broke = code < 0 or code == EXIT_AGAIN
-            if code == EXIT_LEFT or is_replaced(self._job, self._restarts):
+            if code == EXIT_LEFT or is_replaced(self.job, self.restarts):
                 break
-            if self._job.status.exists():
+            if self.job.status.exists():
                 if broke:  # while it closed its places
                     await self._end_workers()
                 return code if code >= 0 else 128 - code
             if not broke:
                 return await self._give_up(f"its master ended with exit code {code}{self._last_line()}", code)
             with contextlib.suppress(OSError):  # the folder may be away for a while, too
-                self._job.master.unlink()
+                self.job.master.unlink()
             if time.monotonic() - began > SOON_SECONDS:
-                self._backoff.reset()
-            delay, crashes = self._backoff.delay(), self._backoff.failures
+                self.backoff.reset()
+            delay, crashes = self.backoff.delay(), self.backoff.failures
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "broke"
             if crashes >= MOST_CRASHES:
                 hint = _MEMORY if code == -signal.SIGKILL else self._last_line()
@@ -115,11 +117,11 @@ class Keeper:
     async def _is_to_run_again(self, told: asyncio.Event) -> bool:
         """By Slurm, which is asked once the batch job is to end."""
         await told.wait()
-        return await runs_again(self._number, self._restarts)
+        return await runs_again(self.number, self.restarts)
 
     async def _run_master(self, again: asyncio.Future[bool]) -> int:
         try:
-            master = await asyncio.create_subprocess_exec(*self._command)
+            master = await asyncio.create_subprocess_exec(*self.command)
         except OSError as error:  # as of a machine that is short of memory
             _log.error("can't start a master: %s", error.strerror)
             return EXIT_AGAIN
@@ -134,24 +136,24 @@ class Keeper:
 
     def _last_line(self) -> str:
         """Of the master's log, in which all that is said here is as well."""
-        said = last_line(tail(self._job.master_log, LOG_BYTES))
+        said = last_line(tail(self.job.master_log, LOG_BYTES))
         return f": {said.removeprefix('elasticdl: ')}" if said else ""
 
     async def _give_up(self, why: str, code: int = 1) -> int:
         """The job is over: say so first, then end what is left of it. ``code``: the exit code of a master that ended so."""
         phase = _PHASES.get(code, "failed")
         _log.error("job %s: %s", phase, why)
-        if not self._job.status.exists():  # as whoever has stopped the job may have written
+        if not self.job.status.exists():  # as whoever has stopped the job may have written
             try:
-                await asyncio.to_thread(_write_end, self._job, phase, why)
+                await asyncio.to_thread(_write_end, self.job, phase, why)
             except OSError as error:
-                _log.error("can't write that to %s: %s", self._job.status, error.strerror)
+                _log.error("can't write that to %s: %s", self.job.status, error.strerror)
         await self._end_workers()
         return code if code in _PHASES else 1
 
     async def _end_workers(self) -> None:
         try:
-            await ask("scancel", "--quiet", "--me", f"--name={workers_name(self._job.name, self._number)}")
+            await ask("scancel", "--quiet", "--me", f"--name={workers_name(self.job.name, self.number)}")
         except (UserError, UnreachableError) as error:
             _log.error("can't end the workers: %s", error)
 
@@ -186,10 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = [*RUN_MODULE, MASTER_MODULE, "--job_dir", str(job.path)]
     backoff = Backoff(random.Random(), first=1.0, longest=60.0)
 
-    async def keep() -> int:
-        return await Keeper(job, command, os.environ["SLURM_JOB_ID"], restarts(), backoff).run()
-
-    return asyncio.run(keep())
+    return asyncio.run(Keeper(job, command, os.environ["SLURM_JOB_ID"], restarts(), backoff).run())
 
 
 if __name__ == "__main__":
