@@ -129,16 +129,12 @@ def show_course(
         elif heard and (entry := parse_entry(heard)) is not None:
             # Who follows a job of this machine keeps it alive: an entry that is damaged, or made up, must not end the training.
             with suppress(Exception):
-                show_news(entry, screen, once)
+                text = news(entry)
+                if text is not None and KINDS[entry["event"]].passing:
+                    screen.passing(entry["event"], text)
+                elif text is not None:
+                    screen.line(once(text, *reasons_of(entry)))
             with suppress(Exception):
                 hear(entry)
         if leaves(heard):
             break
-
-
-def show_news(entry: Entry, screen: Screen, once: Once) -> None:
-    text = news(entry)
-    if text is not None and KINDS[entry["event"]].passing:
-        screen.passing(entry["event"], text)
-    elif text is not None:
-        screen.line(once(text, *reasons_of(entry)))

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from elasticdl.cli.job_handle import AbsentError, JobHandle, Lines
 from elasticdl.cli.printed import LocalLogs, Tail
-from elasticdl.cli.screens import by_writer, is_over
+from elasticdl.cli.screens import by_writer
 from elasticdl.common.credentials import Endpoint
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.facts import Facts
@@ -169,28 +169,15 @@ class FolderJob(JobHandle):
         life = self.life()
         return str(life.value) if life in (Life.ENDED, Life.LOST) else ""
 
-    def end(self) -> pb.JobStatus | None:
-        """As its journal tells it, if its master could not write its status, as on a full disk."""
-        if (kept := JobHandle.end(self)) is not None:
-            return kept
-        told = self._told()
-        status = pb.JobStatus(job_name=self.name, phase=told.phase, reason=told.reason, step=told.step, time_left=-1)
-        status.elapsed = told.until - told.began
-        return status if is_over(status) else None
-
     def last_known(self) -> tuple[int, float]:
-        """As its journal tells it."""
-        told = self._told()
-        return told.step, told.until - told.began
-
-    def _told(self) -> Facts:
         """By the first entry of its journal and the newest: a long one is not read as a whole."""
         lines: list[bytes] = []
         with contextlib.suppress(OSError), self.folder.journal.open("rb") as file:
             lines.append(file.readline())
             file.seek(max(file.tell(), file.seek(0, os.SEEK_END) - END_BYTES))
             lines += file
-        return Facts(self.name).read(line.decode(errors="replace") for line in lines)
+        told = Facts(self.name).read(line.decode(errors="replace") for line in lines)
+        return told.step, told.until - told.began
 
     @contextmanager
     def reach(self) -> Iterator[Endpoint]:

@@ -346,17 +346,14 @@ class JobHandle(Protocol):
             if not self.master_returns:
                 raise
             reason = absence = "its master does not answer at the moment"
-        if lost := self.over():
-            if end := self.end():  # since the first look it may have written how it ended
-                return end
-            step, age = self.last_known()
-            return pb.JobStatus(job_name=self.name, phase="lost", reason=lost, step=step, elapsed=age, time_left=-1)
-        if kept is None:
-            step, elapsed = self.last_known()  # of a job that trains while its next master waits
-            phase = "running" if step else "starting"
-            return pb.JobStatus(
-                job_name=self.name, phase=phase, reason=absence, step=step, elapsed=elapsed, time_left=-1
-            )
+        lost = self.over()
+        if lost and (end := self.end()):  # since the first look it may have written how it ended
+            return end
+        if lost or kept is None:
+            step, age = self.last_known()  # of a job that trains while its next master waits, too
+            phase = "lost" if lost else "running" if step else "starting"
+            why = lost or absence
+            return pb.JobStatus(job_name=self.name, phase=phase, reason=why, step=step, elapsed=age, time_left=-1)
         kept.reason = f"{reason}; showing the last saved status"
         return kept
 

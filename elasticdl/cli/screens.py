@@ -340,14 +340,7 @@ class Outlet:
 
 def own_outlets() -> tuple[Outlet, Outlet]:
     """This process's stdout and stderr."""
-    return Outlet(_descriptor(sys.stdout, 1), Stream.OUT), Outlet(_descriptor(sys.stderr, 2), Stream.ERR)
-
-
-def _descriptor(stream: TextIO, usual: int) -> int:
-    try:
-        return stream.fileno()
-    except OSError:  # somebody has put one in its place that has none
-        return usual
+    return Outlet(1, Stream.OUT), Outlet(2, Stream.ERR)
 
 
 class Screen:

@@ -405,22 +405,6 @@ def test_of_a_lost_job_the_step_and_the_age_are_told_that_its_journal_tells(caps
     assert "\nepoch -, step 19,990, elapsed 0:48:20\n" in run(capsys, "status", "gone")[1]
 
 
-FULL = {"event": "job_finished", "phase": "failed", "reason": "out of luck", "steps": 7}
-
-
-def test_a_job_whose_status_could_not_be_written_ended_as_its_journal_tells(capsys, dead_pid):
-    """As on a full disk, where an entry may still find room."""
-    job = new_job("full")
-    job.write_master(MasterAddress("127.0.0.1:1", TOKEN, dead_pid))
-    job.journal.write_text(
-        "".join(json.dumps(entry) + "\n" for entry in ({"time": 1, "event": "job_started"}, {"time": 9, **FULL}))
-    )
-    assert run(capsys, "status", "full")[1].startswith(
-        "job full: failed: out of luck\nepoch -, step 7, elapsed 0:00:08\n"
-    )
-    assert run(capsys, "stop", "full")[2] == "elasticdl stop: job full is not running: it has failed\n"
-
-
 def test_whoever_follows_a_job_to_its_end_is_told_it_though_nothing_could_be_written(capsys, running, dead_pid):
     def end_on_a_full_disk() -> None:
         running.wait_for_watcher()
