@@ -140,12 +140,12 @@ class FolderJob(JobHandle):
     def spec_text(self) -> str:
         return self.folder.spec.read_text()
 
-    def status_text(self) -> str | None:
+    def status_text(self) -> str:
         """That with which the job ended; none if it runs, or was killed before it could write it."""
         try:
             return self.folder.status.read_text()
         except FileNotFoundError:
-            return None
+            return ""
 
     def look(self, master: MasterAddress | None) -> tuple[Life, str]:
         """``master``: as its file was just read. With what else is known of why no master runs."""

@@ -216,9 +216,10 @@ class Following:
                 self._inbox.put(line)
 
     def _read_statuses(self, master: MasterClient | None) -> None:
-        for status in master.watch() if master else filter(None, [self._job.kept_status()]):
+        for status in master.watch() if master else [self._job.kept_status()]:
             self.failure = None
-            self._inbox.put(status)
+            if status.phase:  # else none was kept
+                self._inbox.put(status)
 
 
 POLL = 0.5
@@ -261,8 +262,8 @@ class JobHandle(Protocol):
     def spec_text(self) -> str:
         """Its specification, as JSON."""
 
-    def status_text(self) -> str | None:
-        """The last status that was written down, as JSON."""
+    def status_text(self) -> str:
+        """The last status that was written down, as JSON; empty if none was."""
 
     def stop_without_master(self, *, now: bool) -> str:
         """Stop a job that has no master at the moment; returns what became of it, empty if that takes a master."""
@@ -312,27 +313,26 @@ class JobHandle(Protocol):
             why = str(error)
         raise UserError(f"job {self.name} was made by another version, or its specification is damaged: {why}")
 
-    def kept_status(self) -> pb.JobStatus | None:
-        """The last that was written down.
+    def kept_status(self) -> pb.JobStatus:
+        """The last that was written down; without a phase if none was.
 
         Raises:
             ElasticDLError: it is damaged.
         """
         try:
-            text = self.status_text()
-            return None if text is None else json_format.Parse(text, pb.JobStatus(), ignore_unknown_fields=True)
+            return json_format.Parse(self.status_text() or "{}", pb.JobStatus(), ignore_unknown_fields=True)
         except (json_format.ParseError, ValueError) as error:
             raise ElasticDLError(f"the last status of job {self.name} is damaged: {flat(error)}") from None
 
     def end(self) -> pb.JobStatus | None:
         """The status with which it ended, if it has said so."""
         kept = self.kept_status()
-        return kept if kept is not None and is_over(kept) else None
+        return kept if is_over(kept) else None
 
     def status(self) -> pb.JobStatus:
         """From its master while that runs, else what has been kept of it."""
         kept = self.kept_status()
-        if kept is not None and is_over(kept):
+        if is_over(kept):
             return kept
         try:
             with self.reached() as master:
@@ -349,7 +349,7 @@ class JobHandle(Protocol):
         lost = self.over()
         if lost and (end := self.end()):  # since the first look it may have written how it ended
             return end
-        if lost or kept is None:
+        if lost or not kept.phase:
             step, age = self.last_known()  # of a job that trains while its next master waits, too
             phase = "lost" if lost else "running" if step else "starting"
             why = lost or absence

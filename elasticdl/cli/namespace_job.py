@@ -58,8 +58,8 @@ class NamespaceJob(JobHandle):
     def spec_text(self) -> str:
         return str(self.client.read("ConfigMap", names.spec_name(self.name))["data"][SPEC_FILE])
 
-    def status_text(self) -> str | None:
-        return self.state().status or None
+    def status_text(self) -> str:
+        return self.state().status
 
     def state(self) -> State:
         found = self.client.find("ConfigMap", names.state_name(self.name))
@@ -91,7 +91,7 @@ class NamespaceJob(JobHandle):
 
     def last_known(self) -> tuple[int, float]:
         kept = self.kept_status()
-        return (kept.step, kept.elapsed) if kept else (0, 0.0)
+        return kept.step, kept.elapsed
 
     @contextlib.contextmanager
     def reach(self) -> Iterator[Endpoint]:
