@@ -236,7 +236,7 @@ def _credentials(environ: Mapping[str, str]) -> Credentials:
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has this address or, failing that, one in the network of the address.
+    """The network interface that has this address.
 
     Raises:
         UserError: there is none, or it is no address.
@@ -245,18 +245,11 @@ def interface_of(address: str) -> str:
         wanted = ipaddress.ip_address(address)
     except ValueError:
         raise UserError(f"{address!r} is no IP address of this machine") from None
-    nearby = ""
     for name, addresses in psutil.net_if_addrs().items():
         for each in addresses:
-            if each.family in (socket.AF_INET, socket.AF_INET6) and each.netmask:
-                bits = int(ipaddress.ip_address(each.netmask)).bit_count()
-                interface = ipaddress.ip_interface(f"{each.address.partition('%')[0]}/{bits}")
-                if interface.ip == wanted:
-                    return name
-                if wanted in interface.network:
-                    nearby = nearby or name
-    if nearby:
-        return nearby
+            is_ip = each.family in (socket.AF_INET, socket.AF_INET6)
+            if is_ip and ipaddress.ip_address(each.address.partition("%")[0]) == wanted:
+                return name
     raise UserError(f"no network interface of this machine has the address {address}")
 
 
