@@ -17,11 +17,10 @@ from pydantic import ValidationError
 
 from elasticdl.cli.parsing import did_you_mean
 from elasticdl.cli.screens import is_over
-from elasticdl.common.channel import grpc, metadata, open_channel
+from elasticdl.common.channel import NO_HANDSHAKE, grpc, in_words, metadata, open_channel
 from elasticdl.common.credentials import Endpoint
 from elasticdl.common.errors import ElasticDLError, RefusedError, UnreachableError, UserError, first_finding
 from elasticdl.common.reason import flat
-from elasticdl.common.retry import NO_HANDSHAKE, in_words
 from elasticdl.job.journal import number_of
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.proto import elasticdl_pb2 as pb

@@ -29,12 +29,11 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from elasticdl.common.background import Background
-from elasticdl.common.channel import metadata, open_aio_channel, own_address
+from elasticdl.common.channel import NO_ANSWER, Silence, in_words, metadata, open_aio_channel, own_address
 from elasticdl.common.credentials import HOST, LOGS, MASTER, NODE, PLACE, WORKER_ID, WorkerEnvironment
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.front_ends import RUN_MODULE, environment_of_workers
-from elasticdl.common.retry import NO_ANSWER, Silence, in_words
+from elasticdl.common.retry import Background
 from elasticdl.places.fork_server import Spawner
 from elasticdl.places.worker_process import InFile, MemoryKills, PassedOn, WorkerRun
 from elasticdl.proto import elasticdl_pb2 as pb

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import quote
 
-from elasticdl.common.background import Background
 from elasticdl.common.credentials import SHARED_GPU
+from elasticdl.common.retry import Background
 from elasticdl.master.core.events import ExitCause, FoundWorker, LauncherFailed, WorkerPlaced
 from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceReport, PlaceState, StarterReport
 from elasticdl.places.fork_server import Spawner

@@ -27,10 +27,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from elasticdl.common.background import Background
 from elasticdl.common.backoff import Backoff
 from elasticdl.common.errors import UnreachableError
-from elasticdl.common.retry import retry, until
+from elasticdl.common.retry import Background, retry, until
 from elasticdl.kube.client import CONFLICT, INVALID, ApiError, NotThereError
 from elasticdl.kube.names import without_name
 from elasticdl.kube.object_watch import Listing, Watch

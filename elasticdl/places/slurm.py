@@ -18,11 +18,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from elasticdl.common.background import Background
 from elasticdl.common.backoff import Backoff
 from elasticdl.common.credentials import NODE, PLACE
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.common.retry import retry
+from elasticdl.common.retry import Background, retry
 from elasticdl.master.core.events import ExitCause, LauncherFailed
 from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceReport, PlacesRefused, PlaceState
 

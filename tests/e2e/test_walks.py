@@ -21,7 +21,7 @@ MARK = "<!-- walk: {} -->"
 # What a reader of a walk need not open: values and their names, ways to wait or to say something, and the protocol.
 VALUES = {
     *(
-        "common/background.py",
+        "common/retry.py",
         "common/backoff.py",
         "common/credentials.py",
         "common/front_ends.py",

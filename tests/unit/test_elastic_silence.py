@@ -13,8 +13,8 @@ import grpc
 import pytest
 from session_kit import FakeMaster
 
+from elasticdl.common.channel import ATTEMPT_SECONDS, FIRST_DELAY, LONGEST_DELAY, Silence, in_words
 from elasticdl.common.credentials import Token, WorkerEnvironment
-from elasticdl.common.retry import ATTEMPT_SECONDS, FIRST_DELAY, LONGEST_DELAY, Silence, in_words
 from elasticdl.elastic.link import stream
 from elasticdl.job import messages as m
 from elasticdl.proto import elasticdl_pb2 as pb

@@ -13,11 +13,10 @@ from typing import Protocol
 
 import grpc
 
-from elasticdl.common.channel import metadata, open_channel
+from elasticdl.common.channel import Silence, in_words, metadata, open_channel
 from elasticdl.common.credentials import WorkerEnvironment
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.reason import one_line
-from elasticdl.common.retry import Silence, in_words
 from elasticdl.elastic.link.wire import to_proto
 from elasticdl.job import messages as m
 from elasticdl.proto import elasticdl_pb2 as pb

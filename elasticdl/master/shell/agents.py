@@ -19,8 +19,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from elasticdl.common.background import Background
-from elasticdl.common.retry import until
+from elasticdl.common.retry import Background, until
 from elasticdl.master.core.events import (
     ExitCause,
     FoundWorker,

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from elasticdl.common.background import Background
 from elasticdl.common.errors import UnreachableError
+from elasticdl.common.retry import Background
 from elasticdl.places import agent as agents
 from elasticdl.places.agent import Agent
 from elasticdl.proto import elasticdl_pb2 as pb
