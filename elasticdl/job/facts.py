@@ -343,6 +343,8 @@ class Facts:
     over: bool = False
     wanted: str = ""  # number of workers asked for
     step: int = 0
+    epochs: int = 0  # that were finished, and the model's samples: told at the end
+    samples: int = 0
     resumed: int = 0  # the step that it went on from
     loss: float | None = None  # of the last steps that were told, as the rate
     rate: float | None = None  # samples per second
@@ -377,6 +379,7 @@ class Facts:
 
     def __post_init__(self) -> None:
         self._line = Timeline()
+        self.spent = self._line.spent  # as far as that is final: once it is concluded, all
         self._lanes = Lanes()
         self._members = 0  # in `worlds`
         self._change: _Change | None = None
@@ -396,26 +399,20 @@ class Facts:
         """The workers, by number."""
         return sorted([*self._lanes.gone.values(), *self._lanes.there.values()], key=lambda lane: lane.worker)
 
-    @property
-    def spent(self) -> TimeSpent:
-        """Where the time went, as far as that is final: once it is concluded, all."""
-        return self._line.spent
-
-    def settled(self, now: float) -> TimeSpent:
-        """Where the time went, as far as that is final. What is told later counts as later than ``now``."""
-        self._go_on(now)
-        return self.spent
+    def advance(self, now: float) -> None:
+        """Nothing has changed since the last entry, if the job goes on. What is told later counts as later than ``now``."""
+        if self.counts and not self.over:
+            self._line.advance(now, self._lanes.crew)
+            self.until = self._line.now
 
     def conclude(self, until: float = 0.0) -> Self:
         """Nothing more is told. ``until``: the present, for a job that goes on."""
-        self._go_on(until)
-        line, change, self._change = self._line, self._change, None
-        if change and not change.told:  # no step came after it that would have told it: nothing was trained since
+        self.advance(until)
+        line, change = self._line, self._change
+        if self.over:
+            self._end_change(line.now)
+        elif change and not change.told:  # nothing was trained since
             line.claim(change.use, line.trained(change.since))
-            if self.over and change.use in _PAUSES.values() and self.worlds:
-                world, lasted = self.worlds[-1].version, line.now - change.since
-                self._add_pause(PauseRecord(world, str(change.use), line.now, lasted))
-                self.changes[str(change.use)] += 1
         line.settle(line.now)
         return self
 
@@ -482,12 +479,6 @@ class Facts:
             said = (told.workers, told.phase, told.path, told.reason, told.message, told.standing)
             value = told.metrics | told.given("worker", "seconds", "factor")
             self.marks.add(Mark(line.now, event, " ".join(filter(None, said)), told.step, value))
-
-    def _go_on(self, until: float) -> None:
-        """Nothing has changed since the last entry."""
-        if self.counts and not self.over:
-            self._line.advance(until, self._lanes.crew)
-            self.until = self._line.now
 
     def _begin_again(self, time: float) -> None:
         """A training that was stopped goes on: its next job has begun. What was between is nobody's time."""
@@ -576,8 +567,10 @@ class Facts:
             case "job_finished":
                 self.over = True
                 self.phase, self.reason = told.phase or self.phase, told.reason
-                self.step = told.steps or self.step
+                self.step, self.epochs, self.samples = told.steps, told.epochs, told.samples
                 self.metrics = told.metrics or self.metrics
+                if told.compared_workers:
+                    self.compared = (told.compared, told.compared_workers)
                 line.doing = TimeUse.ENDING
                 self._lanes.end(now)
                 self._end_world(now)
@@ -653,6 +646,15 @@ class Facts:
             pause.parts = {name: getattr(told, name) for name in PAUSE_PARTS}
             self.longest_pause = max(self.longest_pause, total)
 
+    def _end_change(self, first: float) -> None:
+        """The ``first`` step after it begins, or the job is over without one."""
+        change, self._change = self._change, None
+        if change and not change.told:
+            self._line.claim(change.use, self._line.trained(change.since, first))
+            self.changes[str(change.use)] += 1
+            if change.use is TimeUse.FAILURE and self.worlds:
+                self._add_pause(PauseRecord(self.worlds[-1].version, str(change.use), first, first - change.since))
+
     def _add_pause(self, pause: PauseRecord) -> None:
         self.pauses.add(pause)
         self.counts["pauses"] += 1
@@ -679,18 +681,11 @@ class Facts:
         # Steps of a world are also told after it broke.
         current = last is not None and (world > last.version or (world == last.version and last.until is None))
         if (change := self._change) and current:
-            if not change.told:
-                first = max(change.since, now - took)
-                line.claim(change.use, line.trained(change.since, first))
-                if change.use is TimeUse.FAILURE:
-                    self._add_pause(PauseRecord(world, str(change.use), first, first - change.since))
-                self.changes[str(change.use)] += 1
-            self._change = None
+            self._end_change(max(change.since, now - took))
         again = min(told.again, made)
         line.claim(TimeUse.AGAIN, took * again / made if made else 0.0)
         line.claim(TimeUse.SLOW, told.slowest * (made - again))  # each second counts once
-        point = Point(step, world, made, told.samples, told.loss, told.learning_rate, took, again, told.waited, told.slowest,
-                      time=now, workers=last.size if last else 0)  # fmt: skip
+        point = Point.of(told, time=now, workers=last.size if last else 0)
         self.curve.add(point)
         self.step, self.loss, self.rate = step or self.step, point.loss, point.rate
         self.learning_rate = point.learning_rate

@@ -58,6 +58,7 @@ class Fields(BaseModel):
     step: Count = 0
     steps: Count = 0
     steps_torn: Count = 0
+    epochs: Count = 0
     again: Count = 0
     samples: Count = 0
     compared: Count = 0
@@ -244,7 +245,7 @@ _KINDS = (
          "seconds": "", "again": "how many of them were made before", "waited": "seconds a step that members waited for others, mean",
          "slowest": "of these, those for the slowest"}, logging.DEBUG),
     Kind("job_finished", {"phase": "", "reason": "", "steps": "", "epochs": "", "samples": "", "metrics": "", "collective": "",
-         "compared": "when workers' states were compared last"}, said="the job has {phase}{because}", quiet=True, cluster=True),
+         "compared": "as of `epoch_finished`", "compared_workers": ""}, said="the job has {phase}{because}", quiet=True, cluster=True),
 )  # fmt: skip
 KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _KINDS}
 
@@ -407,11 +408,8 @@ class Steps:
     slowest: float  # of these, those for the slowest
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> Steps | None:
-        """None if the entry is not as a master writes it: it may be damaged, or of another version."""
-        known = [entry.get(name) for name in _NAMES]
-        sure = all(isinstance(value, int | float) or (value is None and name in _UNKNOWN) for name, value in zip(_NAMES, known, strict=True))  # fmt: skip
-        return cls(*known) if sure else None  # type: ignore[arg-type]
+    def of(cls, told: Fields, **more: Any) -> Self:
+        return cls(**{name: getattr(told, name) for name in _NAMES}, **more)
 
     def __add__(self, later: Self) -> Self:
         """These and the steps that follow, as one. A loss that is not known counts for nothing."""
@@ -436,7 +434,6 @@ class Steps:
 
 
 _NAMES = tuple(each.name for each in fields(Steps))
-_UNKNOWN = ("loss", "learning_rate")
 
 
 def _short(value: Any) -> Any:

@@ -73,10 +73,10 @@ def test_whatever_happens_the_parts_add_up_and_time_goes_on(entries, in_order):
     if in_order:
         entries = sorted(entries, key=lambda each: each["time"])
     history = Facts()
-    before = deepcopy(history.settled(0.0))
+    before = deepcopy(history.spent)
     for each in entries:
         history.read([json.dumps(each)])
-        now = deepcopy(history.settled(0.0))
+        now = deepcopy(history.spent)
         for ours, past in ((now.wall, before.wall), (now.workers, before.workers)):
             assert all(ours[doing] >= past[doing] for doing in TimeUse), "what is settled never falls"
         before = now

@@ -15,9 +15,8 @@ from elasticdl.job.messages import MOST_MARKS, Pace
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core import events as i
-from elasticdl.master.core.events import EndJob
 from elasticdl.master.core.job_core import Job
-from elasticdl.master.core.values import Phase, Settings
+from elasticdl.master.core.values import Settings
 from elasticdl.master.core.worker_record import MOST_EPOCHS, Training
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.loop import to_event, to_status
@@ -185,15 +184,15 @@ def test_the_summary_tells_the_whole_story(tmp_path):
         ("world_broken", {"world": 2, "reason": "worker 0 killed"}),
         ("advice", {"text": "1 worker: one more would ...", "curve": curve}),
         ("decision", {"workers": 1, "reason": "stays at 1"}),
-        ("job_finished", {"phase": "stopped"}),
     ):
         journal.append(event, fields)
-    journal.close()
     told = Told()
     told.steps(1, 2, now=11.0)
     told.training.compared_step, told.training.compared_workers = 1, 2
+    journal.append("job_finished", {"phase": "stopped", "reason": "enough", **told.training.achieved()})
+    journal.close()
     facts = Facts().read((tmp_path / "journal.jsonl").read_text().splitlines()).conclude()
-    summary = summarize(EndJob(Phase.STOPPED, "enough"), told.training, facts, 5.0)
+    summary = summarize(facts, 5.0)
     first, second, paused, broken, *_ = (entry["time"] for entry in read_journal(tmp_path / "journal.jsonl"))
     assert set(summary.pop("time")) == {"wall", "workers"}
     (remark,) = summary.pop("remarks")

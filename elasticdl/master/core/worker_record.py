@@ -487,6 +487,16 @@ class Training(TrainingSnapshot):
             return f"training is complete, but has diverged: its last loss is {self.loss}"
         return "training is complete"
 
+    def achieved(self) -> dict[str, Any]:
+        """For the last entry of the journal."""
+        numbers = {"steps": self.step, "epochs": self.epochs_done, "samples": self.samples, "metrics": self.metrics}
+        return {**numbers, "collective": self.collective, **self._compared()}
+
+    def _compared(self) -> dict[str, int]:
+        return (
+            {"compared": self.compared_step, "compared_workers": self.compared_workers} if self.compared_workers else {}
+        )
+
     def samples_per_second(self, now: float) -> float:
         return self._per_second(now, column=2)
 
@@ -520,9 +530,7 @@ class Training(TrainingSnapshot):
         (total, samples), self.epoch_loss = self.epoch_loss, (0.0, 0)
         if not samples:  # another job, from whose checkpoint this one goes on, has finished them
             return []
-        told = {"step": self.step, "loss": total / samples}
-        if self.compared_workers:
-            told |= {"compared": self.compared_step, "compared_workers": self.compared_workers}
+        told = {"step": self.step, "loss": total / samples, **self._compared()}
         return [Record("epoch_finished", {"epoch": n, **told}) for n in finished]
 
     def _take_metrics(self, metrics: Any) -> None:

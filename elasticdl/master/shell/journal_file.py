@@ -13,7 +13,7 @@ from operator import add, attrgetter
 from pathlib import Path
 from typing import Any
 
-from elasticdl.job.journal import KINDS, STEPS, Steps, dump_entry, number_of
+from elasticdl.job.journal import KINDS, STEPS, Fields, Steps, dump_entry, number_of
 from elasticdl.job.messages import Pace, StepReport
 from elasticdl.master.core.worker_record import TrainingSnapshot, UnwrittenSteps
 from elasticdl.master.shell.observers import Observer
@@ -126,7 +126,7 @@ class StepLog(Observer):
         self._started = started
         self._counted = training.counted
         self._world = training.newest[0]
-        self._joined = Steps.of(past.joined) if past.joined else None  # not written yet
+        self._joined = Steps.of(Fields.of(past.joined)) if past.joined else None  # not written yet
         self._ordinary = past.ordinary  # seconds of a step, as the last that was told has them
         self._written_at = 0.0
 

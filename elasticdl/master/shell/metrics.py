@@ -61,7 +61,8 @@ class Prometheus(Collector):
 
     async def told(self) -> list[Metric]:
         facts = self._facts
-        return [*_of_status(self._status()), *_of_facts(facts), *_of_time(facts.settled(self._clock()))]
+        facts.advance(self._clock())
+        return [*_of_status(self._status()), *_of_facts(facts), *_of_time(facts.spent)]
 
 
 def _of_status(now: pb.JobStatus) -> Iterator[Metric]:

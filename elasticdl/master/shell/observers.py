@@ -17,8 +17,6 @@ from elasticdl.job.facts import Facts, PauseRecord, TimeUse, WorldSpan
 from elasticdl.job.jobdir import write_aside
 from elasticdl.job.journal import KINDS, plain
 from elasticdl.job.messages import Pace, StepReport
-from elasticdl.master.core.events import EndJob
-from elasticdl.master.core.worker_record import Training
 from elasticdl.proto import elasticdl_pb2 as pb
 
 # Observers: they are told what happens to a job, and can't change it.
@@ -90,7 +88,7 @@ class Observers(Observer):
 # `summary.json`: what became of a job, for people and programs.
 
 
-def write_summary(folder: str, end: EndJob, training: Training, found: Facts, wall_time: float) -> Path:
+def write_summary(folder: str, found: Facts, wall_time: float) -> Path:
     """Write the summary into ``folder``, whole or not at all.
 
     Raises:
@@ -98,17 +96,23 @@ def write_summary(folder: str, end: EndJob, training: Training, found: Facts, wa
     """
     path = Path(folder) / "summary.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_aside(path, json.dumps(plain(summarize(end, training, found, wall_time)), indent=1, allow_nan=False) + "\n")
+    write_aside(path, json.dumps(plain(summarize(found, wall_time)), indent=1, allow_nan=False) + "\n")
     return path
 
 
-def summarize(end: EndJob, training: Training, found: Facts, wall_time: float) -> dict[str, Any]:
+def summarize(found: Facts, wall_time: float) -> dict[str, Any]:
     """``time``: where the seconds of the job (``wall``) and of all its workers went. ``remarks``: what was left out, as of
     lists that are too long, and what can't be known."""
-    spent = found.spent
+    spent, (step, workers) = found.spent, found.compared
     return {
-        "status": str(end.phase),
-        **achieved(end, training),
+        "status": found.phase,
+        "reason": found.reason,
+        "steps": found.step,
+        "epochs": found.epochs,
+        "samples": found.samples,
+        "metrics": found.metrics,
+        "collective": found.collective,
+        "compared": {"step": step, "workers": workers} if workers else None,
         "worlds": [_world(world) for world in found.worlds],
         "pauses": [_pause(pause) for pause in found.pauses],
         "wall_time": round(wall_time, 3),
@@ -138,13 +142,6 @@ def _scaling(found: Facts) -> dict[str, Any]:
 
 def _rounded(seconds: Mapping[TimeUse, float]) -> dict[str, float]:
     return {str(doing): round(value, 3) for doing, value in seconds.items()}
-
-
-def achieved(end: EndJob, training: Training) -> dict[str, Any]:
-    numbers = {"steps": training.step, "epochs": training.epochs_done, "samples": training.samples}
-    told = {"metrics": training.metrics, "collective": training.collective}
-    compared = {"step": training.compared_step, "workers": training.compared_workers}
-    return {"reason": end.reason, **numbers, **told, "compared": compared if training.compared_workers else None}
 
 
 class TensorBoard(Observer):

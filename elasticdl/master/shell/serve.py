@@ -37,7 +37,6 @@ from elasticdl.master.shell.observers import (
     Observer,
     Observers,
     TensorBoard,
-    achieved,
     write_summary,
 )
 from elasticdl.master.shell.servicer import Server, Servicer, TokenAccess
@@ -232,8 +231,8 @@ class Master:
         end = await Loop(job, self._mailbox, *tools).run()
         # Told before places are closed: that takes as long as whoever provides them likes, and the master may be killed meanwhile.
         self._steps.flush()
-        journal.append("job_finished", {"phase": str(end.phase), **achieved(end, job.training)})
-        self._write_summary(end)
+        journal.append("job_finished", {"phase": str(end.phase), "reason": end.reason, **job.training.achieved()})
+        self._write_summary()
         self._write_status()
         await launcher.close()
         return end
@@ -258,11 +257,11 @@ class Master:
             **{name: getattr(training, name) for name in stands},
         )
 
-    def _write_summary(self, end: EndJob) -> None:
+    def _write_summary(self) -> None:
         if folder := self.spec.output:
             try:
                 wall_time = time.monotonic() - self._began
-                write_summary(folder, end, self._job.training, self.facts.conclude(), wall_time)
+                write_summary(folder, self.facts.conclude(), wall_time)
             except OSError as error:
                 _log.error("can't write summary.json to %s: %s", folder, error)
 
