@@ -26,6 +26,7 @@ from elasticdl.job.journal import Entry, unmarked
 from elasticdl.kube.client import Client, NotDoneError, Object
 from elasticdl.kube.job_pods import find_pods
 from elasticdl.kube.names import WORKER_LABEL
+from elasticdl.kube.pod import is_over
 
 LOOK_SECONDS = 2.0  # between two looks for further pods
 JOIN_SECONDS = 5.0
@@ -186,7 +187,7 @@ class LogReaders:
                     if not self._put(LogLine(writers.of(text), text, when)):
                         return
                     self._told[uid] += 1
-            if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+            if is_over(pod):
                 self._whole.add(uid)
         except NotDoneError as error:  # else its container has not begun yet
             self.refusal = str(error) if error.by_rights else ""

@@ -23,6 +23,7 @@ from elasticdl.common.credentials import LOOPBACK, Role
 from elasticdl.common.errors import ElasticDLError
 from elasticdl.kube import names
 from elasticdl.kube.client import Client, Object, path_of
+from elasticdl.kube.pod import is_running
 
 # The server's protocol: the first byte of a frame is its channel, of data or of errors; the first frame of a channel
 # holds only the port's number.
@@ -37,16 +38,6 @@ def find_master(client: Client, job: str) -> Object | None:
     """The newest pod of the job's master, whatever its state; None if there is none (any more, or yet)."""
     pods = _owned(client, job, names.selector(job, Role.MASTER))
     return max(pods, key=_age, default=None)
-
-
-def is_running(pod: Object | None) -> bool:
-    return bool(
-        pod and pod.get("status", {}).get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp")
-    )
-
-
-def is_over(pod: Object) -> bool:
-    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
 def find_pods(client: Client, job: str) -> list[Object]:

@@ -40,6 +40,19 @@ _FINALIZER = "kueue.x-k8s.io/managed"
 OVER: Mapping[str, Any] = {"metadata": {"annotations": {_RETRIABLE: "false"}}}
 
 
+def is_running(pod: Mapping[str, Any] | None) -> bool:
+    return bool(pod and (pod.get("status") or {}).get("phase") == "Running" and not is_deleted(pod))
+
+
+def is_over(pod: Mapping[str, Any]) -> bool:
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def is_deleted(made: Mapping[str, Any]) -> bool:
+    """Whether it is about to be gone."""
+    return bool(made["metadata"].get("deletionTimestamp"))
+
+
 def size_of(pod: Mapping[str, Any]) -> int | None:
     """Of the pod's group; None if it is in none."""
     metadata = pod["metadata"]

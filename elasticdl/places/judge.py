@@ -30,6 +30,7 @@ from typing import Any
 
 from elasticdl.common.reason import flat
 from elasticdl.kube.names import CONTAINER, owner_uids
+from elasticdl.kube.pod import is_deleted, is_over
 from elasticdl.master.core.events import ExitCause
 from elasticdl.places.worker_process import judge_exit
 
@@ -88,11 +89,6 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    node: str
-
-
-@dataclass(frozen=True, slots=True)
 class Ended:
     cause: ExitCause
     code: int
@@ -100,24 +96,20 @@ class Ended:
     output: str = ""
 
 
-Verdict = Waiting | Running | Ended
-
-
-def judge(pod: Object, *, told: bool, warning: str = "") -> Verdict:
-    """What a pod that is there says. ``told``: it is us who had it ended. ``warning``: why it can't be started, as its node says."""
-    main, phase = _main_status(pod), _status(pod).get("phase")
+def judge(pod: Object, *, told: bool, warning: str = "") -> Waiting | Ended | None:
+    """What a pod that is there says; None if it runs. ``told``: it is us who had it ended. ``warning``: why it can't be started, as
+    its node says."""
+    main = _main_status(pod)
     # With further containers in it a pod is not over before those are, which may be never.
     alone = len(pod["spec"].get("containers") or ()) < 2
-    if phase in ("Succeeded", "Failed") or ("terminated" in main and not alone):
+    if is_over(pod) or ("terminated" in main and not alone):
         return judge_end(pod, told=told, gone=False)
-    if "running" in main:
-        return Running(str(pod["spec"].get("nodeName") or ""))
-    return _judge_wait(pod, warning)
+    return None if "running" in main else _judge_wait(pod, warning)
 
 
 def doubt(pod: Object) -> str:
     """Why nobody should be started in it, though it runs; empty if there is no reason."""
-    if _deleted(pod):
+    if is_deleted(pod):
         return "its pod is being deleted"
     return f"{_node(pod)} does not answer" if _silent(pod) else ""
 
@@ -137,7 +129,7 @@ def judge_end(pod: Object, *, told: bool, gone: bool) -> Ended:
         return Ended(ExitCause.OUT_OF_MEMORY, code, _memory(pod), output)
     if found := _disruption(pod, end is None):
         return Ended(found[0], code, found[1])
-    if gone or _deleted(pod):
+    if gone or is_deleted(pod):
         if end is None and _silent(pod):
             return Ended(ExitCause.NODE_LOST, code, f"{_node(pod)} does not answer")
         if told:
@@ -152,7 +144,7 @@ def why_no_master(pod: Object | None, warning: str = "") -> Waiting:
     """Of a master that does not run; ``pod`` is None if there is none. ``warning``: as of `judge`."""
     if pod is None:
         return Waiting(NO_MASTER)
-    if _deleted(pod):
+    if is_deleted(pod):
         return Waiting("its master is leaving its place, and will be started anew")
     match judge(pod, told=False, warning=warning):
         case Ended() as end:
@@ -277,10 +269,6 @@ def _status(pod: Object) -> Object:
 
 def _scheduled(pod: Object) -> bool:
     return bool(pod["spec"].get("nodeName"))
-
-
-def _deleted(pod: Object) -> bool:
-    return bool(pod["metadata"].get("deletionTimestamp"))
 
 
 def _node(pod: Object) -> str:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from elasticdl.kube.pod import is_deleted
 from elasticdl.master.core.events import ExitCause
 from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceState
-from elasticdl.places.judge import Ended, Running, Waiting, doubt, judge, judge_end, log_of
+from elasticdl.places.judge import Ended, Waiting, doubt, judge, judge_end, log_of
 from elasticdl.places.worker_pods import index_of, number_of
 
 Object = Mapping[str, Any]
@@ -35,7 +36,7 @@ class Entry:
     @property
     def leaves(self) -> bool:
         """Whether it is being deleted, or is about to be."""
-        return self.told or bool(self.pod and _is_deleted(self.pod))
+        return self.told or bool(self.pod and is_deleted(self.pod))
 
 
 class Ledger:
@@ -100,7 +101,7 @@ class Ledger:
             entry.place = replace(entry.place, state=PlaceState.LOST, node=str(pod["spec"].get("nodeName") or ""))
         else:
             self.seen(pod)
-        entry.pod, entry.told = pod, _is_deleted(pod)
+        entry.pod, entry.told = pod, is_deleted(pod)
         return entry.place
 
     def tell(self, number: int) -> bool:
@@ -133,11 +134,10 @@ class Ledger:
             self.left.append(number)
             return self._end(entry, verdict)
         why = doubt(pod)
-        if isinstance(verdict, Running):
+        if verdict is None:
             entry.waits, self.ever_placed = None, True
-            state = PlaceState.ENDING if why else PlaceState.READY
-            place = replace(entry.place, node=verdict.node, state=state, reason=why, log=log_of(pod))
-            return self._change(entry, place)
+            state, node = PlaceState.ENDING if why else PlaceState.READY, str(pod["spec"].get("nodeName") or "")
+            return self._change(entry, replace(entry.place, node=node, state=state, reason=why, log=log_of(pod)))
         if why:  # what it still waits for does not matter
             return (
                 []
@@ -209,7 +209,3 @@ class Ledger:
             return []
         entry.waits = waiting
         return self._change(entry, replace(entry.place, reason=waiting.reason, node=waiting.node))
-
-
-def _is_deleted(pod: Object) -> bool:
-    return bool(pod["metadata"].get("deletionTimestamp"))

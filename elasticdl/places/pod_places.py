@@ -33,6 +33,7 @@ from elasticdl.common.retry import Background, retry, until
 from elasticdl.kube.client import CONFLICT, INVALID, ApiError, NotThereError
 from elasticdl.kube.names import without_name
 from elasticdl.kube.object_watch import Listing, Watch
+from elasticdl.kube.pod import is_deleted, is_over
 from elasticdl.master.core.events import ExitCause, LauncherFailed
 from elasticdl.places.base import Place, PlaceChanged, PlaceReport, PlaceState
 from elasticdl.places.ledger import Ledger, Reports
@@ -344,12 +345,12 @@ class PodPlaces:
         if kind == "DELETED":
             self._look(self._ledger.gone(number, pod))
             return
-        over = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+        over = is_over(pod)
         if not (over or self._ledger.known(number)):  # asked for by a master that is gone, and made late
             self._report(PlaceChanged(self._ledger.adopt(pod)))
         self._look(self._ledger.seen(pod))
         # It was given up; or only a container beside the agent's still runs.
-        if not (over or number in self._ledger or pod["metadata"].get("deletionTimestamp")):
+        if not (over or number in self._ledger or is_deleted(pod)):
             self._parting.add(self._background.start(self._ask(number, self._api.delete, KILL_GRACE)))
 
     def _look(self, reports: Reports) -> None:

@@ -123,9 +123,8 @@ class WorkerPods:
         labels = metadata.get("labels") or {}
         number = labels.get(WORKER_LABEL, "")
         return (
-            not owner_uids(pod).isdisjoint(
-                each["uid"] for each in self.owners
-            )  # one that is gone is taken from the pod
+            # An owner that is gone is taken from the pod.
+            not owner_uids(pod).isdisjoint(each["uid"] for each in self.owners)
             and number.isdecimal()
             and metadata["name"] == self.name(int(number))
             and labels.get(PLACE_LABEL, "0").isdecimal()
@@ -183,9 +182,10 @@ class WorkerPodApi:
 def last_warning(client: Client, name: str, uid: str) -> str:
     """What the node of this pod has warned of last; empty if of nothing, or if the node has come further since."""
     events = client.list("Event", field_selector=f"involvedObject.name={name},involvedObject.uid={uid}")
-    told = [each for each in events if each.get("reason") not in _BEFORE_THE_NODE and _says_how_far(each)]
-    last = max(told, key=lambda each: (_when(each), _is_warning(each)), default={})
-    return flat(last.get("message") or last.get("reason") or "") if _is_warning(last) else ""
+    warnings = [each for each in events if each.get("type") == "Warning" and each.get("reason") not in _BEFORE_THE_NODE]
+    further = max((_when(each) for each in events if each.get("reason") in _MOUNTED), default="")
+    last = max(warnings, key=_when, default=None)
+    return flat(last.get("message") or last.get("reason") or "") if last and _when(last) >= further else ""
 
 
 def last_refusal(client: Client, job: str) -> str:
@@ -203,14 +203,6 @@ def is_wrong(failure: ApiError) -> bool:
 
 def number_of(pod: Mapping[str, Any]) -> int:
     return int(pod["metadata"]["labels"][WORKER_LABEL])
-
-
-def _is_warning(event: Mapping[str, Any]) -> bool:
-    return event.get("type") == "Warning"
-
-
-def _says_how_far(event: Mapping[str, Any]) -> bool:
-    return _is_warning(event) or event.get("reason") in _MOUNTED
 
 
 def _when(event: Mapping[str, Any]) -> str:
