@@ -38,25 +38,6 @@ class ManifestInputs:
     groups: bool = True
 
 
-def make_service(spec: JobSpec) -> Manifest:
-    """The name by which workers find the master. It is headless, and does not wait for readiness."""
-    job = spec.job_name
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": names.master_name(job), "labels": names.labels(job, Role.MASTER)},
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": {names.JOB_LABEL: job, names.ROLE_LABEL: str(Role.MASTER)},
-            "ports": [
-                {"name": name, "protocol": "TCP", "port": port, "targetPort": port}
-                for name, port in (("grpc", names.MASTER_PORT), ("metrics", names.METRICS_PORT))
-            ],
-        },
-    }
-
-
 def make_job(parts: ManifestInputs, *, submitted: bool = False) -> Manifest:
     """``submitted``: it is made first and starts nothing yet, and is to own all the rest, which goes with it after its end.
 
@@ -99,8 +80,8 @@ def companions(parts: ManifestInputs) -> list[Manifest]:
     anybody = {"from": [{"namespaceSelector": {}}], "ports": [port]}
     # With a dot, which no job's name has: no other job's policy has this name.
     made.append(_policy(parts, f"{job}.metrics", master, anybody))
-    service = make_service(spec)
-    return [*made, {**service, "metadata": {**service["metadata"], "namespace": parts.namespace}}]
+    made.append(_service(parts))
+    return made
 
 
 def owned(manifest: Manifest, job: Manifest) -> Manifest:
@@ -147,6 +128,21 @@ def _secret(parts: ManifestInputs, name: str, kind: str, content: Mapping[str, b
     data = {key: base64.b64encode(value).decode() for key, value in content.items()}
     # Immutable: the keys of another rendering of the same job must not take the place of those that its pods use.
     return {**_head(parts, "Secret", name), "type": kind, "immutable": True, "data": data}
+
+
+def _service(parts: ManifestInputs) -> Manifest:
+    """The name by which workers find the master. It is headless, and does not wait for readiness."""
+    made, job = _head(parts, "Service", names.master_name(parts.spec.job_name)), parts.spec.job_name
+    made["metadata"]["labels"] = names.labels(job, Role.MASTER)
+    ports = [
+        {"name": name, "protocol": "TCP", "port": port, "targetPort": port}
+        for name, port in (("grpc", names.MASTER_PORT), ("metrics", names.METRICS_PORT))
+    ]
+    selector = {names.JOB_LABEL: job, names.ROLE_LABEL: str(Role.MASTER)}
+    return {
+        **made,
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector, "ports": ports},
+    }
 
 
 def _policy(parts: ManifestInputs, name: str, pods: Manifest, ingress: Manifest) -> Manifest:

@@ -126,12 +126,10 @@ def _merge_value(key: str, base: Any, value: Any, place: str) -> Any:
             raise ValueError(f"{place} must be a list, not {value!r}")
         there = base or []
         return _merge_by_key(there, value, _KEYS[key], place) if key in _KEYS else [*there, *value]
-    if isinstance(base, Mapping):
-        if not isinstance(value, Mapping):
-            raise ValueError(f"{place} must be a mapping, not {value!r}")
-        return merge(base, value, place)
     if isinstance(value, Mapping):
-        return merge({}, value, place)
+        return merge(base if isinstance(base, Mapping) else {}, value, place)
+    if isinstance(base, Mapping):
+        raise ValueError(f"{place} must be a mapping, not {value!r}")
     return value
 
 

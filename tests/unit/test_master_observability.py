@@ -208,7 +208,8 @@ def test_the_dashboard_says_nothing_that_grafana_does_not_know(name, another):
 def test_the_service_monitor_finds_the_service_of_a_job():
     monitor = yaml.safe_load((DOCS / "servicemonitor.yaml").read_text())["spec"]
     spec = JobSpec.model_validate({"image": "team/job:1", "job_name": "digits", "num_workers": "2"})
-    service = job_objects.make_service(spec)
+    made = job_objects.companions(make_parts(spec, "lab", datetime.now(UTC)))
+    (service,) = [each for each in made if each["kind"] == "Service"]
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     (endpoint,) = monitor["endpoints"]
     assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}

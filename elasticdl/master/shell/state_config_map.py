@@ -15,7 +15,7 @@ import random
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -93,20 +93,6 @@ def packed_piece(text: bytes) -> bytes:
 def encoded(pieces: Iterable[bytes]) -> str:
     """What was packed piece by piece, as one value."""
     return base64.b64encode(b"".join(pieces)).decode()
-
-
-def whole_pieces(lines: bytes) -> Iterator[bytes]:
-    """All pieces of a journal that won't grow any more. What is left after them is less than one."""
-    start = 0
-    while len(lines) - start > PIECE_BYTES:
-        end = lines.index(b"\n", start + PIECE_BYTES) + 1
-        yield lines[start:end]
-        start = end
-
-
-def head() -> dict[str, str]:
-    """What a ConfigMap's ``data`` says of the rest."""
-    return {HEAD: json.dumps({"format": FORMAT})}
 
 
 def _unpacked(config_map: Mapping[str, Any], name: str) -> str:
@@ -216,10 +202,12 @@ class ClusterState:
             OSError: it could not be done, or nobody knows.
         """
         packed = self._pack(texts, end)
+        # A state that could not be read keeps its format.
+        head = {HEAD: json.dumps({"format": FORMAT})} if JOURNAL in packed else {}
         for _ in range(ATTEMPTS):
             try:
                 version = {"resourceVersion": self._version or self._ask_for_version()}
-                self._send({"metadata": version, "data": head() if JOURNAL in packed else {}, "binaryData": packed})
+                self._send({"metadata": version, "data": head, "binaryData": packed})
             except ApiError as failure:
                 if failure.status != CONFLICT:
                     raise OSError(str(failure)) from failure
@@ -246,10 +234,11 @@ class ClusterState:
         if not self._journal.exists():
             return packed
         lines = self._lines(self._packed_to, end)
-        for piece in whole_pieces(lines):
-            self._pieces.append(packed_piece(piece))
-            self._packed_to += len(piece)
-            lines = lines[len(piece) :]
+        while len(lines) > PIECE_BYTES:  # a piece that won't grow any more
+            end_of_piece = lines.index(b"\n", PIECE_BYTES) + 1
+            self._pieces.append(packed_piece(lines[:end_of_piece]))
+            self._packed_to += end_of_piece
+            lines = lines[end_of_piece:]
         newest = packed_piece(lines)
         room = min(MOST_JOURNAL_BYTES, MOST_BYTES - sum(map(len, packed.values())))
         while len(journal := encoded([*self._pieces, newest])) > room and self._pieces:
