@@ -9,7 +9,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
@@ -106,7 +106,7 @@ class PodWatch:
                 raise Failed(f"{what}: not within {seconds:g} s; the pods: {phases}")
             return cast(Result, found)
 
-    def _listed(self, items: tuple[Pod, ...]) -> None:
+    def _listed(self, items: Sequence[Pod]) -> None:
         self._become({pod["metadata"]["name"]: pod for pod in items})
 
     def _changed(self, kind: str, item: Pod) -> None:

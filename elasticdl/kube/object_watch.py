@@ -18,9 +18,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import urllib3
 
@@ -38,30 +36,22 @@ JOIN_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    items: tuple[Object, ...]
-    version: str
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    kind: str  # ADDED, MODIFIED, DELETED or BOOKMARK
-    object: Object
-
-
 class Changes:
-    """Changes as they come; iterating raises `ApiError`, with 410 when a new list is needed."""
+    """Changes as they come: ADDED, MODIFIED, DELETED or BOOKMARK, and the object. Iterating raises `ApiError`, with 410 when a new
+    list is needed."""
 
     def __init__(self, response: urllib3.BaseHTTPResponse, client: Client) -> None:
         self._response = response
         self._client = client
 
-    def __iter__(self) -> Iterator[Change]:
+    def __iter__(self) -> Iterator[tuple[str, Object]]:
         with self._client.translated("watch"), contextlib.closing(self._response):
             for line in self._response:
                 if line.endswith(b"\n") and line.strip():  # else the connection broke within it
-                    yield _change(json.loads(line))
+                    said = json.loads(line)
+                    if said["type"] == "ERROR":  # 410, or a status of another kind after which only a new list helps
+                        raise ApiError(GONE, str(said["object"].get("message", "the watch has expired")))
+                    yield said["type"], said["object"]
 
     def stop(self) -> None:
         """End it, from any thread."""
@@ -77,9 +67,9 @@ class Source:
         self._kind = kind
         self._selection = selection
 
-    def list(self) -> Listing:
-        answer = self._client.listing(self._kind, **self._selection)
-        return Listing(tuple(answer["items"]), answer["metadata"]["resourceVersion"])
+    def list(self) -> Object:
+        """With the version from which a watch goes on."""
+        return self._client.listing(self._kind, **self._selection)
 
     def watch(self, version: str) -> Changes:
         how = {"watch": True, "allow_watch_bookmarks": True, "timeout_seconds": WATCH_SECONDS}
@@ -88,17 +78,11 @@ class Source:
         return Changes(self._client.open("GET", path, f"watch {self._kind}", query, timeout=timeout), self._client)
 
 
-def _change(said: Mapping[str, Any]) -> Change:
-    if said["type"] == "ERROR":  # 410, or a status of another kind after which only a new list helps
-        raise ApiError(GONE, str(said["object"].get("message", "the watch has expired")))
-    return Change(said["type"], said["object"])
-
-
 class Watch:
     def __init__(
         self,
         source: Source,
-        listed: Callable[[tuple[Object, ...]], object],
+        listed: Callable[[Sequence[Object]], object],
         changed: Callable[[str, Object], object],
         backoff: Backoff,
     ) -> None:
@@ -113,9 +97,9 @@ class Watch:
         self._stream: Changes | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self, listing: Listing | None = None) -> None:
+    def start(self, listing: Object | None = None) -> None:
         """Begin; ``listing`` is known already."""
-        self._version = listing.version if listing else ""
+        self._version = listing["metadata"]["resourceVersion"] if listing else ""
         self._thread = threading.Thread(target=self.run, name="kubernetes watch", daemon=True)
         self._thread.start()
 
@@ -154,19 +138,19 @@ class Watch:
         """List if need be, then tell changes until the watch ends."""
         if not self._version:
             listing = self._source.list()
-            self._listed(listing.items)
-            self._version = listing.version
+            self._listed(listing["items"])
+            self._version = listing["metadata"]["resourceVersion"]
         stream = self._source.watch(self._version)
         with self._handover:
             self._stream = stream
             if self._stopped.is_set():
                 stream.stop()
         try:
-            for change in stream:
+            for kind, seen in stream:
                 self._backoff.reset()
-                self._version = change.object["metadata"]["resourceVersion"]
-                if change.kind != "BOOKMARK":
-                    self._changed(change.kind, change.object)
+                self._version = seen["metadata"]["resourceVersion"]
+                if kind != "BOOKMARK":
+                    self._changed(kind, seen)
         finally:
             with self._handover:
                 self._stream = None

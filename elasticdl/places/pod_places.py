@@ -20,7 +20,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from elasticdl.common.errors import UnreachableError
 from elasticdl.common.retry import Background, retry, until
 from elasticdl.kube.client import CONFLICT, INVALID, ApiError, NotThereError
 from elasticdl.kube.names import without_name
-from elasticdl.kube.object_watch import Listing, Watch
+from elasticdl.kube.object_watch import Watch
 from elasticdl.kube.pod import is_deleted, is_over
 from elasticdl.master.core.events import ExitCause, LauncherFailed
 from elasticdl.places.base import Place, PlaceChanged, PlaceReport, PlaceState
@@ -106,7 +106,7 @@ class PodPlaces:
         listing = await self._background.start(
             retry(ask, "list the workers' pods", self._backoff(), self._timeouts.start)
         )
-        found = tuple(self._ledger.adopt(pod) for pod in listing.items if self._pods.owns(pod))
+        found = tuple(self._ledger.adopt(pod) for pod in listing["items"] if self._pods.owns(pod))
         # What becomes of them is reported only after the caller knows that they were found.
         asyncio.get_running_loop().call_soon(self._begin, listing)
         return found
@@ -156,10 +156,10 @@ class PodPlaces:
         if left := self._ledger.numbers:
             _log.error("the pods %s could not be deleted: they go with the job", ", ".join(map(self._pods.name, left)))
 
-    def _begin(self, listing: Listing) -> None:
+    def _begin(self, listing: Manifest) -> None:
         if not self._closed:
             self._watch.start(listing)
-            self.pods_listed(listing.items)
+            self.pods_listed(listing["items"])
             self._background.start(self._explain())
             self._background.start(self._tidy())
 
@@ -331,7 +331,7 @@ class PodPlaces:
 
     # ---- what the watches tell, on the event loop ----
 
-    def pods_listed(self, pods: tuple[Manifest, ...]) -> None:
+    def pods_listed(self, pods: Sequence[Manifest]) -> None:
         ours = [pod for pod in pods if self._pods.owns(pod)]
         for pod in ours:
             self.pod_changed("MODIFIED", pod)

@@ -164,7 +164,7 @@ class WorkerPodApi:
     def end_group(self) -> None:
         """Have Kueue keep no pods of the gang, and no quota. Where that is forbidden a line in the log says what helps."""
         try:
-            end_group(self._client, self.pods.list().items)
+            end_group(self._client, self.pods.list()["items"])
         except ApiError as failure:
             if failure.status != FORBIDDEN:
                 raise

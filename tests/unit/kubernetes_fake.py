@@ -6,7 +6,6 @@ import queue
 import threading
 
 from elasticdl.kube.client import ApiError, NotThereError
-from elasticdl.kube.object_watch import Change, Listing
 
 STOP = object()
 OVER = ("Succeeded", "Failed")
@@ -48,7 +47,7 @@ class FakeObjects:
             self.objects[name] = item
             if kind == "DELETED":
                 del self.objects[name]
-            change = Change(kind, item)
+            change = (kind, item)
             self.history.append((self.version, change))
             for stream in self.streams:
                 stream.items.put(change)
@@ -58,7 +57,7 @@ class FakeObjects:
         with self.lock:
             self.lists += 1
             self._fail()
-            return Listing(tuple(self.objects.values()), str(self.version))
+            return {"items": list(self.objects.values()), "metadata": {"resourceVersion": str(self.version)}}
 
     def watch(self, version):
         with self.lock:

@@ -8,7 +8,7 @@ from typing import Any
 from kubernetes.client import ApiClient, ApiException, Configuration
 
 from elasticdl.kube.client import ANSWER_SECONDS, JSON, Client
-from elasticdl.kube.object_watch import SILENCE_SECONDS, WATCH_SECONDS, Changes, Listing, Source
+from elasticdl.kube.object_watch import SILENCE_SECONDS, WATCH_SECONDS, Changes, Source
 from tests.cluster.pki import Pair
 
 Json = dict[str, Any]
@@ -49,9 +49,8 @@ class PodsOfNode(Source):
         self._api = api
         self._mine = f"spec.nodeName={node}"
 
-    def list(self) -> Listing:
-        found = self._api.ask("GET", PODS, fieldSelector=self._mine)
-        return Listing(tuple(found["items"]), found["metadata"]["resourceVersion"])
+    def list(self) -> Json:
+        return self._api.ask("GET", PODS, fieldSelector=self._mine)
 
     def watch(self, version: str) -> Changes:
         how = {"watch": True, "allow_watch_bookmarks": True, "timeout_seconds": WATCH_SECONDS}

@@ -8,7 +8,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -72,7 +72,7 @@ class Node:
             threading.Thread(target=target, args=arguments, daemon=True).start()
         host = self._host(address, network, reporter)
 
-        def listed(manifests: tuple[Json, ...]) -> None:
+        def listed(manifests: Sequence[Json]) -> None:
             for uid in self._pods.keys() - {each["metadata"]["uid"] for each in manifests}:
                 self._forget(uid)
             for each in manifests:
