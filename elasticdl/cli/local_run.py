@@ -65,10 +65,14 @@ class CheckBrokeError(JobFailedError):
 def checked_here(spec: JobSpec) -> JobSpec:
     """The job as it will run, once nothing is known to be wrong with it."""
     refuse_variables(os.environ)
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:
+        raise UserError("the folder in which this was typed is gone: change to one that is there") from None
     if spec.command:
         spec = spec.model_copy(update={"command": with_this_python(spec.command)})
         require_executable(spec.command)
-    spec = with_absolute_paths(spec, Path.cwd())
+    spec = with_absolute_paths(spec, here)
     jobdir.require_writable_folders(spec)
     try:
         tempfile.gettempdir()

@@ -118,7 +118,7 @@ def shown(path: Path) -> str:
     """A path as a person at the present directory would type it."""
     try:
         return str(path.relative_to(Path.cwd()))
-    except ValueError:
+    except (ValueError, FileNotFoundError):  # it is elsewhere, or the present directory is gone
         return str(path)
 
 

@@ -15,10 +15,21 @@ from test_cli_kubernetes import parts
 from elasticdl.cli import cluster_run, local_run
 from elasticdl.cli.cluster_run import Submission
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
+from elasticdl.common.reason import shown
 from elasticdl.job import jobdir
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube import job_objects
 from elasticdl.kube.client import FORBIDDEN, NoAnswerError, NotDoneError, path_of
+
+
+def test_a_present_directory_that_is_gone_is_told_in_one_line(tmp_path, monkeypatch):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert shown(tmp_path / "train.py") == str(tmp_path / "train.py")
+    with pytest.raises(UserError, match="the folder in which this was typed is gone: change to one that is there"):
+        local_run.checked_here(JobSpec(command=("true",)))
 
 
 def test_folders_become_absolute(tmp_path):
