@@ -17,6 +17,7 @@ from elasticdl.cli import entry
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.commands.start import run, train
 from elasticdl.cli.options import make_spec, read_options
+from elasticdl.cli.signals import CAUGHT
 from elasticdl.common.errors import UserError
 from elasticdl.job.spec import OPTION_GROUPS, JobSpec, KubernetesOptions, fields_of
 
@@ -276,11 +277,12 @@ def test_a_command_that_is_interrupted_while_it_is_imported_is_quiet(monkeypatch
             raise KeyboardInterrupt
 
     monkeypatch.setattr(builtins, "__import__", interrupted)
-    before = signal.getsignal(signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in CAUGHT}
     try:
         assert entry.main() == 130
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_help_has_a_section_for_each_group_and_every_flag_with_its_kind_of_value():
