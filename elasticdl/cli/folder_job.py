@@ -196,7 +196,7 @@ class FolderJob(JobHandle):
     def logs(self, worker: int | None, *, follow: bool) -> Lines:
         """Logs that appear later are taken up."""
         logs = LocalLogs(self.folder, worker)
-        if worker is not None and not follow and not logs.exist():
+        if worker is not None and not follow and not logs.files():
             known = ", ".join(by_writer({path.stem for path in self.folder.logs.glob("*.log")}))
             raise UserError(f"job {self.name} has no worker {worker}; it has logs of {known or 'nobody'}")
         is_last = False

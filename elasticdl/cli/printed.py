@@ -340,57 +340,35 @@ class LocalLogs:
     """``worker``: only this one's lines, as it wrote them."""
 
     def __init__(self, job: JobDir, worker: int | None) -> None:
-        self._job = job
+        self._folder = job.logs
         self._only = None if worker is None else job.worker_log(worker).stem
         self._journal = Tail(job.journal)
         self._started: dict[str, str] = {}  # when, by the name of the worker's log
-        self._files: dict[str, _LogFile] = {}
-
-    def exist(self) -> bool:
-        return bool(self._names())
+        self._files: dict[Path, _LogFile] = {}
 
     def look(self) -> Iterator[str]:
         """Whole lines that have come since the last look."""
         for entry in (parse_entry(line) for line in self._journal.lines() if STARTED in line):
             if entry and entry["event"] == STARTED:
                 self._started[f"worker-{entry['worker']}"] = moment(entry["time"])
-        yield from merged([*self._dated(name)] for name in self._names())
+        yield from merged([*file.dated_lines(self._started.get(file.writer, ""))] for file in self.files())
 
     def rest(self) -> Iterator[str]:
         """Last lines that are not finished."""
-        return (self._prefix(name) + rest for name, file in self._files.items() if (rest := file.tail.rest()))
+        return (file.start + rest for file in self._files.values() if (rest := file.rest()))
 
-    def _names(self) -> list[str]:
-        """Of the files that there are."""
+    def files(self) -> list[_LogFile]:
+        """That there are."""
         try:
-            there = set(os.listdir(self._job.logs))
+            there = {self._folder / name for name in os.listdir(self._folder)}
         except FileNotFoundError:  # somebody has removed the folder, perhaps with the job
             return []
-        logs = {name.removesuffix(".log") for name in there if name.endswith(".log")}
-        writers = [self._only] if self._only else by_writer(logs)
-        return [f"{writer}{suffix}" for writer in writers for suffix in SUFFIXES if f"{writer}{suffix}" in there]
-
-    def _dated(self, name: str) -> Iterator[tuple[str, str]]:
-        file = self._files.setdefault(name, _LogFile(self._job.logs / name))
-        for when, line in file.dated_lines(self._started.get(name[:-4], "")):
-            yield when, self._prefix(name) + line
-
-    def _prefix(self, name: str) -> str:
-        return "" if self._only else prefix(name[:-4])
-
-
-class _LogFile:
-    def __init__(self, path: Path) -> None:
-        self.tail = Tail(path)
-        self._dating = Dating()
-        self._entered = ""  # when its worker entered the newest world
-
-    def dated_lines(self, started: str) -> Iterator[tuple[str, str]]:
-        now = moment(time.time())
-        for text, mark in map(unmarked, self.tail.lines()):
-            if text is not None:
-                yield self._dating.of(text, self._entered or started, now), text
-            self._entered = mark.when if mark else self._entered
+        writers = [self._only] if self._only else by_writer({path.stem for path in there if path.suffix == ".log"})
+        paths = [self._folder / f"{writer}{suffix}" for writer in writers for suffix in SUFFIXES]
+        for path in paths:
+            if path in there and path not in self._files:
+                self._files[path] = _LogFile(path, "" if self._only else prefix(path.stem))
+        return [self._files[path] for path in paths if path in there]
 
 
 class Tail:
@@ -422,6 +400,23 @@ class Tail:
     def rest(self) -> str:
         """The unfinished last line."""
         return self._rest.decode(errors="replace")
+
+
+class _LogFile(Tail):
+    """``start``: of each line that is shown."""
+
+    def __init__(self, path: Path, start: str) -> None:
+        super().__init__(path)
+        self.writer, self.start = path.stem, start
+        self._dating = Dating()
+        self._entered = ""  # when its worker entered the newest world
+
+    def dated_lines(self, started: str) -> Iterator[tuple[str, str]]:
+        now = moment(time.time())
+        for text, mark in map(unmarked, self.lines()):
+            if text is not None:
+                yield self._dating.of(text, self._entered or started, now), self.start + text
+            self._entered = mark.when if mark else self._entered
 
 
 # The files of a worker, by the streams that they are shown on.
