@@ -1,6 +1,6 @@
 """The ``elasticdl`` command: groups of commands over two places where jobs are, and what they share.
 
-    commands   what people type: start (train, run), jobs (status, events, logs, scale, stop, delete), look, zoo_image
+    commands   what people type: start (train, run), jobs (which is meant; status, events, logs, scale, stop, delete), look (report, dashboard), zoo_image
     job_handle a job as the commands see it, and what comes of it until it is over: in a folder (`folder_job`), or in a namespace of a
                Kubernetes cluster (`namespace_job`)
     course     following a job on a screen, the same for `train`, `run` and `status --follow`

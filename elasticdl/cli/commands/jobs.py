@@ -1,11 +1,15 @@
-"""What is to be seen of jobs, also after their end (``status``, ``list``, ``events``, ``logs``), and what changes one that is there
-(``scale``, ``stop``, ``delete``)."""
+"""Which job is meant, and where; what is to be seen of jobs, also after their end (``status``, ``list``, ``events``, ``logs``), and what
+changes one that is there (``scale``, ``stop``, ``delete``).
+
+The cluster's side needs the package ``kubernetes``, which not everybody has.
+"""
 
 from __future__ import annotations
 
+import builtins
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -16,20 +20,104 @@ from rich.table import Table
 from rich.text import Text
 
 from elasticdl.cli import course, screens
-from elasticdl.cli.commands.find_job import PLACE, all_jobs, cluster_module, find, job_argument, names_here, place_of
-from elasticdl.cli.folder_job import goes_on
-from elasticdl.cli.job_handle import JobHandle, statuses_of
+from elasticdl.cli.folder_job import goes_on, handle_of
+from elasticdl.cli.job_handle import JobHandle, choose, statuses_of
 from elasticdl.cli.parsing import Option, command
 from elasticdl.cli.screens import render, tell
-from elasticdl.common.errors import UserError
+from elasticdl.common.errors import ElasticDLError, UserError, import_extra
 from elasticdl.job.facts import Facts
 from elasticdl.job.jobdir import list_jobs
 from elasticdl.job.journal import STEPS, metrics_text, parse_entry
 from elasticdl.job.spec import MOST_WORKERS, WorkerRange, Workers
+from elasticdl.kube.kubeconfig import ClusterTarget, is_configured
 
 # Seconds that a master closes its places, at the most, once its workers have had their grace, and those that it then kills as much again.
 CLOSING_TIME = 90.0
 FOLLOW = Option(["-f", "--follow"], is_flag=True, help="go on until the job has ended")
+Given = Mapping[str, Any]  # values of options, with those of PLACE
+
+
+def job_argument(text: str = "name of the job; may be left out if only one runs") -> click.Argument:
+    return click.Argument(["job"], required=False, metavar="[JOB]", help=text, shell_complete=names_here)
+
+
+def names_here(ctx: click.Context, param: click.Parameter, begun: str) -> builtins.list[str]:
+    """For a shell that completes a name: jobs of this machine, as a cluster may take long to answer."""
+    return [job.name for job in list_jobs() if job.name.startswith(begun)]
+
+
+PLACE = (
+    Option(["--namespace"], default="", help="namespace of a job on a Kubernetes cluster"),
+    Option(["--kube_context"], default="", metavar="CONTEXT", help="context of the kubeconfig"),
+)
+
+
+def place_of(given: Given) -> ClusterTarget | None:
+    """That is given on a cluster, if one is."""
+    namespace, context = given["namespace"], given["kube_context"]
+    return ClusterTarget(namespace, context) if namespace or context else None
+
+
+def cluster_module(name: str) -> Any:
+    """A module of `elasticdl.cli` for jobs on a cluster."""
+    return import_extra(f"elasticdl.cli.{name}", "jobs on a cluster", "kubernetes")
+
+
+def find(name: str | None, given: Given) -> JobHandle:
+    """The job that is meant: of this machine, unless a place on a cluster is given or there is none of that name here.
+
+    No cluster is asked where one is: it might be waited for.
+
+    Raises:
+        UserError: there is none, or which one is meant is not clear.
+        UnreachableError: the cluster does not answer.
+    """
+    if place := place_of(given):
+        job: JobHandle = cluster_module("namespace_job").find(name, place)
+        return job
+    try:
+        return _find_here(name)
+    except UserError as not_here:
+        cluster = _current_cluster() if name else None
+        try:
+            there: JobHandle | None = cluster.find_current(name) if cluster else None
+        except ElasticDLError as error:
+            raise UserError(f"on this machine {not_here}; {error}") from None
+        if there is None:
+            raise
+        return there
+
+
+def _find_here(name: str | None) -> JobHandle:
+    jobs = {job.name: job for job in list_jobs()}
+    newest = f" (newest jobs: {', '.join([*jobs][:8])})" if jobs else " (there are none on this machine)"
+    running = [] if name else [each for each, job in jobs.items() if goes_on(job)]  # a batch system is asked for each
+    chosen = choose(name, jobs, running, hint=newest)
+    return handle_of(jobs[chosen])
+
+
+def all_jobs(given: Given, say: Callable[[str], object] = lambda text: tell(f"warning: {text}")) -> Sequence[JobHandle]:
+    """What is on this machine is shown also when the cluster does not answer, which is said. Raises as `find` for a place that is given."""
+    if place := place_of(given):
+        jobs: Sequence[JobHandle] = cluster_module("namespace_job").list_jobs(place)
+        return jobs
+    here = [handle_of(job) for job in list_jobs()]
+    try:
+        cluster = _current_cluster()
+        return [*here, *(cluster.list_jobs(ClusterTarget()) if cluster else ())]
+    except ElasticDLError as error:
+        say(f"the cluster's jobs are missing: {error}")
+        return here
+
+
+def _current_cluster() -> Any:
+    """The module of a cluster's jobs, if there is a cluster to be asked, and the package to ask it."""
+    if not is_configured(ClusterTarget()):
+        return None
+    try:
+        return cluster_module("namespace_job")
+    except UserError:
+        return None
 
 
 @command(

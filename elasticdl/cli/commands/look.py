@@ -28,7 +28,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 import click
 
 from elasticdl.cli import screens
-from elasticdl.cli.commands.find_job import PLACE, all_jobs, find, job_argument, place_of
+from elasticdl.cli.commands.jobs import PLACE, all_jobs, find, job_argument, place_of
 from elasticdl.cli.job_handle import JobHandle, statuses_of
 from elasticdl.cli.parsing import Option, command
 from elasticdl.cli.signals import SignalLog, caught

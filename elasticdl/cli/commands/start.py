@@ -9,11 +9,10 @@ import click
 from pydantic import BaseModel
 
 from elasticdl.cli import slurm_run
-from elasticdl.cli.commands.find_job import cluster_module
 from elasticdl.cli.local_run import run_job
 from elasticdl.cli.options import make_spec, read_options, spec_options
 from elasticdl.cli.parsing import Command, Option, command
-from elasticdl.common.errors import UserError
+from elasticdl.common.errors import UserError, import_extra
 from elasticdl.job.spec import (
     OPTION_GROUPS,
     JobOptions,
@@ -128,7 +127,7 @@ def _run_anywhere(spec: JobSpec, given: Mapping[str, object]) -> int:
         JobFailedError: the job failed.
     """
     if spec.image:
-        code: int = cluster_module("cluster_run").run_job(
+        code: int = import_extra("elasticdl.cli.cluster_run", "jobs on a cluster", "kubernetes").run_job(
             spec, yaml=given["yaml"], dry_run=given["dry_run"], detach=given["detach"]
         )
         return code
