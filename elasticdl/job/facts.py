@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Self, TypeVar
 
-from elasticdl.job.journal import FORMAT, KINDS, PAUSE_PARTS, PAUSE_TIMES, Entry, Fields, Steps, is_newer, parse_entry
+from elasticdl.job.journal import KINDS, PAUSE_PARTS, PAUSE_TIMES, Entry, Fields, Steps, parse_entry
 
 MOST_SHOWN = 4000  # worlds, pauses, marks: of more the newest
 MOST_POINTS = 3000
@@ -388,9 +388,8 @@ class Facts:
         self._told = (0, 0)  # world and step of that
         self._worlds_before = 0  # of earlier runs of this training; each run counts its own from 1
         self._unknown: set[str] = set()
-        self._damaged = self._went_back = 0
+        self._damaged = 0
         self._cut = False
-        self._format = ""
 
     # ---- what is asked ----
 
@@ -422,15 +421,11 @@ class Facts:
             yield "the beginning of the journal is missing: what came before its first entry is not counted"
         if (times := self.counts["job_started"] - 1) > 0:
             yield f"the training was stopped and went on, times: {times:,}; what was between counts as nobody's time"
-        if is_newer(self._format):
-            yield f"a newer version of elasticdl wrote the journal (format {self._format}, not {FORMAT}): some of it may be misread"
         if self._damaged:
             yield f"damaged lines of the journal, which are left out: {self._damaged:,}"
         if self._unknown:
             some = ", ".join(sorted(self._unknown)[:5])
             yield f"entries of kinds that this version does not know: {self.counts['']:,} ({some})"
-        if self._went_back:
-            yield f"entries older than the one before, as clocks go back: {self._went_back:,}; they count as of the moment before"
         dropped = {"workers": self._lanes.forgotten, "worlds": self.worlds.dropped, "pauses": self.pauses.dropped,
                    "other events": self.marks.dropped}  # fmt: skip
         for what, number in dropped.items():
@@ -463,8 +458,6 @@ class Facts:
             self._begin_again(time)
         if told.world:
             told.world += self._worlds_before
-        if time < line.now:
-            self._went_back += 1
         line.advance(time, self._lanes.crew)
         self.until = line.now
         kind = KINDS.get(event)
@@ -520,7 +513,7 @@ class Facts:
         line = self._line
         match told.event:
             case "job_started":
-                self.job, self.wanted, self._format = told.job or self.job, told.workers, told.format
+                self.job, self.wanted = told.job or self.job, told.workers
             case "steps":
                 self._steps(told, now)
             case "steps_over":

@@ -88,7 +88,6 @@ class Fields(BaseModel):
     path: Text = ""
     reason: Text = ""
     message: Text = ""
-    format: Text = ""
     engine: Text = ""
     text: Text = ""
     host: Text = ""
@@ -121,7 +120,7 @@ class Fields(BaseModel):
 
 
 AnyEntry = Mapping[str, Any]
-# The version of the journal's format, which the first entry, `job_started`, tells. A reader takes older versions, and the next minor one.
+# The version of the journal's format, which the first entry, `job_started`, tells.
 FORMAT = "1.2"
 PAUSE_PARTS = ("notice", "drain", "rendezvous", "init", "sync", "first_step")
 PAUSE_TIMES = (*PAUSE_PARTS, "total")
@@ -248,16 +247,6 @@ _KINDS = (
          "compared": "as of `epoch_finished`", "compared_workers": ""}, said="the job has {phase}{because}", quiet=True, cluster=True),
 )  # fmt: skip
 KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _KINDS}
-
-
-def is_newer(version: str) -> bool:
-    """Whether this reader may misread a journal of this version."""
-    try:
-        major, minor = map(int, version.split("."))
-    except ValueError:
-        return bool(version)
-    ours, newest = map(int, FORMAT.split("."))
-    return major > ours or (major == ours and minor > newest + 1)
 
 
 def standing(entry: AnyEntry) -> str:

@@ -8,7 +8,6 @@ import pytest
 from history_kit import STARTED, formed, launched, line, pause, steps
 
 from elasticdl.job.facts import Facts, TimeUse, WorkerPhase
-from elasticdl.job.journal import FORMAT
 
 
 def read(lines, until=0.0):
@@ -282,15 +281,6 @@ def test_training_that_goes_on_after_all_is_training():
     history = after(TRAINED, OVER, *more)
     assert history.lanes[0].spans[-1].phase is WorkerPhase.TRAINING
     assert spent(history)["productive"] >= 7
-
-
-@pytest.mark.parametrize(
-    ("version", "told"),
-    [(None, 0), ("1.0", 0), ("1.1", 0), (FORMAT, 0), ("1.3", 0), ("1.4", 1), ("2.0", 1), ("odd", 1)],
-)
-def test_a_journal_of_a_version_that_can_not_be_known_is_read_with_a_remark(version, told):
-    history = read([line(0, "job_started", job="j", workers="1", **({"format": version} if version else {}))])
-    assert sum("newer version" in remark for remark in history.remarks()) == told
 
 
 # ---- lanes, worlds, curves ----

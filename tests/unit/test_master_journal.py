@@ -174,7 +174,6 @@ def eager(monkeypatch):
     monkeypatch.setattr(state_module, "NEWS_SECONDS", 0.0)
     monkeypatch.setattr(saver_module, "RETRY_SECONDS", 0.001)
     monkeypatch.setattr(saver_module, "CLOSE_SECONDS", 0.001)
-    monkeypatch.setattr(Master, "_write_summary", lambda *_: None)
 
 
 def journal_of(*actions):

@@ -88,16 +88,14 @@ class Observers(Observer):
 # `summary.json`: what became of a job, for people and programs.
 
 
-def write_summary(folder: str, found: Facts, wall_time: float) -> Path:
-    """Write the summary into ``folder``, whole or not at all.
-
-    Raises:
-        OSError: the folder can't be written.
-    """
-    path = Path(folder) / "summary.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_aside(path, json.dumps(plain(summarize(found, wall_time)), indent=1, allow_nan=False) + "\n")
-    return path
+def write_summary(folder: str, found: Facts, wall_time: float) -> None:
+    """Whole or not at all."""
+    summary, path = plain(summarize(found, wall_time)), Path(folder, "summary.json")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_aside(path, json.dumps(summary, indent=1, allow_nan=False) + "\n")
+    except OSError as error:
+        _log.error("can't write summary.json to %s: %s", folder, error)
 
 
 def summarize(found: Facts, wall_time: float) -> dict[str, Any]:

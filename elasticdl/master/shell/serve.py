@@ -232,7 +232,8 @@ class Master:
         # Told before places are closed: that takes as long as whoever provides them likes, and the master may be killed meanwhile.
         self._steps.flush()
         journal.append("job_finished", {"phase": str(end.phase), "reason": end.reason, **job.training.achieved()})
-        self._write_summary()
+        if self.spec.output:
+            write_summary(self.spec.output, self.facts.conclude(), time.monotonic() - self._began)
         self._write_status()
         await launcher.close()
         return end
@@ -256,14 +257,6 @@ class Master:
             facts=self._sessions.facts if job.phase in (Phase.RUNNING, Phase.WAITING) and training.step else b"",
             **{name: getattr(training, name) for name in stands},
         )
-
-    def _write_summary(self) -> None:
-        if folder := self.spec.output:
-            try:
-                wall_time = time.monotonic() - self._began
-                write_summary(folder, self.facts.conclude(), wall_time)
-            except OSError as error:
-                _log.error("can't write summary.json to %s: %s", folder, error)
 
     def _write_status(self) -> None:
         status, path = self.status(), self.job_dir.status
