@@ -143,11 +143,11 @@ class LoopDriver:
         save: Callable[[SaveRequest], None],
         clock: Callable[[], float],
     ) -> None:
-        def wrap(state: JobSnapshot) -> Snapshot:
-            return Snapshot(state, 0.0)
+        def snapshot() -> Snapshot:
+            return Snapshot(core.snapshot(), 0.0)
 
         journal, saver = cast(Journal, _Journal()), cast(StateSaver, _Saver(save))
-        self._loop = Loop(cast(Job, core), Mailbox(), launcher, sessions, journal, saver, Observer(), clock, wrap)
+        self._loop = Loop(cast(Job, core), Mailbox(), launcher, sessions, journal, saver, Observer(), clock, snapshot)
         self._acts = cast("asyncio.Queue[Act]", self._loop.pending)
 
     def decide(self, event: e.Event) -> None:

@@ -79,7 +79,7 @@ class Desk:
         self.outbox = self.sessions.open(0)
         self.job = Job(Settings(WorkerRange(minimum=1, maximum=1)))
         saver = StateSaver(self.store)
-        clocks = (lambda: self.now, lambda state: Snapshot(state, 0.0))
+        clocks = (lambda: self.now, lambda: Snapshot(self.job.snapshot(), 0.0))
         self.loop = Loop(self.job, self.mailbox, self.launcher, self.sessions, self.books, saver, self.books, *clocks)
 
     async def post(self, *events):

@@ -13,7 +13,6 @@ import logging
 import math
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from pydantic import ValidationError
@@ -39,7 +38,7 @@ from elasticdl.master.core.events import (
 )
 from elasticdl.master.core.job_core import Job
 from elasticdl.master.core.values import World
-from elasticdl.master.core.worker_record import JobSnapshot, Snapshot
+from elasticdl.master.core.worker_record import Snapshot
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.observers import Observer
 from elasticdl.places.base import Launcher
@@ -309,14 +308,17 @@ class Sessions:
     def has_unsaved(self) -> bool:
         return bool(self._unsaved)
 
-    def saving(self) -> dict[int, int]:
-        """A save has begun. Returns by worker the number that `saved` is to tell once it is done."""
-        unsaved, self._unsaved = self._unsaved, set()
-        return {worker_id: self.taken[worker_id] for worker_id in unsaved}
+    def tell_when(self, saved: asyncio.Future[None]) -> None:
+        """Tell the workers what of their messages is saved, once that is."""
+        numbers, self._unsaved = {worker_id: self.taken[worker_id] for worker_id in self._unsaved}, set()
 
-    def saved(self, numbers: Mapping[int, int]) -> None:
-        for worker_id, number in numbers.items():
-            self.send((worker_id,), pb.MasterMessage(saved=pb.Saved(number=number)))
+        def tell(saved: asyncio.Future[None]) -> None:
+            if not saved.cancelled() and saved.exception() is None:
+                for worker_id, number in numbers.items():
+                    self.send((worker_id,), pb.MasterMessage(saved=pb.Saved(number=number)))
+
+        if numbers:
+            saved.add_done_callback(tell)
 
     def begin_world(self, world: World) -> None:
         """From now on entries are those of this world."""
@@ -414,7 +416,7 @@ class Loop:
     saver: StateSaver
     observer: Observer
     clock: Callable[[], float]
-    wrap: Callable[[JobSnapshot], Snapshot]  # what is saved of this master besides the job's state
+    snapshot: Callable[[], Snapshot]  # what is saved of this master, as it is now
 
     def __post_init__(self) -> None:
         self.pending: asyncio.Queue[Pending] = asyncio.Queue()
@@ -500,14 +502,9 @@ class Loop:
     def _save(self, now: float) -> asyncio.Future[None]:
         """The state, with the journal, as both are at one moment: this one, or one soon after it."""
         self._saved_at, self._news_at = now, math.inf
-        saved = self.saver.save(lambda: self.wrap(self.job.snapshot()))
-        if numbers := self.sessions.saving():
-            saved.add_done_callback(partial(self._tell_saved, numbers))
+        saved = self.saver.save(self.snapshot)
+        self.sessions.tell_when(saved)
         return saved
-
-    def _tell_saved(self, numbers: Mapping[int, int], saved: asyncio.Future[None]) -> None:
-        if not saved.cancelled() and saved.exception() is None:
-            self.sessions.saved(numbers)
 
     def _precedes_its_world(self, instruction: Instruction) -> bool:
         """No worker is told that a world changes or is broken before it is told that world."""

@@ -28,7 +28,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.events import EndJob
 from elasticdl.master.core.job_core import Job
 from elasticdl.master.core.values import Phase, Settings
-from elasticdl.master.core.worker_record import JobSnapshot, Snapshot
+from elasticdl.master.core.worker_record import Snapshot
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.journal_file import Journal, StepLog
 from elasticdl.master.shell.loop import Loop, Mailbox, NoStore, Sessions, SnapshotStore, StateSaver, to_status
@@ -210,7 +210,7 @@ class Master:
         """
         try:
             async with asyncio.timeout(START_SECONDS):  # wait_for of Python 3.11 may lose a cancellation
-                await self._saver.save(lambda: self._wrap(self._job.snapshot()))
+                await self._saver.save(self._snapshot)
         except TimeoutError:
             await self._saver.close()
             problem = self._saver.problem or "it takes long"
@@ -227,7 +227,7 @@ class Master:
         if self.address:
             job_dir.write_master(self.address)
         self.is_up.set()
-        tools = (launcher, sessions, journal, self._saver, self._observers, time.monotonic, self._wrap)
+        tools = (launcher, sessions, journal, self._saver, self._observers, time.monotonic, self._snapshot)
         end = await Loop(job, self._mailbox, *tools).run()
         # Told before places are closed: that takes as long as whoever provides them likes, and the master may be killed meanwhile.
         self._steps.flush()
@@ -238,8 +238,9 @@ class Master:
         await launcher.close()
         return end
 
-    def _wrap(self, state: JobSnapshot) -> Snapshot:
-        """Together with what the shell knows at the same moment."""
+    def _snapshot(self) -> Snapshot:
+        """The job's state, with what the shell knows at the same moment."""
+        state = self._job.snapshot()
         there = {worker.worker_id for worker in state.workers}
         taken = {worker_id: number for worker_id, number in self._sessions.taken.items() if worker_id in there}
         length = self.job_dir.journal.stat().st_size if self.job_dir.journal.exists() else 0
