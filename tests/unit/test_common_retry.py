@@ -40,7 +40,7 @@ def test_tasks_end_with_their_owner():
 
 def test_an_agent_that_can_not_look_after_its_worker_gives_its_place_up(monkeypatch):
     """Else a worker would be waited for, of whose end nobody would ever hear."""
-    monkeypatch.setattr(agents.WorkerRun, "to_its_end", lambda *_: fails(ValueError("a mistake")))
+    monkeypatch.setattr(agents.WorkerRun, "ended", lambda *_, **__: fails(ValueError("a mistake")))
 
     async def run():
         agent = Agent(pb.AgentHello(), {}, asyncio.get_running_loop().create_future(), None, lambda **body: None)
