@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from elasticdl.cli.course import Follower, Watch, follow
+from elasticdl.cli.course import UNREACHED_SECONDS, Follower, Watch, follow
 from elasticdl.cli.job_handle import Following
 from elasticdl.cli.namespace_job import NamespaceJob, NoMasterError
 from elasticdl.cli.parsing import made_up_name
@@ -231,7 +231,6 @@ class Submission:
 
 
 LOOK_SECONDS = 1.0  # between two looks at a master that is not heard of
-UNREACHED_SECONDS = 10.0  # a master that has just been started takes some of them to listen
 # A master that ends so often without ever having got to work will not do better.
 STARTS = 3
 

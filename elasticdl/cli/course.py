@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -20,13 +22,14 @@ from elasticdl.cli.screens import (
     tell,
 )
 from elasticdl.cli.signals import SignalLog, caught
-from elasticdl.common.errors import JobFailedError, UnreachableError
+from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import KINDS, Entry, news, parse_entry
 from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
 Watch = Callable[[Heard | None], object]
+UNREACHED_SECONDS = 10.0  # a master that has just been started takes some of them to listen
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
         caught(noted.add) if signals is None else nullcontext(),
         open_screen(spec.log_loss_steps, own_outlets()) as screen,
         follower.prints(screen).shown(wait=lambda: not noted.take()) as prints,
-        job.following(statuses=True) as following,
+        job.following(statuses=True, patient=follower.watch is not None) as following,
     ):
         watch = follower.watch(screen, following) if follower.watch else tell_absence(job, screen, following)
 
@@ -101,16 +104,26 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
 
 
 def tell_absence(job: JobHandle, screen: Screen, following: Following) -> Watch:
-    """Tells why the job has no master, when that changes."""
-    told = ""
+    """Tells why the job has no master, or for long none that answers, when that changes."""
+    told, unreached = "", math.inf
 
     def watch(heard: Heard | None) -> None:
-        nonlocal told
-        if heard is None and isinstance(following.failure, AbsentError) and str(following.failure) != told:
-            with suppress(UnreachableError):
-                if not job.over():  # how it ended is told at the end
-                    told = str(following.failure)
-                    screen.line(told)
+        nonlocal told, unreached
+        failure = following.failure
+        if failure is None or isinstance(failure, AbsentError):
+            unreached = math.inf
+        if heard is not None or failure is None or isinstance(failure, UserError):  # which ends the following
+            return
+        why = str(failure)
+        if not isinstance(failure, AbsentError):
+            unreached = min(unreached, time.monotonic())
+            if time.monotonic() - unreached < UNREACHED_SECONDS:
+                return
+            why = f"its master can't be reached: {failure}; it is tried again"
+        with suppress(UnreachableError):
+            if why != told and not job.over():  # how it ended is told at the end
+                told = why
+                screen.line(told)
 
     return watch
 

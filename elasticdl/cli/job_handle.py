@@ -112,6 +112,7 @@ def connect(master: Endpoint) -> Iterator[MasterClient]:
 
 FOLLOW_POLL = 0.05
 AGAIN_SECONDS = 1.0  # before a master is asked once more
+REFUSED_SECONDS = 10.0  # for which a right may be missing, as while a job is being deleted
 JOIN_SECONDS = 5.0  # for streams to end by themselves, and for those that were closed
 KEPT_TRIES = 60  # for what is kept, as a cluster may just then not answer
 Heard: TypeAlias = str | pb.JobStatus  # a line of the journal, or a status
@@ -125,7 +126,10 @@ class Following:
     So at the end comes what was kept: the rest of the journal, and the last status.
     """
 
-    def __init__(self, job: JobHandle, *, statuses: bool) -> None:
+    def __init__(self, job: JobHandle, *, statuses: bool, patient: bool = False) -> None:
+        """``patient``: its end is waited for also by who may not hear of it before."""
+        self._patient = patient
+        self._refusal: UserError | None = None  # why nothing will be heard
         self.failure: Exception | None = None  # why no status is heard at the moment
         self._job = job
         self._inbox: queue.SimpleQueue[Heard | None] = queue.SimpleQueue()  # None: a stream has ended
@@ -141,6 +145,8 @@ class Following:
     def __iter__(self) -> Iterator[Heard | None]:
         look_at, hang_up_at = 0.0, math.inf
         while True:
+            if self._refusal:
+                raise self._refusal
             # Asked first: what came before that is taken.
             is_last, now = not any(thread.is_alive() for thread in self._threads), time.monotonic()
             if now >= look_at and not self._is_over.is_set():
@@ -178,6 +184,7 @@ class Following:
             master.close()
 
     def _run(self, read: Callable[[MasterClient | None], None]) -> None:
+        refused_since = math.inf
         while not self._is_over.is_set():
             try:
                 with self._job.reached() as master:
@@ -188,8 +195,16 @@ class Following:
                     finally:
                         self._masters.remove(master)
                         self._inbox.put(None)
+                refused_since = math.inf
+            except UserError as error:
+                self._note(read, error)
+                refused_since = min(refused_since, time.monotonic())
+                if time.monotonic() - refused_since >= REFUSED_SECONDS and not self._patient:
+                    self._refusal = error
+                    return None
             except (ElasticDLError, OSError) as error:
                 self._note(read, error)
+                refused_since = math.inf
             except ValueError:  # gRPC's, of a client that has just been closed
                 pass
             self._is_over.wait(AGAIN_SECONDS)
@@ -382,9 +397,9 @@ class JobHandle(Protocol):
                 + (f"; `elasticdl delete {self.name}{self.flags}` ends it without one" if self.namespace else "")
             ) from None
 
-    def following(self, *, statuses: bool) -> AbstractContextManager[Following]:
-        """What comes of it, with its statuses or without."""
-        return closing(Following(self, statuses=statuses))
+    def following(self, *, statuses: bool, patient: bool = False) -> AbstractContextManager[Following]:
+        """What comes of it, with its statuses or without. Iterating raises UserError if there is no way for this user, unless ``patient``."""
+        return closing(Following(self, statuses=statuses, patient=patient))
 
     def journal(self, *, follow: bool = False) -> Lines:
         """The entries so far, and before them those of the jobs from which its training goes on. ``follow``: and each that comes, until

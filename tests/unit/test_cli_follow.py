@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 from test_cli_kubernetes import OneJob, master
 
-from elasticdl.cli import job_handle
+from elasticdl.cli import course, job_handle
 from elasticdl.cli.cluster_run import MasterWatch
 from elasticdl.cli.job_handle import AbsentError, JobHandle
 from elasticdl.cli.namespace_job import NamespaceJob, NoMasterError
-from elasticdl.common.errors import JobFailedError, UnreachableError
+from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.job.journal import number_of
 from elasticdl.kube.client import NoAnswerError
 from elasticdl.kube.job_pods import find_master
@@ -207,6 +207,43 @@ def test_what_is_kept_is_asked_for_until_the_cluster_answers(monkeypatch):
     job.entries = kept
     with job.following(statuses=False) as following:
         assert [each for each in following if each] == [entry(1)]
+
+
+class Forbidden(Masters):
+    """Who follows it may not reach its master."""
+
+    @contextmanager
+    def reached(self):
+        raise UserError("you may not reach the master")
+        yield
+
+    def over(self):
+        return ""
+
+
+def test_who_may_not_reach_a_master_does_not_wait_for_its_end(monkeypatch):
+    monkeypatch.setattr(job_handle, "REFUSED_SECONDS", 0.05)
+    monkeypatch.setattr(job_handle, "FOLLOW_POLL", 0.01)
+    job = Forbidden(monkeypatch, kept="running")
+    for statuses in (True, False):
+        refused = pytest.raises(UserError, match="you may not reach the master")
+        with refused, job.following(statuses=statuses) as following:
+            assert not any(each for each in following)
+    with job.following(statuses=True, patient=True) as following:  # as who has submitted it
+        beginning = zip(following, range(50), strict=False)
+        assert not any(heard for heard, _ in beginning)
+        assert isinstance(following.failure, UserError)
+
+
+def test_a_master_that_does_not_answer_for_long_is_told_to_who_looks_at_a_job(monkeypatch):
+    seen, following = [], SimpleNamespace(failure=UnreachableError("it hangs"))
+    watch = course.tell_absence(Forbidden(monkeypatch, kept="running"), SimpleNamespace(line=seen.append), following)
+    watch(None)
+    assert seen == []
+    monkeypatch.setattr(course, "UNREACHED_SECONDS", 0.0)
+    watch(None)
+    watch(None)
+    assert seen == ["its master can't be reached: it hangs; it is tried again"]
 
 
 def test_while_a_master_hangs_as_its_job_ends_whoever_follows_can_leave():
