@@ -24,75 +24,60 @@ from elasticdl.places.base import PlaceState
 from elasticdl.places.slurm import UnknownJobError, run, state_of, workers_name
 from elasticdl.proto import elasticdl_pb2 as pb
 
-# A master that is a batch job of a Slurm cluster: submitted, looked after and cancelled with Slurm's own commands.
-
-
 LOOK_SECONDS = 3.0  # between two questions after a batch job
 WAIT_SECONDS = 10.0  # for an answer to such a question: the job's own master may answer without Slurm
 CANCEL_SECONDS = 20.0  # a person waits for it
 
 
-def cancel(name: str, number: str) -> None:
-    """End the master, if there is one, and the workers.
-
-    Raises:
-        UnreachableError: Slurm does not answer.
-    """
-    with contextlib.suppress(UnknownJobError):  # it ended long ago
-        _cancel(number)
-    cancel_workers(name, number)
-
-
-def cancel_workers(name: str, number: str) -> None:
-    """Those of a master that is gone: they would hold their places for as long as they look for the next one.
-
-    Raises:
-        UnreachableError: Slurm does not answer.
-    """
-    _cancel("--me", f"--name={workers_name(name, number)}")
-
-
-def _cancel(*which: str) -> None:
-    try:
-        run("scancel", "--quiet", *which, within=CANCEL_SECONDS)
-    except UnreachableError as error:
-        raise UnreachableError(f"{error}; the job may still run: try again once `squeue` answers") from None
-
-
-def has_workers(name: str, number: str) -> bool:
-    """
-    Raises:
-        UnreachableError: Slurm does not answer.
-    """
-    listed = ("--noheader", "--me", "--states=PENDING,RUNNING", f"--name={workers_name(name, number)}", "--format=%i")
-    return bool(run("squeue", *listed, within=WAIT_SECONDS).strip())
-
-
-class MasterState:
-    """What Slurm says of the master's batch job. Slurm serves many: an answer, or that there is none, holds for `LOOK_SECONDS`."""
+class BatchJob:
+    """A master's batch job on a Slurm cluster, and those of its workers. But for `ask`, all raises UnreachableError if Slurm does not
+    answer."""
 
     def __init__(self, job: JobDir) -> None:
         self._job = job
+        self._number = job.batch.read_text()
+        self._workers = workers_name(job.name, self._number)
         self._asked = -math.inf
         self._answer: tuple[PlaceState | None, str] = None, ""
 
     def ask(self) -> tuple[PlaceState | None, str]:
-        """Where it is, and why it waits. None if there is no answer, and why."""
+        """Where the master is, and why it waits. None if there is no answer, and why. Slurm serves many: that holds for `LOOK_SECONDS`."""
         if time.monotonic() - self._asked > LOOK_SECONDS:
             self._answer = self._look()
             self._asked = time.monotonic()
         return self._answer
 
     def _look(self) -> tuple[PlaceState | None, str]:
-        words = ("--noheader", "--states=all", "--format=%T|%r")
+        if not self._job.batch.exists():  # somebody has removed the job's folder
+            return PlaceState.LOST, ""
+        words = ("--noheader", "--states=all", f"--jobs={self._number}", "--format=%T|%r")
         try:
-            number = self._job.batch.read_text()
-            state, _, why = run("squeue", *words, f"--jobs={number}", within=WAIT_SECONDS).strip().partition("|")
-        except (FileNotFoundError, UnknownJobError):  # somebody has removed the job's folder, or it ended long ago
+            state, _, why = run("squeue", *words, within=WAIT_SECONDS).strip().partition("|")
+        except UnknownJobError:  # it ended long ago
             return PlaceState.LOST, ""
         except (UnreachableError, UserError) as error:  # nothing is wrong with the request: whatever it says will pass
             return None, str(error)
         return state_of(state), why
+
+    def has_workers(self) -> bool:
+        words = ("--noheader", "--me", "--states=PENDING,RUNNING", f"--name={self._workers}", "--format=%i")
+        return bool(run("squeue", *words, within=WAIT_SECONDS).strip())
+
+    def cancel(self) -> None:
+        """End the master, if there is one, and the workers."""
+        with contextlib.suppress(UnknownJobError):  # it ended long ago
+            self._cancel(self._number)
+        self.cancel_workers()
+
+    def cancel_workers(self) -> None:
+        """Those of a master that is gone: they would hold their places for as long as they look for the next one."""
+        self._cancel("--me", f"--name={self._workers}")
+
+    def _cancel(self, *which: str) -> None:
+        try:
+            run("scancel", "--quiet", *which, within=CANCEL_SECONDS)
+        except UnreachableError as error:
+            raise UnreachableError(f"{error}; the job may still run: try again once `squeue` answers") from None
 
 
 KEPT_JOBS = 20
@@ -215,19 +200,19 @@ class FolderJob(JobHandle):
 class SlurmJob(FolderJob):
     """Of a job whose master is a batch job: its folder is shared by all nodes."""
 
-    batch: MasterState
+    batch: BatchJob
     master_returns: ClassVar = True
     look_seconds: ClassVar = 3.0
 
     def stop_without_master(self, *, now: bool) -> str:
-        life, number = self.life(), self.folder.batch.read_text()
-        if life is Life.LOST and has_workers(self.name, number):
-            cancel_workers(self.name, number)
+        life = self.life()
+        if life is Life.LOST and self.batch.has_workers():
+            self.batch.cancel_workers()
             return "is lost, as its master died: its workers are ended, and the same command begins anew"
         step, age = self.last_known()
         if life is not Life.STARTING or (step and not now):  # without a master, what is trained would not be kept
             return ""
-        cancel(self.name, number)
+        self.batch.cancel()
         status = pb.JobStatus(job_name=self.name, phase="stopped", reason="elasticdl stop", step=step, elapsed=age)
         status.time_left = -1
         self.folder.write_status(status)
@@ -249,7 +234,7 @@ class SlurmJob(FolderJob):
 
 
 def handle_of(job: JobDir) -> FolderJob:
-    return SlurmJob(job, MasterState(job)) if job.batch.exists() else FolderJob(job)
+    return SlurmJob(job, BatchJob(job)) if job.batch.exists() else FolderJob(job)
 
 
 def goes_on(job: JobDir) -> bool:

@@ -246,7 +246,7 @@ class AbsentError(UnreachableError):
 
 
 class JobHandle(Protocol):
-    """Of a job in a folder of this machine (`local.folder_job`), or in a namespace of a cluster (`cluster.namespace_job`).
+    """Of a job in a folder (`folder_job`), or in a namespace of a cluster (`namespace_job`).
 
     Every method raises UserError for what makes no sense now, and UnreachableError if nobody answers.
     """

@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from elasticdl.cli import folder_job
 from elasticdl.cli.course import Follower, follow
-from elasticdl.cli.folder_job import FolderJob, Life, goes_on, handle_of, prune_jobs
+from elasticdl.cli.folder_job import BatchJob, FolderJob, Life, goes_on, handle_of, prune_jobs
 from elasticdl.cli.job_handle import Heard
 from elasticdl.cli.parsing import made_up_name
 from elasticdl.cli.printed import apart, local_prints
@@ -189,7 +188,7 @@ def new_job(spec: JobSpec) -> Iterator[tuple[JobDir, JobSpec]]:
         if spec.job_name and before.path.is_dir() and not goes_on(before):
             if before.batch.exists() and not before.status.exists():
                 # Workers may still look for their master in this folder.
-                folder_job.cancel_workers(before.name, before.batch.read_text())
+                BatchJob(before).cancel_workers()
             shutil.rmtree(aside, ignore_errors=True)
             before.path.rename(aside)
         try:

@@ -7,7 +7,7 @@ import shutil
 from datetime import UTC, datetime
 
 from elasticdl.cli.course import Follower, follow
-from elasticdl.cli.folder_job import cancel, handle_of
+from elasticdl.cli.folder_job import BatchJob, SlurmJob
 from elasticdl.cli.local_run import checked_as_worker, checked_here, new_job
 from elasticdl.cli.printed import local_prints
 from elasticdl.cli.screens import insists, own_outlets, tell
@@ -47,13 +47,13 @@ def run_job(spec: JobSpec, *, detach: bool) -> int:
     signals.raise_first()
     if detach:
         return 0
-    outlets = own_outlets()
+    outlets, batch = own_outlets(), BatchJob(job)
     follower = Follower(
         prints=lambda screen: local_prints(job, spec, screen, *outlets),
         farewell=f"job {job.name} goes on: `{elsewhere(f'elasticdl stop {job.name}')}` stops it",
-        lost=lambda: cancel(job.name, number),  # what is left of it, as after its folder was removed
+        lost=batch.cancel,  # what is left of it, as after its folder was removed
     )
-    return follow(handle_of(job), spec, follower)
+    return follow(SlurmJob(job, batch), spec, follower)
 
 
 def require_slurm() -> None:
