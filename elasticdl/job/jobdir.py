@@ -25,10 +25,11 @@ import tempfile
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
 
 import platformdirs
 import psutil
+from pydantic import Field, TypeAdapter
 
 from elasticdl.common.credentials import Credentials, Endpoint, PathBelow, TlsFolder, Token
 from elasticdl.common.errors import UserError
@@ -75,7 +76,7 @@ class MasterAddress:
 
     address: str  # host:port
     token: str
-    pid: int
+    pid: Annotated[int, Field(strict=True, gt=0, lt=1 << 31)]
     started: int = 0  # see `start_of`
     tls: str = ""  # folder with the owner's certificate, of a master that may be on another machine
     host: str = ""  # on which the process is; it may share the folder with others
@@ -172,7 +173,8 @@ class JobDir:
     @staticmethod
     def _read(path: Path) -> MasterAddress | None:
         try:
-            return MasterAddress(**json.loads(path.read_text()))
+            read = MasterAddress(**json.loads(path.read_text()))
+            return TypeAdapter(MasterAddress).validate_python(asdict(read))
         except (FileNotFoundError, ValueError, TypeError):
             return None
 

@@ -71,7 +71,8 @@ def test_the_life_of_a_job(dead_pid):
     assert handle_of(job).life() is Life.LOST
     job.write_master(MasterAddress.of_this_process("127.0.0.1:1", TOKEN))
     assert handle_of(job).life() is Life.RUNNING
-    for damaged in ("{", "[]", '{"address": "127.0.0.1:1", "of_next_year": 1}'):
+    made_up = [json.dumps({"address": "127.0.0.1:1", "token": TOKEN, "pid": pid}) for pid in ("1", 0, -1, 10**30)]
+    for damaged in ("{", "[]", '{"address": "127.0.0.1:1", "of_next_year": 1}', *made_up):
         job.master.write_text(damaged)
         os.utime(job.path, (1e9, 1e9))
         assert handle_of(job).life() is Life.LOST
