@@ -247,8 +247,10 @@ def interface_of(address: str) -> str:
         raise UserError(f"{address!r} is no IP address of this machine") from None
     for name, addresses in psutil.net_if_addrs().items():
         for each in addresses:
-            is_ip = each.family in (socket.AF_INET, socket.AF_INET6)
-            if is_ip and ipaddress.ip_address(each.address.partition("%")[0]) == wanted:
+            if each.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            own = ipaddress.ip_address(each.address.partition("%")[0])
+            if own == wanted or (own.is_loopback and wanted.is_loopback):  # it takes all of 127.0.0.0/8
                 return name
     raise UserError(f"no network interface of this machine has the address {address}")
 
