@@ -139,7 +139,7 @@ class FolderJob(JobHandle):
             return Life.ENDED, ""
         if master is not None:
             return (Life.RUNNING if master.is_alive() else Life.LOST), ""
-        if (starter := job.read_starter()) is not None:  # its check may take long
+        if (starter := MasterAddress.read(job.starter)) is not None:  # its check may take long
             return (Life.STARTING if starter.is_alive() else Life.LOST), ""
         try:
             age = time.time() - job.path.stat().st_mtime

@@ -199,7 +199,7 @@ def new_job(spec: JobSpec) -> Iterator[tuple[JobDir, JobSpec]]:
             raise
     try:
         spec = spec.model_copy(update={"job_name": job.name})
-        job.write_starter()
+        MasterAddress.of_this_process().write(job.starter)
         write_aside(job.spec, spec.to_json())
         silently = not aside.is_dir() or _take_over(JobDir(aside), job, spec)
         yield job, spec

@@ -82,7 +82,7 @@ class MasterAddress:
     host: str = ""  # on which the process is; it may share the folder with others
 
     @classmethod
-    def of_this_process(cls, address: str, token: str = "", tls: str = "") -> Self:
+    def of_this_process(cls, address: str = "", token: str = "", tls: str = "") -> Self:
         return cls(address, token, os.getpid(), start_of(os.getpid()), tls, socket.gethostname())
 
     def is_alive(self) -> bool:
@@ -90,7 +90,18 @@ class MasterAddress:
         can't be seen from here: it counts as alive, so that nothing of its job is deleted."""
         if self.host not in ("", socket.gethostname()):
             return True
-        return psutil.pid_exists(self.pid) and (self.started == 0 or start_of(self.pid) in (0, self.started))
+        return psutil.pid_exists(self.pid) and self.started in (0, start_of(self.pid))
+
+    def write(self, path: Path) -> None:
+        write_aside(path, json.dumps(asdict(self)), mode=0o600)  # it has the token
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """None if the file is not there, is damaged, or is of another version."""
+        try:
+            return TypeAdapter(cls).validate_python(asdict(cls(**json.loads(path.read_text()))))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
 
     @property
     def credentials(self) -> Credentials:
@@ -151,32 +162,16 @@ class JobDir:
         return [path for path in self.path.iterdir() if STOPPED.matches(path.name)]
 
     def write_master(self, address: MasterAddress) -> None:
-        write_aside(self.master, json.dumps(asdict(address)), mode=0o600)  # it has the token
+        address.write(self.master)
+
+    def read_master(self) -> MasterAddress | None:
+        """None when no master runs, or none has started yet."""
+        return MasterAddress.read(self.master)
 
     def write_status(self, status: Message) -> None:
         from google.protobuf import json_format  # large, and seldom needed
 
         write_aside(self.status, json_format.MessageToJson(status, preserving_proto_field_name=True))
-
-    def write_starter(self) -> None:
-        """Of this process."""
-        write_aside(self.starter, json.dumps(asdict(MasterAddress.of_this_process("", ""))))
-
-    def read_starter(self) -> MasterAddress | None:
-        """As `read_master`, of a process that has no address yet."""
-        return self._read(self.starter)
-
-    def read_master(self) -> MasterAddress | None:
-        """None when no master runs (or none has started yet), or its file is damaged or of another version."""
-        return self._read(self.master)
-
-    @staticmethod
-    def _read(path: Path) -> MasterAddress | None:
-        try:
-            read = MasterAddress(**json.loads(path.read_text()))
-            return TypeAdapter(MasterAddress).validate_python(asdict(read))
-        except (FileNotFoundError, ValueError, TypeError):
-            return None
 
 
 def write_aside(path: Path, text: str, mode: int = 0o666) -> None:

@@ -61,7 +61,7 @@ def test_the_life_of_a_job(dead_pid):
     assert handle_of(job).life() is Life.LOST, "its start was cut off long ago"
     write_aside(job.starter, json.dumps({"address": "", "token": "", "pid": dead_pid}))
     assert handle_of(job).life() is Life.LOST
-    job.write_starter()
+    MasterAddress.of_this_process().write(job.starter)
     os.utime(job.path, (1e9, 1e9))
     assert handle_of(job).life() is Life.STARTING, "its check takes long"
     job.write_master(MasterAddress("127.0.0.1:1", TOKEN, os.getpid()))
