@@ -236,7 +236,7 @@ def _credentials(environ: Mapping[str, str]) -> Credentials:
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has this address.
+    """The network interface that has this address; that of loopback has all of its network, whichever it names.
 
     Raises:
         UserError: there is none, or it is no address.
