@@ -10,17 +10,16 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from elasticdl.cli.course import UNREACHED_SECONDS, Follower, Watch, follow
-from elasticdl.cli.job_handle import Following
+from elasticdl.cli.course import Follower, follow
 from elasticdl.cli.namespace_job import NamespaceJob, NoMasterError
 from elasticdl.cli.parsing import made_up_name
 from elasticdl.cli.pod_logs import PodPrinters
 from elasticdl.cli.printed import Prints
-from elasticdl.cli.screens import Screen, insists, tell
+from elasticdl.cli.screens import insists, tell
 from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
 from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import Role, refuse_variables
@@ -42,7 +41,6 @@ from elasticdl.kube.client import (
     CONFLICT,
     FORBIDDEN,
     STRANGER,
-    ApiError,
     Client,
     NotDoneError,
     Object,
@@ -53,8 +51,6 @@ from elasticdl.kube.job_objects import ManifestInputs
 from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.names import VOLCANO_GROUP, master_name, without_name
 from elasticdl.kube.pod import Manifest, as_yaml, master_template, merge, worker_template
-from elasticdl.places.judge import Waiting
-from elasticdl.proto import elasticdl_pb2 as pb
 
 # Submitting a job: first it is asked whether its pods would be taken, then all of it is made, or none.
 #
@@ -313,13 +309,11 @@ def follow_submitted(handle: NamespaceJob, spec: JobSpec) -> int:
     # Of a module's worker the log is its own, from which what the module prints can't be told here.
     ranks = spec.shown_ranks() if spec.command else ()
 
-    def watch(screen: Screen, following: Following) -> Watch:
-        masters = MasterWatch(handle, screen, spec.image_timeout)
-        return lambda heard: masters.hear(heard, following.failure, time.monotonic())
-
+    masters = MasterWatch(handle, spec.image_timeout)
     follower = Follower(
         prints=lambda screen: Prints(ranks, screen, PodPrinters(handle.client, handle.name)),
-        watch=watch,
+        watch=lambda _, following: lambda heard: masters.look(following.failure, time.monotonic()),
+        patient=True,
         farewell=f"job {handle.name} goes on: `elasticdl stop {handle.name}{handle.flags}` stops it",
     )
     return follow(handle, spec, follower)
@@ -328,41 +322,19 @@ def follow_submitted(handle: NamespaceJob, spec: JobSpec) -> int:
 @dataclass(slots=True)
 class MasterWatch:
     handle: NamespaceJob
-    screen: Screen
     image_timeout: float
     look_at: float = 0.0
-    told: Waiting = field(default_factory=lambda: Waiting(""))
     imageless: float = math.inf  # since when its image is missing
-    unreached: float = math.inf  # since when it runs and does not answer
-    unreached_told: bool = False
 
-    def hear(self, heard: object, failure: Exception | None, now: float) -> None:
-        """Of a job that is followed: what has come of it, if anything; and why no status does at the moment.
+    def look(self, failure: Exception | None, now: float) -> None:
+        """Of a job that is followed; ``failure``: why no status is heard at the moment.
 
         Raises:
             JobFailedError: its master does not get to work, as without its image.
         """
-        if isinstance(heard, pb.JobStatus):
-            if self.unreached_told:
-                self.screen.line("its master is reached again")
-            self.unreached, self.unreached_told = math.inf, False
-        elif heard is None and failure is not None and now >= self.look_at:
-            self.look_at = now + LOOK_SECONDS
-            if isinstance(failure, NoMasterError):
-                self.tell_absence(failure.why, now)
-            elif isinstance(failure, ApiError):
-                self.tell(Waiting(str(failure)))
-            else:
-                self.tell_silence(failure, now)
-
-    def tell(self, why: Waiting) -> None:
-        """An image that is tried for again and again is told of once."""
-        if why.reason != self.told.reason and not (why.image and self.told.image):
-            self.screen.line(why.reason)
-        self.told = why
-
-    def tell_absence(self, why: Waiting, now: float) -> None:
-        self.tell(why)
+        if not isinstance(failure, NoMasterError) or now < self.look_at:
+            return
+        self.look_at, why = now + LOOK_SECONDS, failure.why
         self.imageless = min(self.imageless, now) if why.image else math.inf
         name, where = self.handle.name, f"{self.handle.name}{self.handle.flags}"
         with suppress(UnreachableError):
@@ -371,10 +343,3 @@ class MasterWatch:
             if (crashes or why.lasting or waited) and not self.handle.state().memory:
                 more = f", {failures} times; see `elasticdl logs {where}`" if crashes else ""
                 raise JobFailedError(f"job {name}: {why.reason}{more}; `elasticdl delete {where}` removes it")
-
-    def tell_silence(self, failure: Exception, now: float) -> None:
-        """Of a master that runs; one that has just been started takes a moment to listen."""
-        self.unreached = min(self.unreached, now)
-        if now - self.unreached >= UNREACHED_SECONDS and not self.unreached_told:
-            self.unreached_told = True
-            self.screen.line(f"its master runs but can't be reached: {failure}; it is tried again")

@@ -22,7 +22,7 @@ from elasticdl.cli.screens import (
     tell,
 )
 from elasticdl.cli.signals import SignalLog, caught
-from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
+from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import KINDS, Entry, news, parse_entry
 from elasticdl.job.spec import JobSpec
@@ -39,14 +39,16 @@ class Follower:
     Attributes:
         prints: Shows what the workers print.
         watch: Makes what looks after the master. That is called with each thing that has come and, whenever nothing has come for a
-            moment, with None. Without it why there is no master is told.
+            moment, with None.
+        patient: The job's end is waited for also by who may not hear of it before.
         farewell: What is said when a signal ends the following, as the job goes on. None: a signal does not end the following.
         at_end: Called when nothing more comes, while it is still shown what the workers print.
         lost: Called if the job is lost.
     """
 
     prints: Callable[[Screen], Prints] = lambda screen: Prints((), screen, None)
-    watch: Callable[[Screen, Following], Watch] | None = None
+    watch: Callable[[Screen, Following], Watch] = lambda screen, following: lambda heard: None
+    patient: bool = False
     farewell: str | None = ""
     at_end: Callable[[], object] = lambda: None
     lost: Callable[[], None] = lambda: None
@@ -64,11 +66,12 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
         caught(noted.add) if signals is None else nullcontext(),
         open_screen(spec.log_loss_steps, own_outlets()) as screen,
         follower.prints(screen).shown(wait=lambda: not noted.take()) as prints,
-        job.following(statuses=True, patient=follower.watch is not None) as following,
+        job.following(statuses=True, patient=follower.patient) as following,
     ):
-        watch = follower.watch(screen, following) if follower.watch else tell_absence(job, screen, following)
+        silence, watch = Silence(job, screen), follower.watch(screen, following)
 
         def leaves(heard: Heard | None) -> bool:
+            silence.hear(heard, following.failure, time.monotonic())
             watch(heard)
             if isinstance(heard, pb.JobStatus):
                 last.CopyFrom(heard)
@@ -103,29 +106,37 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
     return 0
 
 
-def tell_absence(job: JobHandle, screen: Screen, following: Following) -> Watch:
-    """Tells why the job has no master, or for long none that answers, when that changes."""
-    told, unreached = "", math.inf
+class Silence:
+    """Tells why nothing is heard of a job's master, when that changes, and that it is heard again."""
 
-    def watch(heard: Heard | None) -> None:
-        nonlocal told, unreached
-        failure = following.failure
-        if failure is None or isinstance(failure, AbsentError):
-            unreached = math.inf
-        if heard is not None or failure is None or isinstance(failure, UserError):  # which ends the following
-            return
-        why = str(failure)
-        if not isinstance(failure, AbsentError):
-            unreached = min(unreached, time.monotonic())
-            if time.monotonic() - unreached < UNREACHED_SECONDS:
-                return
-            why = f"its master can't be reached: {failure}; it is tried again"
-        with suppress(UnreachableError):
-            if why != told and not job.over():  # how it ended is told at the end
-                told = why
-                screen.line(told)
+    def __init__(self, job: JobHandle, screen: Screen) -> None:
+        self._job = job
+        self._screen = screen
+        self._told = ""
+        self._unreached = math.inf  # since when it runs and does not answer
+        self._is_unreached = False  # and that was told
 
-    return watch
+    def hear(self, heard: Heard | None, failure: Exception | None, now: float) -> None:
+        """``failure``: why no status is heard at the moment."""
+        if isinstance(heard, pb.JobStatus):
+            if self._is_unreached:
+                self._screen.line("its master is reached again")
+            self._told, self._unreached, self._is_unreached = "", math.inf, False
+        elif heard is None and isinstance(failure, AbsentError):
+            self._unreached = math.inf
+            self._tell(failure.kind, str(failure))
+        elif heard is None and failure is not None:
+            self._unreached = min(self._unreached, now)
+            if now - self._unreached >= UNREACHED_SECONDS:
+                self._is_unreached = True
+                self._tell("unreached", f"its master can't be reached: {failure}; it is tried again")
+
+    def _tell(self, kind: str, why: str) -> None:
+        if kind != self._told:
+            with suppress(UnreachableError):
+                if not self._job.over():  # how it ended is told at the end
+                    self._told = kind
+                    self._screen.line(why)
 
 
 def show_course(

@@ -112,7 +112,9 @@ def connect(master: Endpoint) -> Iterator[MasterClient]:
 
 FOLLOW_POLL = 0.05
 AGAIN_SECONDS = 1.0  # before a master is asked once more
-REFUSED_SECONDS = 10.0  # for which a right may be missing, as while a job is being deleted
+REFUSED_SECONDS = (
+    8.0  # for which a right may be missing, as while a job is being deleted; less than a silence may last untold
+)
 JOIN_SECONDS = 5.0  # for streams to end by themselves, and for those that were closed
 KEPT_TRIES = 60  # for what is kept, as a cluster may just then not answer
 Heard: TypeAlias = str | pb.JobStatus  # a line of the journal, or a status
@@ -242,7 +244,11 @@ Lines: TypeAlias = Generator[str, None, None]  # as they come; to be closed
 
 
 class AbsentError(UnreachableError):
-    """No master runs at the moment; why."""
+    """No master runs at the moment; why. ``kind``: what stays the same while the words change, as of an image that is tried for again."""
+
+    def __init__(self, why: str, kind: str = "") -> None:
+        super().__init__(why)
+        self.kind = kind or why
 
 
 class JobHandle(Protocol):

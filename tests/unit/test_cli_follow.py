@@ -14,7 +14,6 @@ from elasticdl.cli.job_handle import AbsentError, JobHandle
 from elasticdl.cli.namespace_job import NamespaceJob, NoMasterError
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.job.journal import number_of
-from elasticdl.kube.client import NoAnswerError
 from elasticdl.kube.job_pods import find_master
 from elasticdl.master.core.values import Phase
 from elasticdl.master.shell.cluster_master import exit_code
@@ -23,9 +22,13 @@ from elasticdl.places.judge import Waiting, why_no_master
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
-def watching(seen):
-    job = NamespaceJob(OneJob(), "digits")
-    return MasterWatch(job, SimpleNamespace(line=seen.append), image_timeout=60.0)
+def watching(job=None):
+    return MasterWatch(job or NamespaceJob(OneJob(), "digits"), image_timeout=60.0)
+
+
+def silent(seen):
+    """Of a job that goes on."""
+    return course.Silence(SimpleNamespace(over=lambda: ""), SimpleNamespace(line=seen.append))
 
 
 def pod(state=None, **status):
@@ -66,15 +69,15 @@ def test_what_is_the_matter_with_a_master(seen, trouble):
 
 def test_an_image_is_waited_for_as_long_as_told_and_from_the_beginning_after_it_was_there():
     late, starting = missing("Back-off"), Waiting("its master is starting")
-    view, given_up = watching([]), []
+    view, given_up = watching(), []
     for now, why in ((5, late), (64, late), (65, late), (70, starting), (71, late), (130, late), (131, late)):
         try:
-            view.hear(None, NoMasterError(why), float(now))
+            view.look(NoMasterError(why), float(now))
         except JobFailedError:
             given_up.append(now)
     assert given_up == [65, 131]
     with pytest.raises(JobFailedError):
-        watching([]).hear(None, NoMasterError(missing("InvalidImageName", lasting=True)), 0.0)
+        watching().look(NoMasterError(missing("InvalidImageName", lasting=True)), 0.0)
 
 
 def test_a_job_without_its_image_stays_and_the_command_says_how_to_remove_it():
@@ -82,34 +85,33 @@ def test_a_job_without_its_image_stays_and_the_command_says_how_to_remove_it():
     imageless = {**master(), **pod(waiting), "metadata": master()["metadata"]}
     with pytest.raises(AbsentError) as absence, NamespaceJob(OneJob(master=imageless), "digits").reach():
         pass
-    view = watching(seen := [])
-    view.hear(None, absence.value, 5.0)
+    silent(seen := []).hear(None, absence.value, 5.0)
     assert seen == ["the image can't be pulled: not found"]
+    view = watching()
+    view.look(absence.value, 5.0)
     line = "job digits: the image can't be pulled: not found; `elasticdl delete digits` removes it"
     with pytest.raises(JobFailedError, match=f"^{line}$"):
-        view.hear(None, absence.value, 65.0)
+        view.look(absence.value, 65.0)
 
 
 def test_why_a_master_does_not_run_is_told_once_and_again_when_it_changes():
     """An image is tried for again and again."""
     quota, starting = Waiting("quota"), Waiting("its master is starting")
-    view = watching(seen := [])
+    view = silent(seen := [])
     for now, why in enumerate((quota, quota, *map(missing, ("not found", "Back-off") * 2), starting)):
         view.hear(None, NoMasterError(why), float(now))
-    view.hear(None, NoAnswerError(0, "the cluster does not answer"), 100.0)
-    told = ["quota", "the image can't be pulled: not found", "its master is starting"]
-    assert seen == [*told, "the cluster does not answer"]
+    assert seen == ["quota", "the image can't be pulled: not found", "its master is starting"]
 
 
 def test_a_master_that_runs_and_is_not_reached_is_told_and_that_it_is_reached_again():
     """It is tried again all the time: the first seconds of a master that starts are no news."""
-    view, failure = watching(seen := []), UnreachableError("the master did not answer: Socket closed")
+    view, failure = silent(seen := []), UnreachableError("the master did not answer: Socket closed")
     for now in (5.0, 14.9):
         view.hear(None, failure, now)
     assert seen == []
     for now in (16.0, 17.0, 100.0):
         view.hear(None, failure, now)
-    line = "its master runs but can't be reached: the master did not answer: Socket closed; it is tried again"
+    line = "its master can't be reached: the master did not answer: Socket closed; it is tried again"
     assert seen == [line]
     for _ in range(2):
         view.hear(pb.JobStatus(), None, 101.0)
@@ -233,17 +235,6 @@ def test_who_may_not_reach_a_master_does_not_wait_for_its_end(monkeypatch):
         beginning = zip(following, range(50), strict=False)
         assert not any(heard for heard, _ in beginning)
         assert isinstance(following.failure, UserError)
-
-
-def test_a_master_that_does_not_answer_for_long_is_told_to_who_looks_at_a_job(monkeypatch):
-    seen, following = [], SimpleNamespace(failure=UnreachableError("it hangs"))
-    watch = course.tell_absence(Forbidden(monkeypatch, kept="running"), SimpleNamespace(line=seen.append), following)
-    watch(None)
-    assert seen == []
-    monkeypatch.setattr(course, "UNREACHED_SECONDS", 0.0)
-    watch(None)
-    watch(None)
-    assert seen == ["its master can't be reached: it hangs; it is tried again"]
 
 
 def test_while_a_master_hangs_as_its_job_ends_whoever_follows_can_leave():
