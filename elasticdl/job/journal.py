@@ -91,7 +91,6 @@ class Fields(BaseModel):
     engine: Text = ""
     text: Text = ""
     host: Text = ""
-    why: Text = ""
     cause: Text = ""
     kind: Text = ""
     state: Text = ""

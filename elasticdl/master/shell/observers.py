@@ -22,12 +22,13 @@ from elasticdl.proto import elasticdl_pb2 as pb
 # Observers: they are told what happens to a job, and can't change it.
 
 
-MOST_IN_A_ROW = 10
 _log = logging.getLogger(__name__)
 
 
 class Observer:
     """Overrides what it wants to hear. Methods are called on the master's event loop, and neither wait nor raise."""
+
+    has_raised = False
 
     def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
         """Every entry of the journal that this master makes; `elasticdl.job.journal` names them."""
@@ -53,15 +54,8 @@ class LiveFacts(Facts, Observer):
         self.take(plain({"time": self._clock(), **fields, "event": event}))
 
 
-class Observers(Observer):
-    """Several as one. A call in which an observer raises is dropped, and so is one that has raised `MOST_IN_A_ROW` times in a row."""
-
-    def __init__(self, observers: Sequence[Observer]) -> None:
-        self._raised = dict.fromkeys(observers, 0)  # how often, since a call that did not
-
-    def add(self, observer: Observer) -> None:
-        """It is told after the others."""
-        self._raised[observer] = 0
+class Observers(list[Observer], Observer):
+    """Several as one, told in this order. A call in which an observer raises is lost to it, which is said once."""
 
     def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
         self._tell(lambda observer: observer.recorded(event, fields))
@@ -73,16 +67,13 @@ class Observers(Observer):
         self._tell(lambda observer: observer.close())
 
     def _tell(self, news: Callable[[Observer], None]) -> None:
-        for observer in tuple(self._raised):
+        for observer in self:
             try:
                 news(observer)
-                self._raised[observer] = 0
             except Exception:  # noqa: BLE001 - a mistake there must not end the job
-                self._raised[observer] += 1
-                _log.exception("%s has raised", type(observer).__name__)
-                if self._raised[observer] == MOST_IN_A_ROW:
-                    _log.error("%s is dropped, since it has raised %d times", type(observer).__name__, MOST_IN_A_ROW)
-                    del self._raised[observer]
+                if not observer.has_raised:
+                    _log.exception("%s has raised", type(observer).__name__)
+                observer.has_raised = True
 
 
 # `summary.json`: what became of a job, for people and programs.

@@ -124,7 +124,7 @@ class Master:
 
     def observe(self, observer: Observer) -> None:
         """Tell it what happens to the job. To be called before `run`, which closes it."""
-        self._observers.add(observer)
+        self._observers.append(observer)
 
     def post(self, event: e.Event) -> None:
         """Tell the job. Before it has begun, this is the first that it hears. On the event loop only."""
