@@ -5,7 +5,7 @@ from master_kit import Yard, launched, only
 
 from elasticdl.job import messages as m
 from elasticdl.master.core import events as e
-from elasticdl.master.core.fleet import LONGEST_DELAY, TRIES_OF_PLACE
+from elasticdl.master.core.fleet import LONGEST_DELAY
 
 
 def fail(y, worker_id, *, trained=False, message="its training data have 960 samples, the job's 640"):
@@ -32,53 +32,48 @@ def fails(kind, y, worker_id):
 
 
 @pytest.mark.parametrize("kind", ["in its first world", "before it asks for a world", "without a word"])
-def test_a_newcomer_that_cannot_start_ends_the_tries_of_its_place_and_not_the_job(kind):
+def test_a_newcomer_that_cannot_start_is_tried_later_and_later_and_does_not_end_the_job(kind):
     y = training_with_a_place_to_fill()
-    for worker_id in range(2, 2 + TRIES_OF_PLACE):
-        assert y.reason == ""
-        fails(kind, y, worker_id)
-        following = launched(y.wait(LONGEST_DELAY))
-        assert following == ([worker_id + 1] if worker_id < 1 + TRIES_OF_PLACE else [])
-    assert (y.end, y.wait(1000)) == ("", [])
-    assert y.reason.startswith("4 workers in a row could not start, last worker 5: ")
-    assert y.reason.endswith("detail" if kind == "without a word" else "960 samples, the job's 640")
-    (warning,) = y.warnings
-    assert warning.endswith("the job goes on with 1 worker, and tries again when it is scaled (`elasticdl scale`)")
+    following = [2]
+    for delay in (0.0, 0.5, 1.0, 2.0, 4.0, 8.0):
+        (worker_id,) = following
+        assert y.end == ""
+        out = fails(kind, y, worker_id)
+        if delay:
+            assert launched(out + y.wait(0.9 * delay)) == []
+        following = launched(out + y.wait(0.2 * delay + 0.1))
+    because = "crashed: detail" if kind == "without a word" else "its training data have 960 samples, the job's 640"
+    assert y.warnings == [f"replacements wait 8 s: 6 workers in a row could not start, the last: {because}"]
 
-    assert launched(y.exit(0) + y.wait(LONGEST_DELAY)) == [6], "the place of one that could train is filled"
-    y.scale(1, 3)
-    assert len([r for r in y.job.view().workers if r.state == "starting"]) == 3
+    fails(kind, y, following[0])
+    assert y.reason == f"replacements wait 16 s: 7 workers in a row could not start, the last: {because}"
+    assert launched(y.exit(0) + y.wait(0.1)) == [9], "the place of one that could train is filled"
+    assert len(launched(y.scale(1, 3))) == 2
     assert "could not start" not in y.reason
 
 
-def test_tries_come_later_and_later_and_are_those_of_one_place():
+def test_workers_that_cannot_start_at_once_share_a_wait():
     y = training_with_a_place_to_fill(maximum=3)
     y.leave(2)
     y.ask(0, left=2)
     pair = [3, 4]
-    for delay in (0.5, 2.0, 8.0):
-        for worker_id in pair:
-            fail(y, worker_id)
-        assert y.wait(0.9 * delay) == []
-        pair = launched(y.wait(0.2 * delay))
-        assert len(pair) == 2, "each place has tries of its own"
+    for delay in (0.5, 0.5, 1.0):
+        out = [each for worker_id in pair for each in fail(y, worker_id)]
+        pair = launched(out + y.wait(2.5 * delay))
+        assert len(pair) == 2
     fail(y, pair[0])
-    assert y.reason.startswith("4 workers in a row could not start")
-    y.come(pair[1])
-    y.ask(0, left=3)
-    assert len([w for w in y.job.view().workers if w.state == "member"]) == 2
+    assert y.wait(1.9) == []
 
 
-def test_a_job_that_has_too_few_without_that_place_fails_for_that_reason_and_keeps_its_state():
+def test_a_job_that_has_too_few_without_them_fails_for_that_reason_and_keeps_its_state():
     y = training_with_a_place_to_fill()
     y.scale(2, 2)
-    for worker_id in range(2, 2 + TRIES_OF_PLACE):
+    for worker_id in range(2, 6):
         assert y.end == ""
         fail(y, worker_id, message="KeyError: 'label'")
         y.wait(LONGEST_DELAY)
     assert y.end == (
-        "4 workers in a row could not start, last worker 5: KeyError: 'label'; the state is kept, and the same command goes on from it, "
-        "with --num_workers 1-2 also on 1"
+        "4 workers in a row could not start, last worker 5: KeyError: 'label'; too few are left to train, and the state is kept"
     )
     assert [(each.to, each.message.checkpoint) for each in only(m.StopWork, y.out)] == [((0,), True)]
 

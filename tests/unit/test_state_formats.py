@@ -52,7 +52,7 @@ JOB = JobSnapshot(
         WorkerSnapshot(2, WorkerState.MEMBER, "wanted", world_version=3, ready=True),
         WorkerSnapshot(4, WorkerState.PENDING, "0/2 nodes are available", failure="its node was lost"),
     ),
-    crashes=Crashes(at_start=1, in_training=2, steps_since=7, most=3, given_up="no place"),
+    crashes=Crashes(at_start=1, in_training=2, steps_since=7),
     target=2,
     learnt=KnownSpeeds((Observation(2, 16, 0.25, 30.0),)),
 )

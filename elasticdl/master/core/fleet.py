@@ -13,9 +13,9 @@ nothing. Ids are never used again.
 |   and no world is running                       |                                                                  |
 | too many crashed after having trained           | the job fails; training on for a while clears the count          |
 | ended with code 0 and never asked for a world   | the job fails: the program does not train with others            |
-| could not start, while others can train         | it is replaced after a delay; after four in a row in its place   |
-|                                                 | no more, until the job is scaled; a job that needs more fails,   |
-|                                                 | and keeps its state                                              |
+| could not start, while others can train         | it is replaced after a delay that doubles with each in a row, up |
+|                                                 |   to 5 minutes; the job fails, and keeps its state, if too few   |
+|                                                 |   are left to train and four in a row could not start            |
 | finished                                        | it is not replaced                                               |
 
 However many are lost, replacements are launched at a bounded rate (`BURST`, `RATE`).
@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 
 from elasticdl.common.backoff import TokenBucket, delay_after
 from elasticdl.common.front_ends import FRONT_ENDS
+from elasticdl.job.journal import plural
 from elasticdl.job.messages import Failed
 from elasticdl.master.core.events import ExitCause, Instruction, LaunchWorker, Record, WorkerExited
 from elasticdl.master.core.values import DONE, Settings, WorkerState
@@ -52,17 +53,19 @@ _UNCLEAN = set(ExitCause) - {ExitCause.CLEAN}
 # How long replacements wait: one back-off for each cause of losses, and one for each node.
 #
 # Ordinary losses cost no time: a worker that has been in a world is replaced at once, and so is the first of any kind that
-# has not. Only losses in a row of workers that were in no world yet make replacements wait, each time twice as long:
+# has not. Only losses in a row of workers that were in no world yet, or could not start where others train, make replacements
+# wait, each time twice as long:
 #
 # | losses in a row            | wait from | the longest wait | other consequence                                     |
 # | -------------------------- | --------- | ---------------- | ----------------------------------------------------- |
 # | of one cause               | the second | 30 s            |                                                       |
 # | of one node                | the third | 5 min            | from the second on replacements are kept off the node |
+# | could not start            | the second | 5 min           |                                                       |
 #
 # Workers that were launched before a wait began, or are lost during it, do not lengthen it: they share it. After the wait their
 # replacements come one after another, spread over as much time again. So one of them tries it first; if it is lost, the others
 # go on waiting. A replacement that reaches a world ends the streaks of its cause and of its node, and whoever waited for these
-# waits no longer. A person is told once when a wait gets long, and sees it for as long as it lasts.
+# waits no longer. (Whoever could not start may have reached one: it is forgotten.) A person is told once when a wait gets long, and sees it for as long as it lasts.
 
 
 FIRST_DELAY = 0.5
@@ -72,7 +75,9 @@ LONGEST_OF_NODE = 300.0
 SHOWN_DELAY, TOLD_DELAY = 1.5, 6.0
 AVOIDED_FROM = 2
 MOST_AVOIDED = 50  # they are named in each pod
-NODE_FORGOTTEN_AFTER = 3600.0
+FORGOTTEN_AFTER = 3600.0
+# So many waits because of workers that could not start end a job in which too few are left to train.
+TRIES = 3
 
 
 @dataclass(slots=True)
@@ -80,6 +85,7 @@ class Streak:
     """Losses in a row of one cause, or on one node. Those that share a wait are one wave."""
 
     node: str = ""  # empty: of a cause
+    unfit: bool = False  # they could not start
     losses: int = 0
     waves: int = 0
     delay: float = 0.0
@@ -96,8 +102,8 @@ class Streak:
             self.sharing += 1
             return
         self.waves, self._next_id, self.sharing = self.waves + 1, next_id, 0
-        unfelt, longest = (AVOIDED_FROM, LONGEST_OF_NODE) if self.node else (1, LONGEST_DELAY)
-        self.delay = delay_after(self.waves - unfelt, FIRST_DELAY, longest)
+        longest = LONGEST_OF_NODE if self.node or self.unfit else LONGEST_DELAY
+        self.delay = delay_after(self.waves - (AVOIDED_FROM if self.node else 1), FIRST_DELAY, longest)
         self.until = now + self.delay
 
     @property
@@ -111,6 +117,8 @@ class Streak:
         where = f" on node {self.node}" if self.node else ""
         lost = f"{workers} lost{where} before training, the last {self.why}"
         wait = f"{max(1, round(seconds))} s"
+        if self.unfit:
+            lost = f"{plural(self.losses, 'worker')} in a row could not start, the last: {self.why}"
         if self.avoided:
             return f"{lost}; the node is avoided, and tried again in {wait}"
         return f"replacements wait {wait}: {lost}"
@@ -137,9 +145,9 @@ class ReplacementWait:
         return next((streak for streak in self.streaks if streak.avoided), self.streaks[0])
 
 
-def wait_after(failures: int, why: str, now: float, factor: float = 2.0) -> ReplacementWait:
+def wait_after(failures: int, why: str, now: float) -> ReplacementWait:
     """The wait after so many failures in a row, which are counted elsewhere."""
-    delay = delay_after(failures, FIRST_DELAY, LONGEST_DELAY, factor)
+    delay = delay_after(failures, FIRST_DELAY, LONGEST_DELAY)
     return ReplacementWait((Streak(losses=failures, delay=delay, until=now + delay, why=why),))
 
 
@@ -147,13 +155,16 @@ class Losses:
     """The losses in a row of workers that had been in no world."""
 
     def __init__(self) -> None:
-        self._causes: dict[ExitCause, Streak] = {}
+        self._causes: dict[ExitCause | None, Streak] = {}  # None: could not start
         self._nodes: dict[str, Streak] = {}
         self.workers = 1  # the maximum
 
     def count(self, record: WorkerRecord, cause: ExitCause, why: str, next_id: int, now: float) -> ReplacementWait:
         """One more; how long its replacement waits. ``next_id``: of the next worker that is launched."""
-        streaks = [self._causes.setdefault(cause, Streak())]
+        kind = None if record.unfit else cause
+        if kind in self._causes and now - self._causes[kind].last > FORGOTTEN_AFTER:
+            del self._causes[kind]
+        streaks = [self._causes.setdefault(kind, Streak(unfit=record.unfit))]
         if record.node and cause in _OF_THE_NODE:
             streaks.append(self._nodes.setdefault(record.node, Streak(record.node)))
         for streak in streaks:
@@ -167,20 +178,21 @@ class Losses:
 
     def avoided(self, now: float) -> tuple[str, ...]:
         """Nodes to keep replacements off, the worst first."""
-        self._nodes = {node: streak for node, streak in self._nodes.items() if now - streak.last < NODE_FORGOTTEN_AFTER}
+        self._nodes = {node: streak for node, streak in self._nodes.items() if now - streak.last < FORGOTTEN_AFTER}
         avoided = sorted(
             (streak for streak in self._nodes.values() if streak.avoided), key=lambda streak: -streak.losses
         )
         return tuple(streak.node for streak in avoided[:MOST_AVOIDED])
+
+    @property
+    def of_unfit(self) -> Streak:
+        return self._causes.get(None) or Streak(unfit=True)
 
     def clear(self) -> None:
         self._causes.clear()
         self._nodes.clear()
 
 
-# Workers in a row that may fail to start in one place. Storage that is away for some seconds must not cost the job a place.
-TRIES_OF_PLACE = 4
-_DELAY_GROWS = 4.0  # from one of these tries to the next
 # Replacements that may be launched at once (BURST), and in a second (RATE): so many for each worker of the maximum, and at least
 # LEAST_BURST and LEAST_RATE.
 BURST, LEAST_BURST = 2, 8
@@ -272,12 +284,11 @@ def after_training(event: WorkerExited, step: int) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A worker has left, and a replacement is due. ``away_from``: the node of the worker that left, if it was slow. ``tries``: see
-    `WorkerRecord`. ``cause``: why the worker was lost, if it had been in no world. ``wait``: if the replacement has to wait."""
+    """A worker has left, and a replacement is due. ``away_from``: the node of the worker that left, if it was slow. ``cause``: why the
+    worker was lost, if it had been in no world. ``wait``: if the replacement has to wait."""
 
     reason: str
     away_from: str = ""
-    tries: int = 0
     cause: ExitCause | None = None
     wait: ReplacementWait | None = None
 
@@ -347,8 +358,7 @@ class Fleet:
 
     def exited(self, record: WorkerRecord, event: WorkerExited, *, world_runs: bool, least: int) -> Judgement:
         """What it means that its process is gone. ``least``: workers with which the job goes on."""
-        end, tries, own_program = judge(record, event), record.tries, self._settings.own_program
-        record.tries = 0
+        end, own_program = judge(record, event), self._settings.own_program
         if own_program and end.cause is ExitCause.FINISHED:
             fatal, warning = after_training(event, self._training.step)
             return replace(end, fatal=fatal, warning=warning)
@@ -358,9 +368,14 @@ class Fleet:
             return replace(end, fatal=why)
         if end.cause not in CRASHES:
             return end
-        if record.unfit or (not record.ready and self._others_train(record)):
-            record.tries = tries + 1
-            return self._could_not_start(record, end, least)
+        record.unfit = record.unfit or (not record.ready and self._others_train(record))
+        if record.unfit:
+            before = self._losses.of_unfit
+            others = sum(each.holds_place for each in self._records.values() if each is not record)
+            if others >= least or before.waves < TRIES:
+                return end
+            why = f"{before.losses + 1} workers in a row could not start, last worker {record.worker_id}: {end.reason}"
+            return replace(end, fatal=f"{why}; too few are left to train, and the state is kept", keeps=True)
         self.crashes = self.crashes.and_one(in_training=record.world_version > 0)
         why = self.crashes.too_many(world_runs=world_runs)
         return replace(end, fatal=f"{why}, last worker {record.worker_id}: {end.reason}") if why else end
@@ -370,20 +385,16 @@ class Fleet:
         return self._training.begun or any(each.step > 0 for each in self._records.values() if each is not record)
 
     def miss(self, record: WorkerRecord, departure: str, why: str, cause: ExitCause | None, *, now: float) -> str:
-        """A replacement is due for this worker, unless too many could not start in its place. ``departure``: why, for people; ``why``:
-        the same, without the worker's number. ``cause``: why it was lost; None if it was told to leave. Returns what a person
-        must know."""
-        if record.tries >= TRIES_OF_PLACE:
-            return ""
+        """A replacement is due for this worker. ``departure``: why, for people; ``why``: the same, without the worker's number.
+        ``cause``: why it was lost; None if it was told to leave. Returns what a person must know."""
         self._now, wait, early = now, None, None
-        if cause in CRASHES:
-            failures, factor = (record.tries, _DELAY_GROWS) if record.tries else (self.crashes.in_a_row, 2.0)
-            wait = wait_after(failures, why, now, factor)
-        elif cause and not record.world_version:
-            wait, early = self._losses.count(record, cause, why, self.next_id, now), cause
+        if cause in CRASHES and not record.unfit:
+            wait = wait_after(self.crashes.in_a_row, why, now)
+        elif cause and (record.unfit or not record.world_version):
+            wait, early = self._losses.count(record, cause, why, self.next_id, now), None if record.unfit else cause
         slow = record.node if record.slow else ""
-        self.departures.append(Departure(departure, slow, record.tries, early, wait))
-        if wait is None or cause in CRASHES or wait.streak.told or wait.delay < TOLD_DELAY:
+        self.departures.append(Departure(departure, slow, early, wait))
+        if wait is None or (cause in CRASHES and not record.unfit) or wait.streak.told or wait.delay < TOLD_DELAY:
             return ""
         wait.streak.told = True
         return wait.streak.describe(wait.until - now)
@@ -398,25 +409,8 @@ class Fleet:
             for each in self.departures
         ]
 
-    def _could_not_start(self, record: WorkerRecord, end: Judgement, least: int) -> Judgement:
-        """Another tries in its place, unless too many have."""
-        if record.tries < TRIES_OF_PLACE:
-            return end
-        others = sum(each.holds_place for each in self._records.values() if each is not record)
-        most = others + self._held(self._now)
-        why = f"{record.tries} workers in a row could not start, last worker {record.worker_id}: {end.reason}"
-        if most < least:
-            fewer = f"--num_workers {most}-{self._losses.workers}"
-            helps = f"; the state is kept, and the same command goes on from it, with {fewer} also on {most}"
-            return replace(end, fatal=why + helps if most else why, keeps=True)
-        self.crashes = replace(self.crashes, most=most, given_up=why)
-        workers = f"{most} worker{'s' if most > 1 else ''}"
-        goes_on = f"the job goes on with {workers}, and tries again when it is scaled (`elasticdl scale`)"
-        return replace(end, warning=f"{why}; {goes_on}")
-
     def scaled(self, maximum: int) -> None:
         """Somebody has scaled the job: what could not start may start now, and nobody waits."""
-        self.crashes = replace(self.crashes, most=0, given_up="")
         self._losses.clear()
         self.departures = [replace(each, wait=None) for each in self.departures]
         self.bound(maximum)
@@ -445,7 +439,7 @@ class Fleet:
             self.departures.clear()
             return 0, by_use[wanted:][::-1]
         taken = live + records.count(WorkerState.FAILED) + self._held(now)  # as `holds_place` says of each
-        return max(0, min(wanted, self.crashes.most or wanted) - taken), []
+        return max(0, wanted - taken), []
 
     def launch(self) -> list[Instruction]:
         """A new worker, in another's place if one is due for it; nobody if that would be too many for now."""
@@ -458,7 +452,7 @@ class Fleet:
         record = self._records[self.next_id] = WorkerRecord(self.next_id, reason)
         slow = [departure.away_from] if departure and departure.away_from else []
         if departure:
-            record.tries, record.replaces = departure.tries, departure.cause
+            record.replaces = departure.cause
         self.next_id += 1
         away_from = tuple(dict.fromkeys([*slow, *self._losses.avoided(self._now)]))
         fields = {"worker": record.worker_id, "reason": reason, "replaces": departure is not None}

@@ -172,7 +172,6 @@ class Job:
             reason = f"waits until the job's state is saved: {problem}"
         if not outcome and (wait := self.fleet.wait):
             reason = f"{reason}; {wait}" if reason else wait
-        reason = reason or self.fleet.crashes.given_up
         return JobView(
             phase=self.phase,
             reason=reason,

@@ -174,8 +174,6 @@ class Crashes:
     at_start: int = 0  # in a row, by workers that had reached no world
     in_training: int = 0
     steps_since: int = 0
-    most: int = 0  # the job makes do with so many workers, as more could not start; 0: with as many as are wanted
-    given_up: str = ""  # why, for people
 
     @property
     def in_a_row(self) -> int:

@@ -174,7 +174,6 @@ class WorkerRecord:
     failure: str = ""  # why it has crashed, whatever its exit code says
     unfit: bool = False  # it could not begin to train, where others can
     replaces: ExitCause | None = None  # how its predecessor was lost, if that had been in no world
-    tries: int = 0  # workers in a row that were unfit in its place, this one included
     deadline: float | None = None  # until it has to be ready, or gone
     quiet_since: float | None = None  # it runs without a session: has had none, or its training is over
     suspicion: Suspicion | None = None  # it was asked where it stands
