@@ -24,7 +24,6 @@ from pydantic import BaseModel, ConfigDict, Field, OnErrorOmit, PlainValidator, 
 
 # The fields of an entry as values that can be trusted: a journal may be of another version, damaged, or made up.
 
-
 LONGEST_TEXT = 2000
 MOST = 1e15  # seconds, steps, samples: a larger number is made up, and a browser can't count with it
 Whole = Annotated[int, Field(gt=-MOST, lt=MOST)]
@@ -116,7 +115,6 @@ class Fields(BaseModel):
 
 
 # What can happen to a job: each kind of entry of its journal, with all that other parts need to know of it.
-
 
 AnyEntry = Mapping[str, Any]
 # The version of the journal's format, which the first entry, `job_started`, tells.
@@ -284,7 +282,6 @@ def line(kind: Kind, entry: AnyEntry) -> str:
 #
 # It stands in the worker's own output, wherever that goes: in a file or in the log of a pod. By these marks it is known what was printed
 # under which rank, and about when. Only who reads that output himself sees them: the commands leave them out.
-
 
 _FORM = r"\[elasticdl ([\d.: -]{23})\] worker (\d{1,18}) is rank (\d{1,18}) in world (\d{1,18})"
 _MARK = re.compile(rf"{_FORM}\n".encode())

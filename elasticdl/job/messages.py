@@ -11,7 +11,6 @@ from typing import Any
 
 # What the messages between master and worker are made of, and what both cores keep in this form.
 
-
 MOST_MARKS = 100
 # Scope and key of the entry that rank 0 makes in the store of each world: what its data and its model are. It may have so many bytes.
 FACTS = ("job", "facts")

@@ -46,7 +46,6 @@ from elasticdl.proto import elasticdl_pb2 as pb
 
 # Saves a master's state where it outlives the master.
 
-
 RETRY_SECONDS = 1.0
 CLOSE_SECONDS = 5.0
 _log = logging.getLogger(__name__)
@@ -149,7 +148,6 @@ class StateSaver:
 
 # Messages of protobuf from and to the core's dataclasses, whose fields have the same names. The core sees no message.
 
-
 _FORMS = {kind.name: kind.form for kind in KINDS.values() if kind.of_worker}
 # Of each kind of message to a worker: the name of its field in `MasterMessage`.
 _BODIES = {
@@ -228,7 +226,6 @@ def _notice(notice: pb.Notice) -> dict[str, Any]:
 
 
 # The open sessions: a queue of outgoing messages for each worker, and the key-value entries that workers share.
-
 
 Message = TypeVar("Message")
 

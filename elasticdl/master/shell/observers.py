@@ -21,7 +21,6 @@ from elasticdl.proto import elasticdl_pb2 as pb
 
 # Observers: they are told what happens to a job, and can't change it.
 
-
 _log = logging.getLogger(__name__)
 
 

@@ -33,7 +33,6 @@ from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 # reporting an error, anyway. With a worker's certificate nobody can command or watch the job, or reach another job.
 # A call that the table does not name is refused to all.
 
-
 ALLOWED: Mapping[str, frozenset[Role]] = {
     "Session": frozenset({Role.WORKER}),
     "Attend": frozenset({Role.WORKER}),  # an agent holds what its workers hold
