@@ -231,13 +231,10 @@ class Writers:
         return self._agent
 
 
-def is_of_workers(pod: Object) -> bool:
-    return WORKER_LABEL in pod["metadata"]["labels"]
-
-
 def _number_of(pod: Object) -> int | None:
     """Of a pod for workers; None for a master's."""
-    return int(pod["metadata"]["labels"][WORKER_LABEL]) if is_of_workers(pod) else None
+    number = pod["metadata"]["labels"].get(WORKER_LABEL)
+    return None if number is None else int(number)
 
 
 def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[str]:
@@ -295,7 +292,7 @@ class PodPrinters(Printers):
         self._readers.close()
 
     def _find_pods(self, workers: Collection[int] | None) -> None:
-        pods = [pod for pod in find_pods(self._client, self._job) if is_of_workers(pod)]
+        pods = [pod for pod in find_pods(self._client, self._job) if _number_of(pod) is not None]
         if workers is not None:  # of the others nothing is shown
             names = {self._pods.get(worker) for worker in workers}
             pods = [pod for pod in pods if None in names or pod["metadata"]["name"] in names]
