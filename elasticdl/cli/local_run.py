@@ -34,7 +34,7 @@ from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
 from elasticdl.common.credentials import refuse_variables
 from elasticdl.common.errors import ElasticDLError, JobFailedError, UserError
 from elasticdl.common.front_ends import RUN_MODULE
-from elasticdl.common.process_group import ProcessGroup
+from elasticdl.common.process_group import ProcessGroup, tethered
 from elasticdl.job import jobdir
 from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir, elsewhere, jobs_root, write_aside
 from elasticdl.job.spec import JobSpec
@@ -130,7 +130,11 @@ def checked_as_worker(spec: JobSpec, impatient: Callable[[], bool] = lambda: Fal
         given.write(spec.to_json().encode())
         given.seek(0)
         process = subprocess.Popen(
-            [*RUN_MODULE, CHECK_MODULE], stdin=given, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True
+            tethered([*RUN_MODULE, CHECK_MODULE]),
+            stdin=given,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            start_new_session=True,
         )
         group = ProcessGroup(process.pid, process.wait)
         try:
@@ -198,11 +202,13 @@ def new_job(spec: JobSpec) -> Iterator[tuple[JobDir, JobSpec]]:
                 aside.rename(before.path)
             raise
     try:
-        spec = spec.model_copy(update={"job_name": job.name})
-        MasterAddress.of_this_process().write(job.starter)
-        write_aside(job.spec, spec.to_json())
-        silently = not aside.is_dir() or _take_over(JobDir(aside), job, spec)
-        yield job, spec
+        with contextlib.ExitStack() as starting:
+            starting.callback(job.starter.unlink, missing_ok=True)
+            spec = spec.model_copy(update={"job_name": job.name})
+            MasterAddress.of_this_process().write(job.starter)
+            write_aside(job.spec, spec.to_json())
+            silently = not aside.is_dir() or _take_over(JobDir(aside), job, spec)
+            yield job, spec
     except (UserError, CheckBrokeError, Interrupted, OSError) as why:
         shutil.rmtree(job.path, ignore_errors=True)
         if aside.is_dir():
@@ -212,7 +218,6 @@ def new_job(spec: JobSpec) -> Iterator[tuple[JobDir, JobSpec]]:
         raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-        job.starter.unlink(missing_ok=True)
     if not silently:
         tell(
             f"the job {job.name} that has succeeded gave way, with its journal and logs: another --job_name keeps a job"

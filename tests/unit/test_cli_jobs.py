@@ -111,6 +111,14 @@ def test_a_job_whose_check_takes_long_is_not_taken_for_lost():
     assert [path.name for path in job.path.iterdir() if path.is_file()] == ["job.json"]
 
 
+def test_a_job_that_was_killed_at_its_start_is_lost_also_when_it_has_come_back(dead_pid):
+    old = new_job("one")
+    write_aside(old.starter, json.dumps({"address": "", "token": "", "pid": dead_pid}))
+    with pytest.raises(UserError), local_run.new_job(JobSpec(job_name="one")):
+        raise UserError("something is wrong with the job")
+    assert handle_of(old).life() is Life.LOST
+
+
 def test_where_the_disk_is_full_the_job_that_gave_way_comes_back(monkeypatch):
     old = ended_job("one", phase="stopped")
     (old.path / "stopped-0000000007.state").write_text("the training")

@@ -147,7 +147,8 @@ def test_what_a_check_finds_leaves_all_as_it_was(command, tmp_path):
     assert journal.read_text() == before
 
 
-def test_ctrl_c_while_the_job_is_checked(command, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_of_a_check_whose_command_is_interrupted_or_killed(command, tmp_path, number):
     checked = tmp_path / "checked"
     text = f"import pathlib, time; pathlib.Path({str(checked)!r}).touch(); time.sleep(600)"
     (tmp_path / "pretend_check.py").write_text(text)
@@ -157,9 +158,10 @@ def test_ctrl_c_while_the_job_is_checked(command, tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
-    assert_was_interrupted(process)
-    assert list(jobs_root().iterdir()) == []
+    process.send_signal(number)
+    if number == signal.SIGINT:
+        assert_was_interrupted(process)
+        assert list(jobs_root().iterdir()) == []
     assert len(children) == 1
     assert psutil.wait_procs(children, TIMEOUT)[1] == []
 
