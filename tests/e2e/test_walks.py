@@ -34,9 +34,11 @@ VALUES = {
 # What records, shows, or looks at the job with each tick and finds nothing here.
 LISTENERS = {
     *("cli/course.py", "cli/folder_job.py", "cli/job_handle.py", "cli/printed.py", "cli/screens.py", "cli/signals.py"),
-    *("job/facts.py", "job/journal.py", "master/core/rule.py", "master/core/slowness.py"),
+    *("job/facts.py", "job/journal.py", "master/core/rule.py", "master/core/slowness.py", "master/core/speedup.py"),
     *("master/core/watching.py", "master/shell/journal_file.py", "master/shell/observers.py"),
 }
+# Once the job runs its command only follows it.
+FOLLOWS = {"cli/local_run.py"}
 # So many files may act. Somebody has to read them.
 MOST = {"death": 13, "start": 20, "status": 12}
 
@@ -61,7 +63,9 @@ def walked(folder):
         pid = job.process.pid
     of_job = calls(folder / f"job.{pid}")
     return {
-        "death": acting(path for at, path, _ in of_job if killed <= at <= replaced["time"]),
+        "death": acting(
+            (path for at, path, _ in of_job if killed <= at <= replaced["time"]), listeners=LISTENERS | FOLLOWS
+        ),
         "start": acting(path for at, path, _ in of_job if typed <= at <= first["time"]),
         "status": acting(
             [
