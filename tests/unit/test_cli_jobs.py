@@ -338,7 +338,7 @@ def test_stop_waits_as_long_as_a_master_may_take(capsys, monkeypatch, running):
     monkeypatch.setattr(FolderJob, "wait_until_over", lambda job, seconds: patience.append(seconds))
     spec = jobs_root() / "live" / "job.json"
     write_aside(spec, json.dumps({**json.loads(spec.read_text()), "stop_grace": 100.0}))
-    assert run(capsys, "stop", "live")[0] == 0
+    run(capsys, "stop", "live")
     assert patience[0] > 2 * 100.0 + 85.0
 
 
@@ -403,6 +403,18 @@ def test_who_watches_a_job_is_not_ended_by_what_stands_in_its_journal():
     right = '{"time": 1, "event": "warning", "message": "late"}'
     show_course([*wrong, right], screen, lambda heard: False, prints.hear)
     assert told[-1] == "warning: late"
+
+
+def test_a_stopped_job_that_could_not_write_how_it_ended_is_told(capsys, running, monkeypatch):
+    """As on a full disk, where what was trained is not kept either."""
+
+    def lose_all(job, timeout):
+        job.folder.master.unlink()
+        os.utime(job.folder.path, (1e9, 1e9))
+
+    monkeypatch.setattr(FolderJob, "wait_until_over", lose_all)
+    told = f"elasticdl stop: job live is over, and has not said how it ended: {LOST}\n"
+    assert run(capsys, "stop", "live") == (1, "", told)
 
 
 def test_of_a_lost_job_the_step_and_the_age_are_told_that_its_journal_tells(capsys, dead_pid):

@@ -276,8 +276,7 @@ def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
         master.stop("elasticdl stop", checkpoint=not (no_checkpoint or now), now=now)
     status = handle.wait_until_over(patience)
     if status is None:
-        print(f"job {handle.name} is gone")
-        return 0
+        raise ElasticDLError(f"job {handle.name} is over, and has not said how it ended: {handle.over()}")
     with closing(handle.journal()) as journal:
         found = Facts().read(journal)
     kept = screens.kept_text(status, found, on_cluster=bool(handle.namespace)) if status.phase == "stopped" else ""
