@@ -162,12 +162,6 @@ def find(name: str | None, place: ClusterTarget) -> JobHandle:
     return NamespaceJob(client, name, place)
 
 
-def find_current(name: str) -> JobHandle | None:
-    """The job of that name of the kubeconfig's current context, if there is one."""
-    client = connect(ClusterTarget())
-    return NamespaceJob(client, name) if client.find("Job", names.master_name(name)) else None
-
-
 def list_jobs(place: ClusterTarget) -> list[JobHandle]:
     """The newest first."""
     client = connect(place)

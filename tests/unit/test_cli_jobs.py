@@ -256,7 +256,8 @@ def test_jobs_are_listed_and_shown(capsys, running, dead_pid):
     assert "metrics: accuracy 0.5" in out
 
 
-def test_a_job_that_is_not_there(capsys):
+def test_a_job_that_is_not_there(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     ended_job("brave-otter-42")
     ended_job("calm-swan-10")
     code, out, err = run(capsys, "status", "brave-oter-42")

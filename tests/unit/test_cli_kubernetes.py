@@ -367,6 +367,15 @@ def test_a_job_that_is_not_here_is_looked_for_with_a_kubeconfig_that_can_not_be_
     assert line in capsys.readouterr().err
 
 
+def test_a_job_that_is_neither_here_nor_on_the_cluster_is_said_to_be_in_neither_place(home, monkeypatch, capsys):
+    monkeypatch.setattr(Client, "list", lambda *_, **__: [JOB])
+    monkeypatch.setattr(Client, "find", lambda *_, **__: None)
+    assert main(["status", "digit"]) == 2
+    here = "on this machine there is no job digit (there are none on this machine)"
+    there = "there is no job digit in namespace default: did you mean digits?"
+    assert capsys.readouterr().err == f"elasticdl status: {here}; {there}\n"
+
+
 def test_no_cluster_is_asked_for_a_job_of_this_machine_that_is_over_unless_one_is_given(home, monkeypatch, capsys):
     write_aside(create_job_dir("digits").status, json.dumps({"jobName": "digits", "phase": "succeeded"}))
     asked = []

@@ -79,12 +79,12 @@ def find(name: str | None, given: Given) -> JobHandle:
         return _find_here(name)
     except UserError as not_here:
         cluster = _current_cluster() if name else None
+        if cluster is None:
+            raise
         try:
-            there: JobHandle | None = cluster.find_current(name) if cluster else None
+            there: JobHandle = cluster.find(name, ClusterTarget())
         except ElasticDLError as error:
             raise UserError(f"on this machine {not_here}; {error}") from None
-        if there is None:
-            raise
         return there
 
 
