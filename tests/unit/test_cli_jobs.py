@@ -119,6 +119,18 @@ def test_a_job_that_was_killed_at_its_start_is_lost_also_when_it_has_come_back(d
     assert handle_of(old).life() is Life.LOST
 
 
+def test_a_folder_that_cant_be_looked_at_stays_and_is_in_nobodys_way():
+    """As one that another user has made."""
+    strange = new_job("strange")
+    strange.master.mkdir()
+    with local_run.new_job(JobSpec(job_name="one")):
+        pass
+    prune_jobs(keep=0)
+    with pytest.raises(UserError, match="there is a job named strange already"):
+        local_run.new_job(JobSpec(job_name="strange")).__enter__()
+    assert strange.master.is_dir()
+
+
 def test_where_the_disk_is_full_the_job_that_gave_way_comes_back(monkeypatch):
     old = ended_job("one", phase="stopped")
     (old.path / "stopped-0000000007.state").write_text("the training")
