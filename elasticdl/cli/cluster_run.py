@@ -86,8 +86,8 @@ class Submission:
     say: Callable[[str], None]
 
     def check(self) -> None:
-        """Whether the name is free, and the cluster would take the pods; nothing is made. `parts` then have no right for the master
-        that the user can't give it, and no object that the cluster does not know.
+        """Whether the name is free, and the cluster would take the pods; nothing is made. `parts` then have no object
+        that the cluster does not know.
 
         Raises:
             UserError: it would not.
@@ -111,9 +111,6 @@ class Submission:
                 self._require("Queue", queue.name, "--queue")
         self._try_workers()  # first, as the master may have its class from them
         self._try_master()
-        if not spec.service_account and not self.client.may("create", "events"):
-            self.parts = replace(self.parts, announces=False)
-            self.say("warning: as you may not create events, the job's master can't tell `kubectl describe` of any")
 
     def make(self, pause: Callable[[], None] = lambda: None) -> None:
         """Make everything and let the master start; if anything goes wrong, nothing stays.

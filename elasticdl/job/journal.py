@@ -140,7 +140,6 @@ class Kind:
     level: int = logging.INFO  # in the master's log
     said: str = ""  # a line for a person, see `line`; empty: only for the record
     quiet: bool = False  # whoever watches the job sees it otherwise, as in its status
-    cluster: bool = False  # it may be an Event of the Job on Kubernetes
     passing: bool = False  # it comes again each epoch: its line is replaced by the next
     marked: bool = False  # the report shows it as an event
     ends_steps: bool = False  # the steps so far are written with it
@@ -183,12 +182,12 @@ _STEP = {"step": "after which"}
 _KINDS = (
     Kind("job_started", {"job": "its name", "workers": "asked for, MIN-MAX", "specification": "the file that has it",
          "format": "version of the journal, MAJOR.MINOR"},
-         said="asking for {wanted}", quiet=True, cluster=True),
+         said="asking for {wanted}", quiet=True),
     Kind("master_restarted", {"world": "that it has found", "members": "of it", "missing": "workers that were expected and have not come",
-         "seconds": "until it knew"}, said="a new master has taken over at world {world}{lost}", quiet=True, marked=True, ends_steps=True, cluster=True),
+         "seconds": "until it knew"}, said="a new master has taken over at world {world}{lost}", quiet=True, marked=True, ends_steps=True),
     Kind("worker_launched", {**_WORKER, "reason": "", "replaces": "whether it takes the place of one that left"}),
     Kind("worker_pending", {**_WORKER, "reason": "asked for, but there is no place for it yet"},
-         said="worker {worker} is pending{because}", quiet=True, cluster=True),
+         said="worker {worker} is pending{because}", quiet=True),
     Kind("worker_started", {**_WORKER, "host": "", "pid": "", "place": "in which it runs: a slot, a pod, a job of Slurm"}),
     Kind("worker_ready", _WORKER),  # warm, waiting to be let in
     Kind("worker_draining", {**_WORKER, "reason": "told to leave, or leaving by itself"}),
@@ -199,11 +198,11 @@ _KINDS = (
     Kind("worker_waits", {**_WORKER, "where": "its own code takes long at the start, as in train.py:31 in load", "seconds": ""},
          said="worker {worker} is not ready yet: it has waited for {seconds:.0f} s at {where}", of_worker={"where": str, "seconds": _SECONDS}),
     Kind("worker_left", {**_WORKER, "cause": "", "reason": "", "code": "exit code of its process"},
-         said="worker {worker} left{because}", cluster=True),
+         said="worker {worker} left{because}"),
     Kind("change_announced", {"world": "whose members will leave it after their step", "reason": ""}),
     Kind("world_broken", {"world": "whose members leave it at once, as one is gone", "reason": ""}, ends_steps=True),
     Kind("world_formed", {"world": "", "members": "workers in rank order", "step": "with which it begins", "reason": "",
-         "seconds": "since forming began"}, said="world {world}: {who}{since}: {reason}", ends_steps=True, cluster=True),
+         "seconds": "since forming began"}, said="world {world}: {who}{since}: {reason}", ends_steps=True),
     Kind("pause", {**_WORKER, "world": "new one", "kind": "grow, shrink or failure", **dict.fromkeys(PAUSE_PARTS, "seconds"), "total": "seconds",
          "steps_torn": ""}, scalars=lambda entry: {f"pause/{part}": entry[part] for part in PAUSE_TIMES if part in entry},
          of_worker={"world": _COUNT, "kind": Literal["grow", "shrink", "failure"], "steps_torn": _COUNT, **dict.fromkeys(PAUSE_TIMES, _SECONDS)}),
@@ -233,15 +232,14 @@ _KINDS = (
          said="scaling: {text}"),
     Kind("decision", {"workers": "that the job wants from now on", "reason": ""}, said="scaling: {reason}", marked=True),
     Kind("stop_requested", {"reason": "", "checkpoint": "whether one is wanted"}, marked=True),
-    Kind("phase", {"phase": "", "reason": ""}, said="the job is {phase}{because}", quiet=True, marked=True, ends_steps=True,
-         cluster=True),
+    Kind("phase", {"phase": "", "reason": ""}, said="the job is {phase}{because}", quiet=True, marked=True, ends_steps=True),
     Kind("steps_over", {**_WORKER, **_STEP, "seconds": "since its last step, evaluation or checkpoint, in which a script did something else"},
          ends_steps=True, of_worker={"step": _COUNT, "seconds": _SECONDS}),
     Kind("steps", {"step": "the last", "world": "", "steps": "how many", "samples": "", "loss": "mean over samples", "learning_rate": "",
          "seconds": "", "again": "how many of them were made before", "waited": "seconds a step that members waited for others, mean",
          "slowest": "of these, those for the slowest"}, logging.DEBUG),
     Kind("job_finished", {"phase": "", "reason": "", "steps": "", "epochs": "", "samples": "", "metrics": "", "collective": "",
-         "compared": "as of `epoch_finished`", "compared_workers": ""}, said="the job has {phase}{because}", quiet=True, cluster=True),
+         "compared": "as of `epoch_finished`", "compared_workers": ""}, said="the job has {phase}{because}", quiet=True),
 )  # fmt: skip
 KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _KINDS}
 

@@ -32,8 +32,6 @@ class ManifestInputs:
     master: Manifest  # pod: metadata and spec
     worker: Manifest
     certificates: Mapping[Role, TlsFiles]
-    # Whether the master is to tell the cluster what happens, as events; nobody can give a right that they have not got.
-    announces: bool = True
     # Whether the cluster knows Volcano's groups.
     groups: bool = True
 
@@ -95,11 +93,11 @@ def pod_of(parts: ManifestInputs, pod: Manifest, role: Role) -> Manifest:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod["spec"]}
 
 
-def rules(job: str, *, announces: bool = True) -> list[Manifest]:
+def rules(job: str) -> list[Manifest]:
     """All that the master may do. Pods can't be listed by name, as their names are not known beforehand."""
     return [
         _rule("", "pods", list(_POD_VERBS)),
-        _rule("", "events", ["create", "list"] if announces else ["list"]),
+        _rule("", "events", ["list"]),
         _rule("", "configmaps", ["get", "patch"], names.state_name(job)),
         _rule("batch", "jobs", ["get", "patch"], names.master_name(job)),
     ]
@@ -112,8 +110,7 @@ def _rule(group: str, resource: str, verbs: list[str], *only: str) -> Manifest:
 
 def _account(parts: ManifestInputs) -> list[Manifest]:
     name, group = names.master_name(parts.spec.job_name), "rbac.authorization.k8s.io"
-    allowed = rules(parts.spec.job_name, announces=parts.announces)
-    role = {**_head(parts, "Role", name, f"{group}/v1"), "rules": allowed}
+    role = {**_head(parts, "Role", name, f"{group}/v1"), "rules": rules(parts.spec.job_name)}
     binding = {
         **_head(parts, "RoleBinding", name, f"{group}/v1"),
         "roleRef": {"apiGroup": group, "kind": "Role", "name": name},

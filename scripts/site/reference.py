@@ -249,7 +249,6 @@ def events() -> Iterator[str]:
         told = [logging.getLevelName(kind.level)]
         told += ["also from a worker"] if kind.of_worker else []
         told += ["marked in the report"] if kind.marked else []
-        told += ["an Event of the Job on Kubernetes"] if kind.cluster else []
         told += ["TensorBoard"] if kind.scalars else []
         yield "; ".join(told) + "."
         if kind.said:

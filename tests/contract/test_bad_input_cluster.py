@@ -148,17 +148,12 @@ def test_who_may_make_some_of_it_makes_nothing(elasticdl, place, as_user, rights
     until_left(lambda: left(place), [])
 
 
-def test_an_administrator_of_a_namespace_can_submit_without_the_right_to_make_events(elasticdl, place, as_user):
+def test_an_administrator_of_a_namespace_can_submit(elasticdl, place, as_user):
     """As the role ``admin`` has it, which many a user has: nobody can give the master a right that they have not got."""
     as_user(cluster_role="admin")
     code, _, err = elasticdl(*train())
-    (role,) = place.list("Role", label_selector=MINE)
-    gets_events = {"create", "list"} in [set(each["verbs"]) for each in role["rules"]]
     assert (code, len(left(place))) == (0, WHOLE)
-    warnings = [line for line in err.splitlines() if not line.startswith("job digits submitted ")]
-    assert gets_events == (not warnings)
-    warning = "warning: as you may not create events, the job's master can't tell "
-    assert all(line.startswith(warning) for line in warnings)
+    assert (err.count("\n"), err.startswith("job digits submitted ")) == (1, True), err
 
 
 def test_who_has_an_account_for_the_master_needs_no_rights_on_roles(elasticdl, place, as_user):
@@ -253,11 +248,7 @@ def wait_until_given_up(cluster, place):
 def test_a_master_that_can_not_start_says_so_once_and_for_all(elasticdl, own_cluster, place):
     """As with an image that has another version of the package than the command line."""
     made(place, of_tomorrow=1)
-    events = client.CoreV1Api(own_cluster.client()).list_namespaced_event
-    about = {"field_selector": "involvedObject.name=digits-master,reason=JobFailed"}
-    event = until(lambda seen: next(iter(seen.values()), None), "an event", events, place.namespace, **about)
     reason = "job.json: of_tomorrow: Extra inputs are not permitted"
-    assert event.message.endswith(reason)
     wait_until_given_up(own_cluster, place)
     code, out, _ = elasticdl("status", "digits")
     assert (code, out.splitlines()[0].startswith("job digits: failed: ")) == (0, True)

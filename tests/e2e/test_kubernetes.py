@@ -57,9 +57,7 @@ def test_a_job_from_its_submission_to_its_removal(elasticdl, core, namespace, tm
     assert done.stdout == ""
     # Once; at the end it may come to a place that another has left.
     assert len(re.findall(r"worker \d waits: 0/\d nodes .* Insufficient nvidia.com/gpu", done.stderr)) == 1, done.stderr
-    about = {"field_selector": "involvedObject.name=digits-master,reason=WorkerPending"}
-    waits = [event.message for event in core.list_namespaced_event(namespace, **about).items]
-    assert any("Insufficient nvidia.com/gpu" in message for message in waits), waits
+    assert any("Insufficient nvidia.com/gpu" in each["reason"] for each in events(elasticdl, "worker_pending"))
     assert f"job digits submitted to namespace {namespace} of the cluster at " in done.stderr
     assert "job digits succeeded: 23 steps, epoch 1/1" in done.stderr
     assert "metrics  accuracy" in done.stderr

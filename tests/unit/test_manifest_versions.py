@@ -14,9 +14,8 @@ from referencing import Registry, Resource
 from elasticdl.cli.__main__ import main
 from elasticdl.job.quantities import parse_priority
 from elasticdl.kube.job_objects import owned
-from elasticdl.kube.names import job_reference, spec_name
+from elasticdl.kube.names import spec_name
 from elasticdl.kube.pod import TEMPLATE_FILE
-from elasticdl.master.shell.cluster_master import make_event
 from elasticdl.places.worker_pods import WorkerPods, owner_references
 
 OLDEST, NEWEST = 26, 37
@@ -30,7 +29,7 @@ OPTIONS = [
 
 @pytest.fixture(scope="module")
 def manifests(tmp_path_factory):
-    """Those of `elasticdl train --yaml`, as they are and as parts of the Job, a worker's pod, and an event."""
+    """Those of `elasticdl train --yaml`, as they are and as parts of the Job, and a worker's pod."""
     file = tmp_path_factory.mktemp("job") / "job.yaml"
     assert main([*OPTIONS, "--yaml", str(file)]) == 0
     written = list(yaml.safe_load_all(file.read_text()))
@@ -38,9 +37,8 @@ def manifests(tmp_path_factory):
     state = {"metadata": {"name": "digits-state", "uid": "state-uid", "ownerReferences": [{"uid": "job-uid"}]}}
     owners, limits, priority = owner_references(MADE, state), PODS.limits, parse_priority("high=0.5")
     pods = WorkerPods("digits", "lab", owners, json.loads(template), limits, priority)
-    event = make_event("WorldFormed", "world 1", {**job_reference(MADE), "namespace": "lab"}, 1.0, warning=False)
     parts = [owned(each, MADE) for each in written if each["kind"] != "Job"]
-    return [*written, *parts, pods.manifest(0, 0, away_from=("n1", "n2")), event]
+    return [*written, *parts, pods.manifest(0, 0, away_from=("n1", "n2"))]
 
 
 @functools.cache
@@ -63,7 +61,7 @@ def faults(version, manifest):
 
 def test_the_manifests_are_valid_from_the_oldest_to_the_newest_release(manifests):
     kinds = {each["kind"] for each in manifests}
-    access, rest = {"Secret", "NetworkPolicy", "Role", "RoleBinding"}, {"Service", "ConfigMap", "Event"}
+    access, rest = {"Secret", "NetworkPolicy", "Role", "RoleBinding"}, {"Service", "ConfigMap"}
     assert kinds >= {"Job", "Pod", *access, *rest}
     known = {int(version.split(".")[1]): version for version in all_versions()}
     assert known.keys() >= set(range(OLDEST, NEWEST + 1))

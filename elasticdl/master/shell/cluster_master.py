@@ -19,150 +19,37 @@ import random
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from google.protobuf import json_format
 
 from elasticdl.common import credentials as variables
-from elasticdl.common.backoff import TokenBucket
 from elasticdl.common.channel import identify
 from elasticdl.common.credentials import Role, TlsFolder
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.job.jobdir import JobDir
-from elasticdl.job.journal import KINDS, line
 from elasticdl.job.quantities import parse_priority
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube.client import CONFLICT, FORBIDDEN, ApiError, Client, NotDoneError, WriteBudget, connect
+from elasticdl.kube.client import CONFLICT, FORBIDDEN, Client, NotDoneError, WriteBudget, connect
 from elasticdl.kube.kubeconfig import ClusterTarget
-from elasticdl.kube.names import MASTER_PORT, METRICS_PORT, job_reference, master_name, selector, state_name
+from elasticdl.kube.names import MASTER_PORT, METRICS_PORT, master_name, selector, state_name
 from elasticdl.kube.pod import TEMPLATE_FILE
 from elasticdl.master.core.values import Phase
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.metrics import MetricsServer, Prometheus
-from elasticdl.master.shell.observers import Observer
 from elasticdl.master.shell.serve import EXIT_CODES, EXIT_USER_ERROR, Master, RelievedError, handling, log_as, read_spec
 from elasticdl.master.shell.servicer import Server, TlsAccess
 from elasticdl.master.shell.state_config_map import ClusterState, request
 from elasticdl.places.base import Limits, PlaceReport, Report
-from elasticdl.places.judge import ON_ITS_WAY, TRACKING, crash_loop, last_crashes
+from elasticdl.places.judge import TRACKING, crash_loop, last_crashes
 from elasticdl.places.launcher import PlaceLauncher, Seconds
 from elasticdl.places.pod_places import KILL_GRACE, PodPlaces, PodTimeouts
 from elasticdl.places.worker_pods import WorkerPodApi, WorkerPods, owner_references
 from elasticdl.proto import elasticdl_pb2 as pb
 
-# Events on the Job, which a person sees with `kubectl describe job`: best effort.
-#
-# Nothing waits for an event, and one that fails stops nothing. `reason_of` chooses entries of the journal. What is too much is left out,
-# whatever happens to the job, and the next event says how many were; the end of the job is always told.
-
-
-FINISH_SECONDS = 5.0
-TIME = "%Y-%m-%dT%H:%M:%SZ"
-BURST = 6
-SECONDS_EACH = 20.0
-# Causes for which a person should know that a worker left.
-TOLD_CAUSES = ("preempted", "evicted", "node_lost", "deleted", "lost", "out_of_memory", "killed", "crashed", "frozen")
-LONGEST = 1000  # bytes of a message; the server refuses more than 1024 bytes
-
 _log = logging.getLogger(__name__)
-
-
-def reason_of(event: str, fields: Mapping[str, Any]) -> str:
-    """The reason of the event that an entry of the journal is worth, a word for programs; empty: it is worth none."""
-    if event not in KINDS or not KINDS[event].cluster:
-        return ""
-    match event:
-        case "worker_left":
-            return f"Worker{fields['cause'].title().replace('_', '')}" if fields["cause"] in TOLD_CAUSES else ""
-        case "worker_pending":
-            return "" if str(fields.get("reason")).startswith(ON_ITS_WAY) else "WorkerPending"
-        case "phase":
-            return "WaitingForWorkers" if fields["phase"] == "waiting" else ""
-        case "job_finished":
-            return f"Job{fields['phase'].capitalize()}"
-        case _:
-            return event.title().replace("_", "")
-
-
-def make_event(reason: str, message: str, subject: Mapping[str, str], now: float, *, warning: bool) -> dict[str, Any]:
-    """The manifest of an event. ``subject``: a reference to the object that it is about."""
-    moment = datetime.fromtimestamp(now, UTC).strftime(TIME)
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"generateName": f"{subject['name']}-", "namespace": subject["namespace"]},
-        "involvedObject": dict(subject),
-        "reason": reason,
-        "message": message.encode()[:LONGEST].decode(errors="ignore"),
-        "type": "Warning" if warning else "Normal",
-        "count": 1,
-        "firstTimestamp": moment,
-        "lastTimestamp": moment,
-        "source": {"component": "elasticdl"},
-    }
-
-
-class Announcer(Observer):
-    """Events about ``subject``, a reference to an object, while `announcing`: at most `BURST` at once, and one every `SECONDS_EACH`
-    in the long run.
-
-    ``create`` makes an event; it blocks, and raises `ApiError`.
-    """
-
-    def __init__(
-        self,
-        create: Callable[[dict[str, Any]], object],
-        subject: Mapping[str, str],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._create = create
-        self._subject = subject
-        self._clock = clock
-        self._pace = TokenBucket(rate=1 / SECONDS_EACH, burst=BURST)
-        self._left_out = 0  # since the last that was told
-        self._due: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()  # None: the last was before it
-        self._failed = False
-
-    def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
-        if not (reason := reason_of(event, fields)):
-            return
-        if self._pace.take(self._clock()) and event != "job_finished":
-            self._left_out += 1
-            return
-        before = f"({self._left_out:,} events before it were left out) " if self._left_out else ""
-        self._left_out = 0
-        warning = event in ("worker_left", "phase") or fields.get("phase") == "failed"
-        message = before + line(KINDS[event], fields)
-        self._due.put_nowait(make_event(reason, message, self._subject, time.time(), warning=warning))
-
-    @asynccontextmanager
-    async def announcing(self) -> AsyncIterator[None]:
-        """At the end the rest is told; that may take `FINISH_SECONDS`."""
-        task = asyncio.create_task(self._work())
-        try:
-            yield
-        finally:
-            self._due.put_nowait(None)
-            done, _ = await asyncio.wait({task}, timeout=FINISH_SECONDS)
-            task.cancel()
-            if done and (error := task.exception()):
-                _log.error("telling the cluster what happens has failed", exc_info=error)
-
-    async def _work(self) -> None:
-        while event := await self._due.get():
-            try:
-                await asyncio.to_thread(self._create, event)
-            except ApiError as failure:
-                level = logging.DEBUG if self._failed else logging.WARNING
-                self._failed = True
-                _log.log(level, "can't tell the cluster that %s: %s; going on without", event["reason"], failure)
-
 
 EXIT_LEFT = 128 + signal.SIGTERM  # of a master that was told to leave
 LEFT_SECONDS = 3.0  # a pod that is left has GPUs that others may wait for
@@ -207,39 +94,35 @@ async def run(environ: Mapping[str, str], folder: Path, scratch: Path) -> int:
     state_map = await request(partial(client.read, "ConfigMap", state_name(name)), "read the job's state")
     await request(partial(require_rights, client), "ask what its account may do")
     state = ClusterState(client, name, uid, job_dir.journal)
-    announcer = Announcer(client.create, {**job_reference(job), "namespace": namespace})
-    async with announcer.announcing():
-        try:
-            masters = partial(client.list, "Pod", label_selector=selector(name, Role.MASTER))
-            crashes = last_crashes(await request(masters, "list the masters before this one"), job["metadata"]["uid"])
-            if why := crash_loop(crashes):
-                raise JobFailedError(why)
-            spec, template = read_spec(JobDir(folder)), json.loads((folder / TEMPLATE_FILE).read_text())
-            log_as(name, spec)
-            pods = partial(
-                WorkerPods,
-                name,
-                namespace,
-                owner_references(job, state_map),
-                template,
-                priority=parse_priority(spec.worker_pod_priority),
-            )
-            master = make_master(spec, job_dir, client, state, pods, (environ[variables.HOST], tls))
-            master.observe(announcer)
-            leave = {each: partial(master.leave, f"it got {each.name}") for each in (signal.SIGTERM, signal.SIGINT)}
-            async with contextlib.nullcontext() if crashes else uncounted(client, name, uid):
-                with handling(leave):
-                    end = await master.run()
-            status = job_dir.status.read_text()
-        except NotDoneError:  # a right is missing, which the next master may have
-            raise
-        except (UserError, JobFailedError) as error:
-            announcer.recorded("job_finished", {"phase": str(Phase.FAILED), "reason": str(error)})
-            failed = pb.JobStatus(job_name=name, phase=str(Phase.FAILED), reason=str(error), time_left=-1)
-            await state.claim()
-            await end_workers(WorkerPodApi(client, name))
-            await state.finish(json_format.MessageToJson(failed), Phase.FAILED)
-            raise
+    try:
+        masters = partial(client.list, "Pod", label_selector=selector(name, Role.MASTER))
+        crashes = last_crashes(await request(masters, "list the masters before this one"), job["metadata"]["uid"])
+        if why := crash_loop(crashes):
+            raise JobFailedError(why)
+        spec, template = read_spec(JobDir(folder)), json.loads((folder / TEMPLATE_FILE).read_text())
+        log_as(name, spec)
+        pods = partial(
+            WorkerPods,
+            name,
+            namespace,
+            owner_references(job, state_map),
+            template,
+            priority=parse_priority(spec.worker_pod_priority),
+        )
+        master = make_master(spec, job_dir, client, state, pods, (environ[variables.HOST], tls))
+        leave = {each: partial(master.leave, f"it got {each.name}") for each in (signal.SIGTERM, signal.SIGINT)}
+        async with contextlib.nullcontext() if crashes else uncounted(client, name, uid):
+            with handling(leave):
+                end = await master.run()
+        status = job_dir.status.read_text()
+    except NotDoneError:  # a right is missing, which the next master may have
+        raise
+    except (UserError, JobFailedError) as error:
+        failed = pb.JobStatus(job_name=name, phase=str(Phase.FAILED), reason=str(error), time_left=-1)
+        await state.claim()
+        await end_workers(WorkerPodApi(client, name))
+        await state.finish(json_format.MessageToJson(failed), Phase.FAILED)
+        raise
     await state.finish(status, end.phase)
     return exit_code(end.phase)
 
