@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from urllib.parse import quote
@@ -19,7 +17,6 @@ from urllib.parse import quote
 import urllib3
 from kubernetes.client import ApiClient, ApiException, Configuration
 
-from elasticdl.common.backoff import TokenBucket
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
 from elasticdl.common.reason import flat
 from elasticdl.kube import kubeconfig
@@ -110,43 +107,6 @@ def _retry_after(error: ApiException) -> float:
         return 0.0
 
 
-# A bound on the requests of a job that change its pods: creations, deletions, patches, together. In the long run so many a second.
-# At once: so many, and a few for each worker, as all of them may come and go together.
-#
-# Reading and watching are not bounded: they cost the server little, and are tried again after delays of their own. Nor are
-# saves of the job's state: they are few, and nothing goes on without them.
-RATE = 10.0
-BURST, BURST_PER_WORKER = 20, 2
-
-
-class WriteBudget:
-    """Whoever is to send such a request waits here, in any thread, until it may."""
-
-    def __init__(
-        self,
-        workers: Callable[[], int],
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        """``workers``: how many there may be at present."""
-        self._workers = workers
-        self._most = -1  # workers so far
-        self._bucket = TokenBucket(RATE, BURST)
-        self._clock = clock
-        self._sleep = sleep
-        self._lock = threading.Lock()
-
-    def wait(self) -> None:
-        while seconds := self._seconds():
-            self._sleep(max(seconds, 0.001))  # less may be lost in the clock's rounding
-
-    def _seconds(self) -> float:
-        with self._lock:
-            if (workers := self._workers()) > self._most:  # at the start, or the job was scaled: a whole burst is free
-                self._most, self._bucket = workers, TokenBucket(RATE, BURST + BURST_PER_WORKER * workers)
-            return self._bucket.take(self._clock())
-
-
 Object = dict[str, Any]
 ANSWER_SECONDS = (5.0, 30.0)  # to connect, to be answered
 LOG_SECONDS = 7 * 24 * 3600.0  # of silence in a log that is followed: a job may have nothing to say
@@ -194,15 +154,9 @@ def namespace_path(namespace: str, api: str = _CORE) -> str:
 class Client:
     """Every method raises `NotDoneError` for what the cluster refuses, `NoAnswerError` if it does not answer."""
 
-    def __init__(self, api: ApiClient, namespace: str, budget: WriteBudget | None = None) -> None:
-        """Without ``budget`` requests are not bounded: a command of a person makes a few."""
+    def __init__(self, api: ApiClient, namespace: str) -> None:
         self.api = api
         self.namespace = namespace
-        self._budget = budget
-
-    def bounded(self, budget: WriteBudget) -> Client:
-        """The same cluster for requests that share this bound."""
-        return Client(self.api, self.namespace, budget)
 
     @property
     def server(self) -> str:
@@ -308,8 +262,6 @@ class Client:
         sent = [(re.sub(r"_(\w)", lambda one: one[1].upper(), name), value) for name, value in (query or {}).items()]
         texts = [(name, str(value).lower() if isinstance(value, bool) else str(value)) for name, value in sent]
         url, headers = self.signed(method, path, texts, {"Accept": f"{JSON}, */*", **content_type})
-        if self._budget and method != "GET":
-            self._budget.wait()
         with self.translated(what):
             answer = self.api.call_api(method, url, headers, body, _request_timeout=timeout)
             if not 200 <= answer.status <= 299:

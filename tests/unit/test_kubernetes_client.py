@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import io
-from contextlib import nullcontext
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import urllib3
 from kubernetes.client import ApiClient, Configuration
 
-from elasticdl.kube import client
-from elasticdl.kube.client import MERGE, Client, NoAnswerError, NotDoneError, WriteBudget, namespace_path, path_of
+from elasticdl.kube.client import MERGE, Client, NoAnswerError, NotDoneError, namespace_path, path_of
 from elasticdl.places.worker_pods import WorkerPodApi
 
 LIMITS = (5.0, 30.0)
@@ -95,23 +93,6 @@ def test_what_is_not_there_is_no_failure(asked, lab):
     answers += [(404, b'{"message": "no"}')] * 2
     assert lab.find("Job", "x") is None
     assert lab.delete("Job", "x") is False
-
-
-def test_what_changes_something_is_bounded_together_and_reading_is_not(asked, lab):
-    slept = []
-    bounded = lab.bounded(WriteBudget(lambda: 4, lambda: sum(slept), slept.append))
-    at_once, more = client.BURST + 4 * client.BURST_PER_WORKER, 300
-    changes = (
-        lambda: bounded.create({"kind": "Pod"}),
-        lambda: bounded.patch("Pod", "x", {}),
-        lambda: bounded.delete("Pod", "x"),
-    )
-    for number in range(at_once + more):
-        asked[1].extend([(403, b'{"message": "exceeded quota"}') if number % 2 else (200, b"{}"), (200, b"{}")])
-        with pytest.raises(NotDoneError) if number % 2 else nullcontext():
-            changes[number % 3]()
-        bounded.read("Pod", "x")
-    assert sum(slept) == pytest.approx(more / client.RATE, rel=0.05)
 
 
 def test_of_pods_that_are_over_those_of_some_workers_are_removed_at_once(asked, lab):

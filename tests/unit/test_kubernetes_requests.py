@@ -10,8 +10,6 @@ from kubernetes_fake import FakeObjects, FakePods
 from kubernetes_kit import PODS
 
 from elasticdl.job.spec import WorkerRange
-from elasticdl.kube import client
-from elasticdl.kube.client import WriteBudget
 from elasticdl.master.core import events as e
 from elasticdl.master.core import events as i
 from elasticdl.master.core.job_core import Job
@@ -178,28 +176,3 @@ async def test_workers_that_are_launched_one_by_one_are_asked_for_together(stage
     await stage.launch(100)
     await asyncio.sleep(0)
     assert asked == [100]
-
-
-def test_a_job_that_was_scaled_may_change_as_much_at_once_as_one_that_began_so():
-    slept, workers = [], 4
-    it = WriteBudget(lambda: workers, clock=lambda: sum(slept), sleep=slept.append)
-    for workers in (4, 100):
-        slept.clear()
-        for _ in range(client.BURST + workers * client.BURST_PER_WORKER):
-            it.wait()
-        assert not slept
-
-
-def test_whoever_waits_keeps_nobody_from_asking():
-    now, slept = [0.0], []
-
-    def sleep(seconds):
-        slept.append(seconds)
-        now[0] += seconds
-        if len(slept) == 1:
-            it.wait()
-
-    it = WriteBudget(lambda: 1, clock=lambda: now[0], sleep=sleep)
-    for _ in range(client.BURST + client.BURST_PER_WORKER + 1):
-        it.wait()
-    assert slept == pytest.approx([1 / client.RATE] * 2)

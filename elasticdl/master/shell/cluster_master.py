@@ -32,7 +32,7 @@ from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.quantities import parse_priority
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube.client import CONFLICT, FORBIDDEN, Client, NotDoneError, WriteBudget, connect
+from elasticdl.kube.client import CONFLICT, FORBIDDEN, Client, NotDoneError, connect
 from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.names import MASTER_PORT, METRICS_PORT, master_name, selector, state_name
 from elasticdl.kube.pod import TEMPLATE_FILE
@@ -151,7 +151,7 @@ def make_master(
     address, tls = listens
 
     def make_launcher(report: Report, limits: Limits) -> PlaceLauncher:
-        api = WorkerPodApi(client.bounded(WriteBudget(lambda: limits().maximum)), spec.job_name)
+        api = WorkerPodApi(client, spec.job_name)
 
         def make_places(report: PlaceReport) -> PodPlaces:
             # There were no more pods than workers, so no earlier one has the number, of which nothing may be left.
