@@ -217,7 +217,7 @@ _KINDS = (
     Kind("epoch_began", {**_WORKER, "epoch": "from 0; of a plain loop", "marks": "by epoch, of the model at its beginning: by these a worker that "
          "comes later knows a checkpoint of the script's own"}, of_worker={"epoch": _EPOCH, "marks": _BY_EPOCH}),
     Kind("resumed", {**_WORKER, **_STEP, "epoch": "", "samples": "", "path": ""}, said="resumed at step {step} from {path}", marked=True,
-         of_worker={"step": _COUNT, "epoch": _EPOCH, "samples": _COUNT, "path": str, "learnt": str}),
+         of_worker={"step": _COUNT, "epoch": _EPOCH, "samples": _COUNT, "path": str}),
     Kind("exported", {**_WORKER, "path": ""}, said="model written to {path}", marked=True, of_worker={"path": str}),
     Kind("worker_slow", {**_WORKER, "host": "", "phase": "data, compute or update", "factor": "of the median worker's",
          "seconds": "a step, by which the others wait"}, logging.WARNING,

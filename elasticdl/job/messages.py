@@ -257,14 +257,7 @@ class DumpStacks:
     """Say where you stand."""
 
 
-@dataclass(frozen=True, slots=True)
-class Learnt:
-    """Whoever writes the next checkpoint puts this into it."""
-
-    json: str
-
-
-Order = Change | Broken | Drain | StopWork | DumpStacks | Learnt
+Order = Change | Broken | Drain | StopWork | DumpStacks
 
 
 def failed(message: str, traceback: str, *, users: bool) -> Failed:

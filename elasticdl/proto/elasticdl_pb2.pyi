@@ -192,7 +192,7 @@ class Notice(_message.Message):
     def __init__(self, event: _Optional[str] = ..., fields_json: _Optional[str] = ...) -> None: ...
 
 class MasterMessage(_message.Message):
-    __slots__ = ("welcome", "change", "broken", "world", "kv_entry", "drain", "stop_work", "dump_stacks", "last_word_taken", "learnt", "saved")
+    __slots__ = ("welcome", "change", "broken", "world", "kv_entry", "drain", "stop_work", "dump_stacks", "last_word_taken", "saved")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
     BROKEN_FIELD_NUMBER: _ClassVar[int]
@@ -202,7 +202,6 @@ class MasterMessage(_message.Message):
     STOP_WORK_FIELD_NUMBER: _ClassVar[int]
     DUMP_STACKS_FIELD_NUMBER: _ClassVar[int]
     LAST_WORD_TAKEN_FIELD_NUMBER: _ClassVar[int]
-    LEARNT_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     change: Change
@@ -213,9 +212,8 @@ class MasterMessage(_message.Message):
     stop_work: StopWork
     dump_stacks: DumpStacks
     last_word_taken: LastWordTaken
-    learnt: Learnt
     saved: Saved
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., change: _Optional[_Union[Change, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., world: _Optional[_Union[World, _Mapping]] = ..., kv_entry: _Optional[_Union[KvEntry, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., stop_work: _Optional[_Union[StopWork, _Mapping]] = ..., dump_stacks: _Optional[_Union[DumpStacks, _Mapping]] = ..., last_word_taken: _Optional[_Union[LastWordTaken, _Mapping]] = ..., learnt: _Optional[_Union[Learnt, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., change: _Optional[_Union[Change, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., world: _Optional[_Union[World, _Mapping]] = ..., kv_entry: _Optional[_Union[KvEntry, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., stop_work: _Optional[_Union[StopWork, _Mapping]] = ..., dump_stacks: _Optional[_Union[DumpStacks, _Mapping]] = ..., last_word_taken: _Optional[_Union[LastWordTaken, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ...) -> None: ...
 
 class Saved(_message.Message):
     __slots__ = ("number",)
@@ -223,18 +221,12 @@ class Saved(_message.Message):
     number: int
     def __init__(self, number: _Optional[int] = ...) -> None: ...
 
-class Learnt(_message.Message):
-    __slots__ = ("json",)
-    JSON_FIELD_NUMBER: _ClassVar[int]
-    json: str
-    def __init__(self, json: _Optional[str] = ...) -> None: ...
-
 class LastWordTaken(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("job_name", "heartbeat_interval", "generation", "epoch", "epoch_steps", "learnt", "marks", "facts")
+    __slots__ = ("job_name", "heartbeat_interval", "generation", "epoch", "epoch_steps", "marks", "facts")
     class MarksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -247,7 +239,6 @@ class Welcome(_message.Message):
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     EPOCH_STEPS_FIELD_NUMBER: _ClassVar[int]
-    LEARNT_FIELD_NUMBER: _ClassVar[int]
     MARKS_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
     job_name: str
@@ -255,10 +246,9 @@ class Welcome(_message.Message):
     generation: int
     epoch: int
     epoch_steps: int
-    learnt: str
     marks: _containers.ScalarMap[int, float]
     facts: bytes
-    def __init__(self, job_name: _Optional[str] = ..., heartbeat_interval: _Optional[float] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., epoch_steps: _Optional[int] = ..., learnt: _Optional[str] = ..., marks: _Optional[_Mapping[int, float]] = ..., facts: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, job_name: _Optional[str] = ..., heartbeat_interval: _Optional[float] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., epoch_steps: _Optional[int] = ..., marks: _Optional[_Mapping[int, float]] = ..., facts: _Optional[bytes] = ...) -> None: ...
 
 class Change(_message.Message):
     __slots__ = ("world_version", "reason")

@@ -114,7 +114,6 @@ class Learner(ABC):
         self._context = context
         self._model = model
         self.ledger = Ledger()
-        self.learnt = ""  # of how the job scales, by the checkpoint that was loaded
         self.store = open_store(spec, self.codec.suffix)
         self._make(module)
         self.state.beside = self._extra, self._load_extra
@@ -131,7 +130,6 @@ class Learner(ABC):
             "state": codec.copy(self.state.state_dict()),
             "origin": self.state.origin,
             "extra": codec.copy(self._extra()),
-            "learnt": self._context.session.learnt,
         }
         return lambda file: codec.write(copied, file)
 
@@ -188,7 +186,6 @@ class Learner(ABC):
         except ValueError as error:
             raise UserError(f"{it} does not fit the optimizer: {one_line(error)}; {REMEDY}") from error
         self._load_extra(loaded.get("extra", {}))
-        self.learnt = str(loaded.get("learnt", ""))
 
     def _extra(self) -> dict[str, Any]:
         return {"callbacks": self.driver.pack()}

@@ -82,7 +82,7 @@ class Trainer(EpochDriver[Ledger]):
         epoch = progress.epoch + self._sampler.at_end
         log.info("resumed from %s: epoch %d, step %d", found.path, epoch, found.step)
         where = {"step": found.step, "epoch": epoch, "samples": progress.samples, "path": found.path}
-        self._context.session.notify("resumed", **where, learnt=self._learner.learnt)
+        self._context.session.notify("resumed", **where)
         if self._total_steps(world.size) <= found.step:
             self._context.warn(
                 f"the training in --checkpoint_dir is complete (epoch {epoch}, step {found.step}), nothing is left to do: "

@@ -116,7 +116,7 @@ def test_of_a_world_that_broke_the_state_that_is_a_step_further_stays(place, tmp
         job = Job(tmp_path / "none").train(
             stop_after=steps, order=p.Ordered(m.StopWork("elasticdl stop", checkpoint=False))
         )
-        KeptState(str(place)).write(job.state, "")
+        KeptState(str(place)).write(job.state)
     assert names(tmp_path) == ["stopped-0000000002.state", "stopped-0000000003.state"]
     later = Job(place)
     take_over(later.context, later.state)

@@ -11,10 +11,9 @@ from elasticdl.job import messages as m
 from elasticdl.job.journal import KINDS
 from elasticdl.master.core import events as e
 from elasticdl.master.core.sizing import FIRST_SECONDS
-from elasticdl.master.core.speedup import KnownSpeeds, Observation
+from elasticdl.master.core.speedup import Observation
 from elasticdl.master.core.worker_record import Snapshot
-from elasticdl.master.shell.loop import to_event, to_message, to_status
-from elasticdl.proto import elasticdl_pb2 as pb
+from elasticdl.master.shell.loop import to_status
 
 SEEN = Observation(2, 64, 0.6)
 
@@ -43,12 +42,6 @@ class Sized(Cluster):
         self.train(1.0 / (len(self.members) * efficiency), **more)
         self.live(FIRST_SECONDS + 6)
 
-    def resumes(self, text):
-        self.post(e.FromWorker(0, m.Notice("resumed", {"step": 7, "learnt": text})))
-
-    def told(self):
-        return [(told.to, KnownSpeeds.from_json(told.message.json)) for told in self.all(m.Learnt)]
-
 
 # ---- what it says ----
 
@@ -58,7 +51,7 @@ def test_it_is_in_the_journal_when_it_changes_and_in_the_status_at_once():
     cluster.learns(0.9)
     (first,) = cluster.records("advice")
     assert first == {"text": "only 2 workers were measured, so what fewer or more would do is not known", "curve": []}
-    assert [told.observations[0].workers for _, told in cluster.told()] == [2]
+    assert [each.workers for each in cluster.job.snapshot().speeds] == [2]
 
 
 def test_what_was_measured_is_said_again_only_when_it_changes():
@@ -102,7 +95,7 @@ def test_it_looks_seldom_and_at_once_when_the_range_is_another():
     cluster.live(1)
     cluster.scale(1, 2)
     cluster.live(1)
-    assert cluster.job.learnt.observations[0].seconds == pytest.approx(1.0)
+    assert cluster.job.snapshot().speeds[0].seconds == pytest.approx(1.0)
 
 
 # ---- how many workers it asks for ----
@@ -190,73 +183,9 @@ def test_another_master_goes_on_with_the_target_and_what_was_learnt():
     cluster.rise()
     cluster.live(10)
     snapshot = cluster.job.snapshot()
-    assert (snapshot.target, snapshot.learnt) == (1, cluster.saved.learnt)
+    assert (snapshot.target, snapshot.speeds) == (1, cluster.saved.speeds)
     cluster.learns(1.0)
     assert cluster.target == 1, "what was rejected stays so"
     text = Snapshot(snapshot, 0.0).to_json()
     assert Snapshot.from_json(text).job == snapshot
     assert len(text) < 20_000
-
-
-def test_what_a_checkpoint_says_is_taken_up():
-    past = KnownSpeeds((Observation(2, 64, 0.9),))
-    fields = {"step": 7, "epoch": 1, "samples": 448, "path": "there"}
-    told = json.dumps({**fields, "learnt": past.to_json()})
-    cluster = Sized(1, 4)
-    cluster.post(to_event(0, pb.WorkerMessage(notice=pb.Notice(event="resumed", fields_json=told))))
-    assert cluster.records("resumed") == [{**fields, "worker": 0}]
-    cluster.learns(1.0)
-    assert cluster.target == 1
-    assert [each.workers for each in cluster.job.learnt.observations] == [1, 2]
-
-
-@pytest.mark.parametrize(("samples", "seconds", "target"), [(500, 1.0, 2), (64, 0.1, 2), (64, 1.0, 1)])
-def test_what_did_not_pay_with_another_batch_or_time_is_tried(samples, seconds, target):
-    """The observations are dropped, and so what followed from them."""
-    cluster = Sized(1, 4)
-    cluster.resumes(KnownSpeeds((Observation(1, 64, 1.0), Observation(2, 64, 1.0))).to_json())
-    cluster.train(seconds, samples=samples)
-    cluster.live(FIRST_SECONDS + 1)
-    assert cluster.target == target
-
-
-def test_a_job_that_learns_nothing_itself_keeps_what_the_last_one_has_learnt():
-    """It may be over, or stopped, before it knows."""
-    past = KnownSpeeds((SEEN,))
-    cluster = Sized(1, 4, "all")
-    cluster.resumes(past.to_json())
-    assert cluster.job.learnt == past
-    assert cluster.told() == [((0, 1, 2, 3), past)]
-
-
-def test_members_are_told_what_a_checkpoint_is_to_hold_when_it_changes():
-    cluster = Sized(1, 1)
-    assert not cluster.all(m.Learnt)
-    cluster.learns(1.0)
-    cluster.live(100)
-    (told,) = cluster.all(m.Learnt)
-    assert (told.to, KnownSpeeds.from_json(to_message(told.message).learnt.json).observations[0].workers) == ((0,), 1)
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("{", "Expecting property name"),
-        ("[]", "it has format None, not 1"),
-        ("[" * 100_000, "it is nested too deeply"),
-        ('{"format": 1, "observations": [{"workers": 0}]}', "observations.0.workers: Input should be greater"),
-        (
-            KnownSpeeds((SEEN,)).to_json().replace("0.6", "NaN"),
-            "observations.0.seconds: Input should be a finite number",
-        ),
-        (KnownSpeeds((SEEN,)).to_json().replace("0.0", "1e300"), "observations.0.age: Input should be less than"),
-        (KnownSpeeds((SEEN,) * 32).to_json().replace("]", "," + '{"workers": 1}' + "]", 1), "observations.32"),
-    ],
-)
-def test_what_can_not_be_used_is_a_warning(text, reason):
-    cluster = Sized(1, 4)
-    cluster.resumes(text)
-    (warning,) = cluster.warnings
-    assert warning.startswith(f"what the checkpoint says of how the job scales can't be used: {reason}")
-    assert "\n" not in warning
-    assert cluster.job.learnt == KnownSpeeds()

@@ -10,10 +10,11 @@ from scaling_kit import report
 from elasticdl.master.core.sizing import (
     BELIEVED,
     ENOUGH,
+    MOST_OBSERVATIONS,
     SKIPPED,
     MeasuredSteps,
 )
-from elasticdl.master.core.speedup import MOST_OBSERVATIONS, Observation
+from elasticdl.master.core.speedup import Observation
 
 
 def world(steps, version, workers, seconds=0.1, count=40, samples=64, now=0.0):

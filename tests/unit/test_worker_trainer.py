@@ -11,7 +11,6 @@ from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.interruptions import Stopped
 from elasticdl.job import messages as m
-from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.worker.checkpoint import CHECKPOINT_THREAD
 
 
@@ -146,15 +145,6 @@ def test_resumes_with_the_same_order_optimizer_and_numbers(make_spec, tmp_path):
     # The first was told to leave in step 6 and so before its evaluation, which the second made up for.
     assert first.script.evaluations + second.script.evaluations == whole.script.evaluations
     assert steps_of(whole.script.evaluations) == [3, 4, 6, 8, 9, 12]
-
-
-def test_a_checkpoint_holds_what_the_master_has_learnt_of_the_job(make_spec, tmp_path):
-    first, second = (make_job(make_spec(checkpoint_dir=str(tmp_path / "kept"))) for _ in range(2))
-    first.script.session.receive(pb.MasterMessage(welcome=pb.Welcome(learnt="at first")))
-    first.script.session.receive(pb.MasterMessage(learnt=pb.Learnt(json="later")))
-    first.trainer.run()
-    second.trainer.run()
-    assert [notice["learnt"] for notice in second.script.notices("resumed")] == ["later"]
 
 
 def test_resuming_what_is_complete_only_exports(make_spec, tmp_path):

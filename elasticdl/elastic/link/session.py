@@ -69,7 +69,6 @@ class Session:
         self._jobs_place: tuple[int, int] | None = None
         self._jobs_marks: dict[int, float] = {}
         self._jobs_facts = b""
-        self.learnt = ""  # what the master last said of how the job scales, for checkpoints
         self._start = SlowStart()
         self._closing = threading.Event()
         self._beat = threading.Thread(target=self._tick, name="elasticdl-heartbeat", daemon=True)
@@ -165,13 +164,10 @@ class Session:
                 self._jobs_place = message.welcome.epoch, message.welcome.epoch_steps
                 self._jobs_marks = dict(message.welcome.marks)
                 self._jobs_facts = message.welcome.facts
-                self.learnt = message.welcome.learnt
                 self._changed.notify_all()
         event = to_event(message)
         if event is not None:
             self.post(event)
-        elif message.HasField("learnt"):
-            self.learnt = message.learnt.json
         elif message.HasField("kv_entry"):
             entry = message.kv_entry
             self.store.receive(entry.world_version, (entry.scope, entry.key), entry.value)

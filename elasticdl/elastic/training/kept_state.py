@@ -38,7 +38,7 @@ class KeptState:
         """``folder``: in which the job's specification is. In a pod that is a read-only mount of the pod's own."""
         return cls(spec.checkpoint_dir or ("" if spec.image else str(folder)), resume=spec.resume)
 
-    def write(self, state: Carried, learnt: str) -> str:
+    def write(self, state: Carried) -> str:
         """Keep this state, and no earlier one, or none of a training that this one has not gone on from; returns where.
 
         Raises:
@@ -47,14 +47,14 @@ class KeptState:
         if not self.place:
             raise UserError("pods share no folder")
         store = self._store()
-        about = {"format": FORMAT, "by": type(state).__name__, "origin": state.origin, "learnt": learnt}
+        about = {"format": FORMAT, "by": type(state).__name__, "origin": state.origin}
         store.write(state.step, lambda file: state.write(file, **{KEPT: about}))
         # Of a world that broke several write, and one may be a step further than the others.
         store.remove(before=state.step if self._resume else None, but=state.step)
         return store.path(state.step)
 
-    def read(self, state: Carried, tell: Callable[[str], None]) -> tuple[str, str] | None:
-        """Load it, if there is one to go on from; returns its path, and what was learnt of how the job scales.
+    def read(self, state: Carried, tell: Callable[[str], None]) -> str:
+        """Load it, if there is one to go on from; returns its path, empty if there is none.
 
         ``tell``: takes why one that is there is not loaded.
 
@@ -63,13 +63,13 @@ class KeptState:
         """
         found = self._newest() if self._resume else None
         if found is None:
-            return None
+            return ""
         if state.step and (state.begins_as_told or found.step <= state.step):
             tell(
                 f"the script goes on from step {state.step} by a checkpoint of its own: {found.path}, which was kept of step "
                 f"{found.step}, is left alone"
             )
-            return None
+            return ""
         loaded = self._unpacked(found, state)
         about = loaded.pop(KEPT)
         it = f"{found.path}, kept of step {found.step},"
@@ -83,7 +83,7 @@ class KeptState:
         except Exception as error:  # the script's own objects may raise anything
             raise UserError(f"{it} does not fit: {one_line(error)}; {REMEDY}") from error
         state.resumed = (it, about["origin"])
-        return found.path, about["learnt"]
+        return found.path
 
     def remove(self) -> None:
         """The training is complete."""

@@ -52,14 +52,14 @@ def take_over(job: Leaving, state: Carried) -> None:
     Raises:
         UserError: what a stopped job has left can't be gone on from.
     """
-    left, learnt = job.handover.read(state) if job.handover is not None else None, ""
+    left = job.handover.read(state) if job.handover is not None else None
     path = "" if left is None else str(left)
     if not path and job.kept is not None:
-        path, learnt = job.kept.read(state, job.warn) or ("", "")
+        path = job.kept.read(state, job.warn)
     if path:
         progress = state.progress
         where = {"step": progress.step, "epoch": progress.epoch, "samples": progress.samples}
-        job.session.notify("resumed", **where, path=path, learnt=learnt)
+        job.session.notify("resumed", **where, path=path)
 
 
 def _hand_over(job: Leaving, state: Carried, handover: Handover, *, alone: bool) -> None:
@@ -85,7 +85,7 @@ def _keep(job: Leaving, state: Carried) -> None:
         return
     began = time.monotonic()
     try:
-        path = job.kept.write(state, job.session.learnt)
+        path = job.kept.write(state)
     except Exception as error:  # noqa: BLE001  as of `_hand_over`
         cause = str(error) if isinstance(error, UserError) else one_line(error.__context__ or error)
         why = f"{cause}; --checkpoint_dir names another place"

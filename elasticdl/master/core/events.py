@@ -269,7 +269,7 @@ class EndJob(Instruction):
 
 
 _UNSAVED = (ReadStacks, Record, NewSteps)
-_UNSAVED_MESSAGES = (messages.Change, messages.Broken, messages.DumpStacks, messages.Learnt)
+_UNSAVED_MESSAGES = (messages.Change, messages.Broken, messages.DumpStacks)
 
 
 def is_unsaved(instruction: Instruction) -> bool:

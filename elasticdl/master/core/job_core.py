@@ -32,7 +32,6 @@ from elasticdl.master.core.rendezvous import NOBODY, Rendezvous
 from elasticdl.master.core.rule import ProgressLimits, Rule
 from elasticdl.master.core.sizing import SizeRule
 from elasticdl.master.core.slowness import SlowRule, pace_of
-from elasticdl.master.core.speedup import KnownSpeeds
 from elasticdl.master.core.transitions import Ending, TransitionContext, Transitions, Trigger
 from elasticdl.master.core.values import (
     DONE,
@@ -103,11 +102,6 @@ class Job:
         # An earlier master may have died just after it had ended the job.
         self.phase = Phase.STOPPING if past.phase.final else past.phase
 
-    @property
-    def learnt(self) -> KnownSpeeds:
-        """How it scales, as far as it knows."""
-        return self.size.learnt
-
     def step(self, event: events.Event, now: float) -> list[Instruction]:
         if self.phase.final:
             return []
@@ -135,7 +129,9 @@ class Job:
                 return self._in_order(self.stuck.waits(self, worker_id, notice))
             case events.FromWorker(worker_id, Notice() as notice):
                 self.training.notice(notice)
-                return self._in_order(self.size.notice(self, worker_id, notice))
+                if notice.event == "pause" and "total" in notice.fields:
+                    self.size.paused(notice.fields["total"])
+                return self._in_order([Record(notice.event, {**notice.fields, "worker": worker_id})])
             case events.StateSaveStalled(problem):
                 self.liveness.save_problem = problem
                 message = f"what was decided waits until the job's state is saved: {problem}"
@@ -163,7 +159,7 @@ class Job:
                 if r.state is not WorkerState.COMPLETED
             )
         numbers, crashes = self.training.snapshot(), self.fleet.crashes
-        return replace(self._durable(), training=numbers, workers=known, crashes=crashes, learnt=self.learnt)
+        return replace(self._durable(), training=numbers, workers=known, crashes=crashes, speeds=self.size.speeds)
 
     def view(self) -> JobView:
         outcome = self.ending.outcome

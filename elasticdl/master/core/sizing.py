@@ -12,13 +12,12 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from elasticdl.common.backoff import Backoff
-from elasticdl.job import messages
 from elasticdl.job.messages import StepReport
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.events import Instruction, Record, Tell
+from elasticdl.master.core.events import Instruction, Record
 from elasticdl.master.core.rule import RuledJob
-from elasticdl.master.core.speedup import MOST_OBSERVATIONS, KnownSpeeds, Observation, SpeedupCurve, SpeedupPoint
-from elasticdl.master.core.values import LIVE, Settings, World
+from elasticdl.master.core.speedup import Observation, SpeedupCurve, SpeedupPoint
+from elasticdl.master.core.values import Settings, World
 from elasticdl.master.core.worker_record import JobSnapshot
 
 # From the steps that are reported to one observation for each number of workers.
@@ -39,6 +38,8 @@ ENOUGH, LONG = 20, 60.0
 CONTRADICTION = 0.25
 # A measurement that more workers are slower may be the machine's fault: it is kept for so long.
 BELIEVED = 600.0
+# Numbers of workers of which the speed is kept: what a cluster keeps of a job has to be small.
+MOST_OBSERVATIONS = 32
 
 
 class MeasuredSteps:
@@ -339,6 +340,8 @@ class WorkerTarget:
         )
 
 
+# By this part of its seconds a step has to differ for the advice to be said again.
+MATERIAL = 0.05
 # What a change costs is the median of so many pauses, or this many seconds before there was any.
 PAUSES_KEPT = 32
 UNKNOWN_PAUSE = 1.0
@@ -351,7 +354,8 @@ class SizeRule:
 
     def __init__(self, settings: Settings, past: JobSnapshot) -> None:
         self._curve = SpeedupCurve()
-        self._learnt = past.learnt
+        # Until the job's own steps tell whether its machines are still those.
+        self._recalled: tuple[Observation, ...] = past.speeds
         self._steps = MeasuredSteps()
         self._backoff, self._due = Backoff(first=FIRST_SECONDS, longest=LONGEST_SECONDS), 0.0
         self._policy: WorkerTarget | None = None
@@ -359,12 +363,9 @@ class SizeRule:
             self._policy = WorkerTarget(settings.min_efficiency, past.target or past.limits.minimum)
         # Both for people: how fast it is with how many workers, and why as many are wanted.
         self.advice, self.decision = "", self._policy.reason if self._policy else ""
-        # Until the job's own steps tell whether it is of such a job as this.
-        self._recalled: KnownSpeeds | None = past.learnt
         self._pauses: deque[float] = deque(maxlen=PAUSES_KEPT)
         self._present = 0  # workers that were last measured
-        self._told = KnownSpeeds()  # what the workers were told
-        self._advised: tuple[int, KnownSpeeds] | None = None  # for how many workers, by what
+        self._advised: tuple[int, dict[int, float]] | None = None  # for how many workers, by which seconds of a step
 
     # ---- what is so ----
 
@@ -374,8 +375,9 @@ class SizeRule:
         return self._policy.target if self._policy else 0
 
     @property
-    def learnt(self) -> KnownSpeeds:
-        return self._learnt
+    def speeds(self) -> tuple[Observation, ...]:
+        """What is known of how fast the job is, for the next master."""
+        return self._curve.observations or self._recalled
 
     def most(self, limits: WorkerRange) -> tuple[int, str]:
         """How many workers there may be, and why no more."""
@@ -400,25 +402,9 @@ class SizeRule:
         changed, self.decision = policy.scaled(limits), policy.reason
         return [Record("decision", {"workers": policy.target, "reason": policy.reason})] if changed else []
 
-    def notice(self, job: RuledJob, worker_id: int, notice: messages.Notice) -> list[Instruction]:
-        """A worker has something for the journal."""
-        told = {**notice.fields, "worker": worker_id}
-        learnt = told.pop("learnt", "")
-        if notice.event == "pause" and "total" in told:
-            self._pauses.append(told["total"])
-        return [Record(notice.event, told), *(self._recall(job, learnt) if learnt else [])]
-
-    def _recall(self, job: RuledJob, text: str) -> list[Instruction]:
-        """A worker goes on from a checkpoint that says this."""
-        try:
-            learnt = KnownSpeeds.from_json(text)
-        except ValueError as error:
-            reason = f"what the checkpoint says of how the job scales can't be used: {error}"
-            return [Record("warning", {"message": reason})]
-        # It is in the next checkpoint, too, though this job may be over before it has learnt.
-        if self._learnt == KnownSpeeds():
-            self._learnt = self._recalled = learnt
-        return self._tell(job)
+    def paused(self, seconds: float) -> None:
+        """For so long a change has kept a worker from training."""
+        self._pauses.append(seconds)
 
     def stepped(self, world: World | None, steps: Sequence[StepReport], now: float) -> None:
         """Steps that were not reported before."""
@@ -437,24 +423,12 @@ class SizeRule:
         yield from self._learn(job, now)
 
     def _learn(self, job: RuledJob, now: float) -> Iterator[Instruction]:
-        recalled, self._recalled = self._recalled, None
-        if recalled is not None:
-            self._steps.recall(recalled.observations, now)
-        observations = self._steps.observations(now)
-        self._curve, self._present = SpeedupCurve(observations), self._steps.workers
+        self._steps.recall(self._recalled, now)
+        self._recalled = ()
+        self._curve, self._present = SpeedupCurve(self._steps.observations(now)), self._steps.workers
         if self._policy is not None:
             yield from self._decide(self._policy, job, now)
-        self._learnt = KnownSpeeds(observations)
-        yield from self._tell(job)
         yield from self._advise()
-
-    def _tell(self, job: RuledJob) -> list[Instruction]:
-        """Any worker may write the next checkpoint; those that connect later are told then."""
-        there = tuple(record.worker_id for record in job.records.of(*LIVE) if record.connected)
-        if not there or not self._learnt.differs(self._told):
-            return []
-        self._told = self._learnt
-        return [Tell(there, messages.Learnt(self._learnt.to_json()))]
 
     def _decide(self, policy: WorkerTarget, job: RuledJob, now: float) -> list[Instruction]:
         members = len(job.rendezvous.active_members())
@@ -471,9 +445,12 @@ class SizeRule:
         return [Record("decision", {"workers": policy.target, "reason": policy.reason})] if changed else []
 
     def _advise(self) -> list[Instruction]:
+        """Said again for another number of workers, or when one of the numbers is faster or slower by `MATERIAL`."""
         self.advice = self._curve.advice(self._present)
-        is_old = self._advised and self._advised[0] == self._present and not self._learnt.differs(self._advised[1])
-        if is_old or not self.advice:
+        known = {each.workers: each.seconds for each in self._curve.observations}
+        present, before = self._advised or (0, {})
+        is_old = present == self._present and known.keys() == before.keys()
+        if not self.advice or (is_old and all(abs(known[n] - before[n]) <= MATERIAL * before[n] for n in known)):
             return []
-        self._advised = self._present, self._learnt
+        self._advised = self._present, known
         return [Record("advice", {"text": self.advice, "curve": self._curve.published(self._present)})]

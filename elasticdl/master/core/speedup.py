@@ -11,15 +11,13 @@ corrected. As long as only one number was measured, nothing is known of others.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 
-from elasticdl.common.errors import first_finding
 from elasticdl.job.spec import MOST_WORKERS
 
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]  # it may not be known, which is 0
@@ -158,48 +156,3 @@ def _brings(more: SpeedupPoint, gain: float) -> str:
     if round(gain, 1) > 0:
         return f"would add about {gain:.1f}"
     return "would make the job slower" if round(gain, 1) < 0 else "would add nothing that can be measured"
-
-
-# ---- what a job has learnt: for the next master, and in checkpoints for a job that goes on from one ----
-
-
-FORMAT = 1
-# Numbers of workers that are kept: what a cluster keeps of a job has to be small.
-MOST_OBSERVATIONS = 32
-MATERIAL = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class KnownSpeeds:
-    observations: Annotated[tuple[Observation, ...], Field(max_length=MOST_OBSERVATIONS)] = ()
-
-    def differs(self, other: KnownSpeeds) -> bool:
-        """Whether it is to be told again: other numbers of workers, or another speed."""
-        mine, others = ({o.workers: o.seconds for o in each.observations} for each in (self, other))
-        if mine.keys() != others.keys():
-            return True
-        return any(abs(seconds - others[workers]) > MATERIAL * others[workers] for workers, seconds in mine.items())
-
-    def to_json(self) -> str:
-        return json.dumps({"format": FORMAT, **_ADAPTER.dump_python(self, mode="json")})
-
-    @classmethod
-    def from_json(cls, text: str) -> KnownSpeeds:
-        """
-        Raises:
-            ValueError: it is none, or one of another version of this package; one line.
-        """
-        try:
-            content = json.loads(text)
-        except RecursionError:
-            raise ValueError("it is nested too deeply") from None
-        found = content.pop("format", None) if isinstance(content, dict) else None
-        if found != FORMAT:
-            raise ValueError(f"it has format {found}, not {FORMAT}")
-        try:
-            return _ADAPTER.validate_python(content)
-        except ValidationError as error:
-            raise ValueError(first_finding(error)) from None
-
-
-_ADAPTER = TypeAdapter(KnownSpeeds)

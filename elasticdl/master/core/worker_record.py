@@ -19,7 +19,7 @@ from elasticdl.common.reason import describe, parse
 from elasticdl.job.messages import Finished, Notice, Progress, StepReport, StepTimes, newest_marks
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.events import ExitCause, Record
-from elasticdl.master.core.speedup import KnownSpeeds
+from elasticdl.master.core.speedup import Observation
 from elasticdl.master.core.values import LIVE, Crashes, Outcome, Phase, WorkerState, World
 
 MOST_FACTOR = 99.0  # of what the others need; above it they need next to nothing
@@ -361,7 +361,7 @@ class JobSnapshot:
     workers: tuple[WorkerSnapshot, ...] = field(default=(), compare=False)
     crashes: Crashes = field(default=Crashes(), compare=False)
     target: int = 0  # workers that the policy wants; 0 if there is none
-    learnt: KnownSpeeds = field(default=KnownSpeeds(), compare=False)
+    speeds: tuple[Observation, ...] = field(default=(), compare=False)  # by number of workers
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,7 +253,6 @@ class Master:
             job_name=self.job_dir.name,
             heartbeat_interval=min(self.spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT, SLOWEST_HEARTBEAT),
             generation=self._generation,
-            learnt=job.learnt.to_json(),
             # Where the job begins anew, its data may be others.
             facts=self._sessions.facts if job.phase in (Phase.RUNNING, Phase.WAITING) and training.step else b"",
             **{name: getattr(training, name) for name in stands},
