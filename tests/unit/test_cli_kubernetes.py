@@ -172,7 +172,7 @@ class OneJob:
     namespace, server = "lab", "https://cluster"
 
     def __init__(self, status="", master=None, rights=(), events=()):
-        state = {"binaryData": {STATUS: pack(status)}} if status else {}
+        state = {"binaryData": {STATUS: pack(status.encode())}} if status else {}
         self._objects = {"Job": {"metadata": {}}, "ConfigMap": {"metadata": {}, **state}}
         self._master = master
         self._rights = rights

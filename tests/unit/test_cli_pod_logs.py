@@ -115,7 +115,7 @@ class JobPods(Pods):
 
     def find(self, kind, name):
         if name.endswith("-state"):
-            return {"binaryData": {JOURNAL: pack(self._journal)}}
+            return {"binaryData": {JOURNAL: pack(self._journal.encode())}}
         return {"status": {"conditions": [{"type": "Complete", "status": "True"}]}}
 
     def log(self, pod, follow=False, timestamps=False):

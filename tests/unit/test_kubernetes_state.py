@@ -28,11 +28,9 @@ from elasticdl.master.shell.state_config_map import (
     HOLDER,
     JOURNAL,
     MEMORY,
-    PIECE_BYTES,
     STATUS,
     ClusterState,
     pack,
-    packed_piece,
     unpack_state,
 )
 from elasticdl.places.judge import TRACKING
@@ -93,11 +91,6 @@ def memory(step=0):
 @pytest.fixture
 def api():
     return FakeApi()
-
-
-@pytest.fixture
-def small_pieces(monkeypatch):
-    monkeypatch.setattr(state_module, "PIECE_BYTES", 300)
 
 
 class Bench:
@@ -224,7 +217,7 @@ async def test_a_write_that_fails_is_done_when_it_is_tried_again(bench, api, fai
 @pytest.mark.parametrize(
     "broken",
     [
-        {"binaryData": {MEMORY: pack("{}")}},
+        {"binaryData": {MEMORY: pack(b"{}")}},
         {"binaryData": {JOURNAL: "AAAA"}},
         {"data": {HEAD: "[]"}},
         {"data": {HEAD: '{"format": 3}'}},
@@ -257,21 +250,9 @@ def hash_of(number):
     return hashlib.sha256(str(number).encode()).hexdigest()
 
 
-@on(loaded)
-async def test_no_piece_of_a_long_journal_is_packed_twice(bench, api, monkeypatch):
-    packed = []
-    monkeypatch.setattr(state_module, "packed_piece", lambda piece: packed.append(len(piece)) or packed_piece(piece))
-    for number in range(100):
-        await bench.save(number, entries(number))
-    assert bench.journal.read_text() == api.state.journal
-    snapshots = 100
-    assert len(packed) - snapshots < 110
-    assert max(packed) < 2 * PIECE_BYTES
-
-
 @pytest.mark.parametrize("failure", [(500, True), (503, False)])
 @on(loaded)
-async def test_whatever_becomes_of_a_write_no_line_is_lost_or_doubled(bench, api, tmp_path, small_pieces, failure):
+async def test_whatever_becomes_of_a_write_no_line_is_lost_or_doubled(bench, api, tmp_path, failure):
     for number in range(12):
         if number in (3, 4, 7):
             api.failures = [failure]
@@ -289,9 +270,7 @@ async def test_whatever_becomes_of_a_write_no_line_is_lost_or_doubled(bench, api
 
 @pytest.mark.parametrize("each", [1, 100])
 @on(loaded)
-async def test_of_a_journal_that_is_too_long_the_newest_is_kept_however_often(
-    bench, api, tmp_path, small_pieces, monkeypatch, each
-):
+async def test_of_a_journal_that_is_too_long_the_newest_is_kept_however_often(bench, api, tmp_path, monkeypatch, each):
     monkeypatch.setattr(state_module, "MOST_JOURNAL_BYTES", 4000)
     for number in range(1000):
         bench.write(f"entry {number * 7919 % 10007}\n")
@@ -307,7 +286,7 @@ async def test_of_a_journal_that_is_too_long_the_newest_is_kept_however_often(
 
 
 @on(loaded)
-async def test_a_line_that_is_too_long_by_itself_is_left_out(bench, api, small_pieces, monkeypatch):
+async def test_a_line_that_is_too_long_by_itself_is_left_out(bench, api, monkeypatch):
     monkeypatch.setattr(state_module, "MOST_JOURNAL_BYTES", 2000)
     await bench.save(1, "first\n" + " ".join(str(number * 7919 % 10007) for number in range(3000)) + "\n")
     assert api.state.journal == ""

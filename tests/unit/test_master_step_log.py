@@ -110,4 +110,4 @@ def test_in_a_week_steps_push_nothing_out_of_the_config_map():
     lines = [
         json.dumps({"time": 1.7e9 + entry["step"] * 30.0, "event": STEPS, **entry}) + "\n" for entry in book.entries
     ]
-    assert len(pack("".join(lines))) < MOST_JOURNAL_BYTES
+    assert len(pack("".join(lines).encode())) < MOST_JOURNAL_BYTES

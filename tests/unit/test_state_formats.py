@@ -122,7 +122,7 @@ def test_a_format_that_is_not_known_is_refused(tmp_path, written):
 
 def test_a_state_without_a_journal_of_its_own_is_taken_over(tmp_path):
     api = FakeApi()
-    api.objects[STATE]["binaryData"] = {MEMORY: pack(kept().state.memory)}
+    api.objects[STATE]["binaryData"] = {MEMORY: pack(kept().state.memory.encode())}
     bench = Bench(api, tmp_path, "next")
     assert asyncio.run(bench.store.load()) == WRITTEN
     assert bench.journal.read_text() == ""

@@ -1,7 +1,7 @@
 """A job's snapshot, journal and last status in its ConfigMap, where the next master and the command line find them.
 
 It is all that is left of a job's course when its master is gone. One write takes a snapshot and the journal, both of the same
-moment. The journal is packed piece by piece, so that each piece is packed once and the oldest can be dropped.
+moment.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import json
 import random
 import time
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,13 +38,12 @@ STATUS = "status.json.gz"
 JOURNAL = "journal.jsonl.gz"
 # Which master wrote it last, a pod's uid: whoever finds another one's has been replaced.
 HOLDER = "elasticdl.org/holder"
-PIECE_BYTES = 64_000  # of the journal's text; packed, about a tenth
 # If only the journal has grown, at least so long after the last write is the next; longer, the more there is to write.
 NEWS_SECONDS = 1.0
 BYTES_PER_SECOND = 40_000
 # A state that does not change is written so often.
 IDLE_SECONDS = 60.0
-# A ConfigMap may have 1 MiB. Of a journal that is longer, packed, the oldest pieces are dropped.
+# A ConfigMap may have 1 MiB. Of a journal that is longer, packed, the oldest quarter is dropped.
 MOST_BYTES = 1_000_000
 MOST_JOURNAL_BYTES = 400_000
 # So long the cluster may take to answer at the beginning, and to take the last status at the end.
@@ -82,17 +80,8 @@ def unpack_state(state: Mapping[str, Any]) -> State:
     return State(_unpacked(state, MEMORY), _unpacked(state, STATUS), _unpacked(state, JOURNAL))
 
 
-def pack(text: str) -> str:
-    return encoded([packed_piece(text.encode())])
-
-
-def packed_piece(text: bytes) -> bytes:
-    return gzip.compress(text, mtime=0)
-
-
-def encoded(pieces: Iterable[bytes]) -> str:
-    """What was packed piece by piece, as one value."""
-    return base64.b64encode(b"".join(pieces)).decode()
+def pack(text: bytes) -> str:
+    return base64.b64encode(gzip.compress(text, compresslevel=6, mtime=0)).decode()
 
 
 def _unpacked(config_map: Mapping[str, Any], name: str) -> str:
@@ -128,8 +117,7 @@ class ClusterState:
         self._holder = holder
         self._version = ""  # of what this master has written last; empty: to be asked for
         self._writing = asyncio.Lock()
-        self._pieces: deque[bytes] = deque()  # of the journal, packed, the oldest first
-        self._packed_to = 0  # the journal's first byte that is in none of them
+        self._begin = 0  # the journal's first byte that is kept
         self._saved: object = None
         self._saved_at = 0.0
         self._size = 0  # of what was written last
@@ -230,27 +218,18 @@ class ClusterState:
         return str(found["metadata"]["resourceVersion"])
 
     def _pack(self, texts: dict[str, str], end: int | None) -> dict[str, str]:
-        packed = {name: pack(text) for name, text in texts.items()}
+        packed = {name: pack(text.encode()) for name, text in texts.items()}
         if not self._journal.exists():
             return packed
-        lines = self._lines(self._packed_to, end)
-        while len(lines) > PIECE_BYTES:  # a piece that won't grow any more
-            end_of_piece = lines.index(b"\n", PIECE_BYTES) + 1
-            self._pieces.append(packed_piece(lines[:end_of_piece]))
-            self._packed_to += end_of_piece
-            lines = lines[end_of_piece:]
-        newest = packed_piece(lines)
         room = min(MOST_JOURNAL_BYTES, MOST_BYTES - sum(map(len, packed.values())))
-        while len(journal := encoded([*self._pieces, newest])) > room and self._pieces:
-            self._pieces.popleft()
-        return {**packed, JOURNAL: journal if len(journal) <= room else ""}
-
-    def _lines(self, start: int, end: int | None) -> bytes:
-        """The whole lines of the journal between two bytes, without one that is still being written."""
         with self._journal.open("rb") as file:
-            file.seek(start)
-            whole, newline, _ = file.read(-1 if end is None else max(end - start, 0)).rpartition(b"\n")
-        return whole + newline
+            file.seek(self._begin)
+            whole, newline, _ = file.read(-1 if end is None else max(end - self._begin, 0)).rpartition(b"\n")
+        lines = whole + newline  # without one that is still being written
+        while len(journal := pack(lines)) > room and lines:
+            oldest = lines.index(b"\n", len(lines) // 4) + 1
+            self._begin, lines = self._begin + oldest, lines[oldest:]
+        return {**packed, JOURNAL: journal}
 
 
 async def request(ask: Callable[[], T], what: str) -> T:
