@@ -20,7 +20,7 @@ from elasticdl.cli.parsing import made_up_name
 from elasticdl.cli.pod_logs import PodPrinters
 from elasticdl.cli.printed import Prints
 from elasticdl.cli.screens import insists, tell
-from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
+from elasticdl.cli.signals import SignalLog, caught, interrupt
 from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import Role, refuse_variables
 from elasticdl.common.errors import ElasticDLError, JobFailedError, UnreachableError, UserError
@@ -58,7 +58,6 @@ from elasticdl.kube.pod import Manifest, as_yaml, master_template, merge, worker
 # anything is refused, the Job is deleted; what it owns follows within a second or two.
 
 
-GONE_SECONDS, _AGAIN = 10.0, 0.5
 # What a cluster serves that has such a scheduler.
 QUEUE_GROUPS = {KUEUE: "kueue.x-k8s.io", VOLCANO: "scheduling.volcano.sh"}
 # What many a user may not make, and need not if there is one of each for them.
@@ -150,21 +149,11 @@ class Submission:
             raise NotDoneError(error.status, text) from error
 
     def _unmake(self, job: str) -> None:
-        """A cluster that fails, as it may just have done, is asked again for a while."""
-        deadline = time.monotonic() + GONE_SECONDS
-        while True:
-            with suppress(Interrupted):  # whoever is impatient wants nothing left all the more
-                try:
-                    self.client.delete("Job", job)
-                    return
-                except ElasticDLError as error:
-                    if isinstance(error, NotDoneError) or time.monotonic() > deadline:
-                        remedy = f"`elasticdl delete {self.parts.spec.job_name} --namespace {self.client.namespace}`"
-                        self.say(
-                            f"warning: Job {job} could not be deleted again: {error}; {remedy} removes what is left"
-                        )
-                        return
-                    time.sleep(_AGAIN)
+        try:
+            self.client.delete("Job", job)
+        except ElasticDLError as error:
+            remedy = f"`elasticdl delete {self.parts.spec.job_name} --namespace {self.client.namespace}`"
+            self.say(f"warning: Job {job} could not be deleted again: {error}; {remedy} removes what is left")
 
     def _taken(self, kind: str, name: str) -> str:
         job, namespace = self.parts.spec.job_name, self.client.namespace
@@ -258,7 +247,7 @@ def run_job(spec: JobSpec, *, yaml: str, dry_run: bool, detach: bool) -> int:
         print(_dumped(parts), end="")
         return 0
     signals = SignalLog()
-    with caught(signals.add_or_raise):
+    with caught(signals.add):
         submission.make(signals.raise_first)
     # Commands without a place mean a job of this machine that has the same name.
     handle = NamespaceJob(client, parts.spec.job_name, ClusterTarget(client.namespace, spec.kube_context))

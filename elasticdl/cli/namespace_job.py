@@ -169,10 +169,11 @@ def list_jobs(place: ClusterTarget) -> list[JobHandle]:
 
 
 def _jobs(client: Client) -> list[Object]:
-    found = client.list("Job", label_selector=ANY_JOB)
-    if not found:
-        client.require_namespace()
-    return sorted(found, key=lambda job: str(job["metadata"]["creationTimestamp"]), reverse=True)
+    return sorted(
+        client.list("Job", label_selector=ANY_JOB),
+        key=lambda job: str(job["metadata"]["creationTimestamp"]),
+        reverse=True,
+    )
 
 
 def _ended(job: Object) -> str:
@@ -193,9 +194,8 @@ DELETION_TIMEOUT = 120.0  # beyond the longest grace period of a pod that is lik
 _KINDS = (
     "Job", "Pod", "Service", "NetworkPolicy", "RoleBinding", "Role", "ServiceAccount", "Secret", "ConfigMap", "PodGroup",
 )  # fmt: skip
-# Users who may not list these can't have made them: the job's master has an account that was there.
-_WITH_MORE_RIGHTS = ("RoleBinding", "Role", "ServiceAccount", "PodGroup")
-_NOT_EVERYWHERE = ("PodGroup",)  # a cluster without Volcano knows no such objects
+# Whoever may not list these can't have made them, as the job's master has an account that was there, or the cluster does not know them.
+_NOT_IN_EACH_JOB = ("RoleBinding", "Role", "ServiceAccount", "PodGroup")
 
 
 def delete(name: str, place: ClusterTarget | None) -> str:
@@ -211,7 +211,6 @@ def delete(name: str, place: ClusterTarget | None) -> str:
         for each in listed:
             meant |= {each["metadata"]["uid"], *names.owner_uids(each)}
     if not meant:
-        client.require_namespace()
         raise UserError(f"there is nothing of a job {name} in namespace {client.namespace}")
     wait_until_gone(client, name, meant)
     return f"job {name} deleted"
@@ -253,6 +252,5 @@ def _parts_of(client: Client, name: str) -> Iterator[tuple[str, list[Object]]]:
         try:
             yield kind, client.list(kind, label_selector=f"{ANY_JOB}={name}")
         except NotDoneError as error:
-            if (error.by_rights and kind in _WITH_MORE_RIGHTS) or (error.status == ABSENT and kind in _NOT_EVERYWHERE):
-                continue
-            raise
+            if kind not in _NOT_IN_EACH_JOB or not (error.by_rights or error.status == ABSENT):
+                raise

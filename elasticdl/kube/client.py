@@ -10,7 +10,6 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 from urllib.parse import quote
 
@@ -65,30 +64,6 @@ class NotThereError(NotDoneError):
     """There is no such object, or nothing of that kind."""
 
 
-@contextlib.contextmanager
-def translated(what: str, server: str, namespace: str) -> Iterator[None]:
-    """Everything that a request may raise, as `NoAnswerError` or `NotDoneError`; ``what``: as in "create pods"."""
-    try:
-        yield
-    except ApiException as error:
-        status = error.status or 0  # 0: the client itself gave the connection up
-        if status == 0:
-            raise NoAnswerError(0, f"the cluster at {server} is not to be had: {error.reason}") from error
-        said, wait = _message(error), _retry_after(error)
-        if status >= 500 or status == BUSY:
-            raise NoAnswerError(status, f"the cluster at {server} failed: {said}", wait) from error
-        if status == STRANGER:
-            said = f"the cluster at {server} does not know you: log in anew, or choose another --kube_context"
-        elif status == FORBIDDEN and _lacks_rights(said):
-            said = f"you may not {what} in namespace {namespace}: {said}"
-        elif status == ABSENT and f'namespaces "{namespace}" not found' in said:
-            said = f"there is no namespace {namespace} in the cluster at {server}: choose another --namespace"
-        kind = NotThereError if status == ABSENT else NotDoneError
-        raise kind(status, said, wait) from error
-    except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-        raise NoAnswerError(0, f"the cluster at {server} does not answer: {error}") from error
-
-
 def _lacks_rights(message: str) -> bool:
     return "cannot " in message and "resource" in message
 
@@ -141,14 +116,9 @@ CLUSTER_WIDE = ("Queue",)
 def path_of(kind: str, namespace: str, name: str = "", part: str = "") -> str:
     """Of all objects of a kind, of one, or of a part of one, such as its log. Names may be anything that somebody typed."""
     api, words = KINDS[kind]
-    base = api if kind in CLUSTER_WIDE else namespace_path(namespace, api)
+    base = api if kind in CLUSTER_WIDE else f"{api}/namespaces/{quote(namespace, safe='')}"
     parts = (base, words.replace(" ", ""), quote(name, safe=""), part)
     return "/".join(each for each in parts if each)
-
-
-def namespace_path(namespace: str, api: str = _CORE) -> str:
-    """Of a namespace itself, or of what an API has in it."""
-    return f"{api}/namespaces/{quote(namespace, safe='')}"
 
 
 class Client:
@@ -162,9 +132,29 @@ class Client:
     def server(self) -> str:
         return str(self.api.configuration.host)
 
-    def translated(self, what: str) -> AbstractContextManager[None]:
-        """See `elasticdl.kube.client.translated`."""
-        return translated(what, self.server, self.namespace)
+    @contextlib.contextmanager
+    def translated(self, what: str) -> Iterator[None]:
+        """Everything that a request may raise, as `NoAnswerError` or `NotDoneError`; ``what``: as in "create pods"."""
+        server, namespace = self.server, self.namespace
+        try:
+            yield
+        except ApiException as error:
+            status = error.status or 0  # 0: the client itself gave the connection up
+            if status == 0:
+                raise NoAnswerError(0, f"the cluster at {server} is not to be had: {error.reason}") from error
+            said, wait = _message(error), _retry_after(error)
+            if status >= 500 or status == BUSY:
+                raise NoAnswerError(status, f"the cluster at {server} failed: {said}", wait) from error
+            if status == STRANGER:
+                said = f"the cluster at {server} does not know you: log in anew, or choose another --kube_context"
+            elif status == FORBIDDEN and _lacks_rights(said):
+                said = f"you may not {what} in namespace {namespace}: {said}"
+            elif status == ABSENT and f'namespaces "{namespace}" not found' in said:
+                said = f"there is no namespace {namespace} in the cluster at {server}: choose another --namespace"
+            kind = NotThereError if status == ABSENT else NotDoneError
+            raise kind(status, said, wait) from error
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            raise NoAnswerError(0, f"the cluster at {server} does not answer: {error}") from error
 
     def create(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> Object:
         """With ``dry_run`` the server does all but keep it."""
@@ -211,18 +201,6 @@ class Client:
         query = {"container": CONTAINER, "follow": follow, "timestamps": timestamps}
         timeout = (ANSWER_SECONDS[0], LOG_SECONDS) if follow else ANSWER_SECONDS
         return self.open("GET", path, f"read the log of {pod}", query, timeout=timeout)
-
-    def require_namespace(self) -> None:
-        """Refuse a namespace that does not exist: listing its objects gives none. Users who may not ask are let pass.
-
-        Raises:
-            UserError: there is no such namespace.
-        """
-        try:
-            self._send("GET", namespace_path(self.namespace), "read namespaces")
-        except NotDoneError as error:
-            if not error.by_rights:
-                raise
 
     def serves(self, group: str) -> bool:
         """Whether it knows objects of that API group; yes if it does not tell."""

@@ -1,8 +1,7 @@
 """Which pods are a job's, and a port of loopback that leads through the API server to its master.
 
-A job's pods are those with its labels that its master's Job owns, as labels can be on anybody's pod. Each connection to the
-port but the first looks the master up anew, so one that was started again is found by those who connect again. What goes
-through is TLS between the two ends.
+A job's pods are those with its labels. Each connection to the port but the first looks the master up anew, so one that was
+started again is found by those who connect again. What goes through is TLS between the two ends.
 """
 
 from __future__ import annotations
@@ -36,24 +35,12 @@ CLOSE_SECONDS = 0.05  # between two looks whether it is closed
 
 def find_master(client: Client, job: str) -> Object | None:
     """The newest pod of the job's master, whatever its state; None if there is none (any more, or yet)."""
-    pods = _owned(client, job, names.selector(job, Role.MASTER))
-    return max(pods, key=_age, default=None)
+    return max(client.list("Pod", label_selector=names.selector(job, Role.MASTER)), key=_age, default=None)
 
 
 def find_pods(client: Client, job: str) -> list[Object]:
     """The oldest first."""
-    pods = _owned(client, job, f"{names.JOB_LABEL}={job}")
-    return sorted((pod for pod in pods if names.ROLE_LABEL in pod["metadata"]["labels"]), key=_age)
-
-
-def _owned(client: Client, job: str, labels: str) -> list[Object]:
-    owner = ("Job", names.master_name(job))
-    pods = client.list("Pod", label_selector=labels)
-    return [
-        pod
-        for pod in pods
-        if any((each["kind"], each["name"]) == owner for each in pod["metadata"].get("ownerReferences") or ())
-    ]
+    return sorted(client.list("Pod", label_selector=f"{names.JOB_LABEL}={job},{names.ROLE_LABEL}"), key=_age)
 
 
 def _age(pod: Object) -> str:

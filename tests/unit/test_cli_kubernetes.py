@@ -1,5 +1,6 @@
 """What a job on a cluster is made of, and what is said of a master that does not run: all of it pure."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -192,12 +193,7 @@ class OneJob:
         return (verb, resource) in self._rights
 
 
-def master(name="m", created="1", owner="digits-master"):
-    metadata = {"name": name, "creationTimestamp": created, "ownerReferences": [{"kind": "Job", "name": owner}]}
-    return {"metadata": metadata, "status": {"phase": "Running"}}
-
-
-RUNNING = master()
+RUNNING = {"metadata": {"name": "m", "creationTimestamp": "1"}, "status": {"phase": "Running"}}
 
 
 @contextmanager
@@ -250,7 +246,7 @@ QUOTA = "the cluster does not take its master's pod: exceeded quota: q"
     ],
 )
 def test_why_there_is_no_master_is_told_where_only_an_event_says_it(status, events, reason):
-    pod = {**master(), "spec": {"nodeName": "n"}, "status": status} if status else None
+    pod = {**copy.deepcopy(RUNNING), "spec": {"nodeName": "n"}, "status": status} if status else None
     if pod:
         pod["metadata"]["uid"] = "u"
     assert NamespaceJob(OneJob(master=pod, events=events), "digits").status().reason == reason

@@ -9,7 +9,7 @@ import pytest
 import urllib3
 from kubernetes.client import ApiClient, Configuration
 
-from elasticdl.kube.client import MERGE, Client, NoAnswerError, NotDoneError, namespace_path, path_of
+from elasticdl.kube.client import MERGE, Client, NoAnswerError, NotDoneError, path_of
 from elasticdl.places.worker_pods import WorkerPodApi
 
 LIMITS = (5.0, 30.0)
@@ -40,7 +40,7 @@ def test_what_somebody_typed_is_one_name_and_no_other_path():
     assert path_of("Pod", "lab") == "/api/v1/namespaces/lab/pods"
     assert path_of("Pod", "lab", "w-0", "log") == "/api/v1/namespaces/lab/pods/w-0/log"
     assert path_of("Job", "a/b", "../x?y=1") == "/apis/batch/v1/namespaces/a%2Fb/jobs/..%2Fx%3Fy%3D1"
-    assert namespace_path("../nodes") == "/api/v1/namespaces/..%2Fnodes"
+    assert path_of("Pod", "../nodes") == "/api/v1/namespaces/..%2Fnodes/pods"
 
 
 def test_a_query_has_the_servers_names_and_the_token_goes_along(asked, lab):
