@@ -30,7 +30,6 @@ from elasticdl.kube.pod import is_over
 
 LOOK_SECONDS = 2.0  # between two looks for further pods
 JOIN_SECONDS = 5.0
-PUT_SECONDS = 1.0
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z) ")
 # A line of an agent; where a worker was cut short, the line may begin with its last words.
 _AGENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} \S+ [A-Z]+ elasticdl\.places\.\w+: (.*)")
@@ -136,7 +135,6 @@ class LogReaders:
         self._follow = follow
         self.refusal = ""  # why a log may not be read
         self.unread: dict[str, str] = {}  # by pod: why its log could not be read
-        self._closed = False
         self._inbox: queue.Queue[LogLine] = queue.Queue(WAITING_LINES)
         self._threads: dict[str, threading.Thread] = {}  # the newest of each pod, by its uid
         self._told: collections.Counter[str] = collections.Counter()  # lines, in the same way
@@ -171,10 +169,10 @@ class LogReaders:
         yield from self.lines(0.0)
 
     def close(self) -> None:
-        self._closed = True
         for response in tuple(self._open):
             with contextlib.suppress(OSError, ValueError, RuntimeError):  # it has ended by itself
                 response.shutdown()
+        collections.deque(self.lines(0.0), maxlen=0)  # nobody waits any more until there is room
 
     def _read(self, pod: Object) -> None:
         uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
@@ -182,10 +180,9 @@ class LogReaders:
         try:
             with contextlib.closing(self._client.log(name, follow=self._follow, timestamps=True)) as response:
                 self._open.add(response)
-                for line in itertools.islice(_lines(response), self._told[uid], None):
-                    when, text = timed(line)
-                    if not self._put(LogLine(writers.of(text), text, when)):
-                        return
+                for line in itertools.islice(response, self._told[uid], None):
+                    when, text = timed(line.decode(errors="replace").removesuffix("\n"))
+                    self._inbox.put(LogLine(writers.of(text), text, when))
                     self._told[uid] += 1
             if is_over(pod):
                 self._whole.add(uid)
@@ -196,14 +193,6 @@ class LogReaders:
         except _BROKEN_OFF as error:
             if not self._follow:
                 self.unread[name] = f"the log of {name} broke off: {error}"
-
-    def _put(self, line: LogLine) -> bool:
-        """Wait until there is room for it; False: nobody will take it."""
-        while not self._closed:
-            with contextlib.suppress(queue.Full):
-                self._inbox.put(line, timeout=PUT_SECONDS)
-                return True
-        return False
 
 
 def timed(line: str) -> tuple[str, str]:
@@ -235,15 +224,6 @@ def _number_of(pod: Object) -> int | None:
     """Of a pod for workers; None for a master's."""
     number = pod["metadata"]["labels"].get(WORKER_LABEL)
     return None if number is None else int(number)
-
-
-def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[str]:
-    rest = b""
-    for chunk in response.stream(amt=None):
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield from (line.decode(errors="replace") for line in lines)
-    if rest:
-        yield rest.decode(errors="replace")
 
 
 class PodPrinters(Printers):

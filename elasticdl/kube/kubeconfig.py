@@ -62,8 +62,6 @@ def load(configuration: client.Configuration, place: ClusterTarget, *, own_accou
         raise UserError(f"no cluster is configured: {flat(error)}") from None
     except Exception as error:  # the client trips in any way over a file that is not what it takes it for
         raise UserError(f"the {shown} can't be read: {flat(error)}") from error
-    if not configuration.host.startswith(("https://", "http://")):
-        raise UserError(f"the {shown} names the server {configuration.host}: it must begin with https://")
     return namespace
 
 

@@ -317,7 +317,6 @@ NO_CLUSTER = "no cluster is configured: "
         ("", f"{NO_CLUSTER}Invalid kube-config. FILE file is empty"),
         (None, f"{NO_CLUSTER}there is no kubeconfig FILE; KUBECONFIG can name another"),
         (KUBECONFIG.replace("name: c", "name: d"), f"{NO_CLUSTER}Invalid kube-config file. "),
-        (KUBECONFIG.replace("https://", ""), "the kubeconfig FILE names the server 127.0.0.1:9: it must begin "),
     ],
 )
 def test_a_kubeconfig_that_is_none_is_one_line(tmp_path, monkeypatch, capsys, content, line):

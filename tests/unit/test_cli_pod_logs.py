@@ -2,7 +2,7 @@
 
 import pytest
 import urllib3
-from test_cli_printed import OUT, Pods, Shown, entered, shown_of
+from test_cli_printed import OUT, Log, Pods, Shown, entered, shown_of
 
 from elasticdl.cli import pod_logs
 from elasticdl.cli.namespace_job import NamespaceJob
@@ -81,16 +81,15 @@ class BreaksOff(Pods):
         self.readings = list(readings)
 
     def log(self, pod, follow=False, timestamps=False):
-        log = super().log(pod, follow, timestamps)
         reading = self.readings.pop(0) if self.readings[1:] else self.readings[0]
 
-        def stream(amt):
-            yield from reading.removesuffix("\0").encode().splitlines(keepends=True)
-            if reading.endswith("\0"):
-                raise urllib3.exceptions.ProtocolError("broken")
+        class Broken(Log):
+            def __next__(self):
+                if self.tell() == len(self.getvalue()) and reading.endswith("\0"):
+                    raise urllib3.exceptions.ProtocolError("broken")
+                return super().__next__()
 
-        log.stream = stream
-        return log
+        return Broken(reading.removesuffix("\0").encode())
 
 
 def test_a_log_that_breaks_off_is_followed_on_from_there(monkeypatch):

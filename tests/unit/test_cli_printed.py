@@ -489,9 +489,6 @@ def test_a_file_is_read_on_where_it_was_and_anew_if_it_is_another(tmp_path):
 
 
 class Log(io.BytesIO):
-    def stream(self, amt):
-        yield self.getvalue()
-
     def shutdown(self):
         pass
 

@@ -163,9 +163,8 @@ def make_master(
     server = Server(f"[{address}]" if ":" in address else address, TlsAccess.load(tls))
     port = server.bind(MASTER_PORT)
     # A port-forward comes in there; in a pod of its own network nobody else can have the port.
-    reached = [server.listen(loopback, port) for loopback in _LOOPBACKS]
-    if not any(reached):
-        _log.warning("port %d of loopback is taken: there is no port-forward to this master", port)
+    for loopback in _LOOPBACKS:
+        server.listen(loopback, port)
     master = Master(spec, job_dir, server, state, make_launcher, agents=agents)
     # Seen between two masters. The end of a job is shown only after everything else is done.
     state.status = lambda: (
