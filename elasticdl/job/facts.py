@@ -16,13 +16,8 @@ from typing import Self, TypeVar
 
 from elasticdl.job.journal import KINDS, PAUSE_PARTS, PAUSE_TIMES, Entry, Fields, Steps, parse_entry
 
-MOST_SHOWN = 4000  # worlds, pauses, marks: of more the newest
+MOST_SHOWN = 2000  # worlds, pauses, marks, and workers that are gone: of more the newest
 MOST_POINTS = 3000
-MOST_MEMBERS = 500_000  # of all worlds together; of the older ones only the number stays
-MOST_NAMES = 50  # of kinds of entries and of causes, which a journal could make up
-MOST_LANES = 2000
-MOST_SPANS = 64
-MOST_OPEN = 512
 PAUSE_BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 180.0)  # seconds, for the metrics
 _IN_ORDER = ("clean", "drained", "finished")  # causes for which a worker that left is no loss
 T = TypeVar("T")
@@ -86,10 +81,9 @@ class Lane:
 
 @dataclass(slots=True)
 class WorldSpan:
-    """``members`` are in rank order, and missing of old worlds where there are too many. ``until``: None while it lasts."""
+    """``members`` are in rank order. ``until``: None while it lasts."""
 
     version: int
-    size: int
     members: tuple[int, ...]
     reason: str
     step: int
@@ -235,8 +229,6 @@ class Timeline:
             if self._open and self._open[-1][1:] == (since, training):
                 since = self._open.pop()[0]
             self._open.append((since, self.now, training))
-            if len(self._open) > MOST_OPEN:
-                self.settle(self._open[0][1])
 
     def skip(self, now: float, doing: TimeUse) -> None:
         """The time until then is not the job's; from then on it does this."""
@@ -285,9 +277,6 @@ class Lanes:
         self._end_span(lane, now)
         self.crew[phase] += 1
         lane.spans.append(Span(phase, now, None, reason))
-        if len(lane.spans) > MOST_SPANS:  # two of the oldest become one
-            lane.spans[1].since = lane.spans[0].since
-            del lane.spans[0]
 
     def leave(self, worker: int, now: float, cause: str, reason: str, code: int | None) -> None:
         if worker in self.gone:
@@ -295,7 +284,7 @@ class Lanes:
         lane = self.gone[worker] = self.there.pop(worker, Lane(worker))
         self._end_span(lane, now)
         lane.cause, lane.reason, lane.code = cause, reason, code
-        if len(self.gone) > MOST_LANES:
+        if len(self.gone) > MOST_SHOWN:
             del self.gone[next(iter(self.gone))]
             self.forgotten += 1
 
@@ -381,13 +370,11 @@ class Facts:
         self._line = Timeline()
         self.spent = self._line.spent  # as far as that is final: once it is concluded, all
         self._lanes = Lanes()
-        self._members = 0  # in `worlds`
         self._change: _Change | None = None
         self._lost = False  # a member of the present world
         self._reported = 0.0  # when steps were told last
         self._told = (0, 0)  # world and step of that
         self._worlds_before = 0  # of earlier runs of this training; each run counts its own from 1
-        self._unknown: set[str] = set()
         self._damaged = 0
         self._cut = False
 
@@ -423,9 +410,8 @@ class Facts:
             yield f"the training was stopped and went on, times: {times:,}; what was between counts as nobody's time"
         if self._damaged:
             yield f"damaged lines of the journal, which are left out: {self._damaged:,}"
-        if self._unknown:
-            some = ", ".join(sorted(self._unknown)[:5])
-            yield f"entries of kinds that this version does not know: {self.counts['']:,} ({some})"
+        if unknown := self.counts[""]:
+            yield f"entries of kinds that this version does not know: {unknown:,}"
         dropped = {"workers": self._lanes.forgotten, "worlds": self.worlds.dropped, "pauses": self.pauses.dropped,
                    "other events": self.marks.dropped}  # fmt: skip
         for what, number in dropped.items():
@@ -462,8 +448,6 @@ class Facts:
         self.until = line.now
         kind = KINDS.get(event)
         self.counts[event if kind else ""] += 1
-        if kind is None and len(self._unknown) < MOST_NAMES:
-            self._unknown.add(event[:MOST_NAMES])
         if told.worker is not None:
             self.next_worker = max(self.next_worker, told.worker + 1)
             self._take_of_worker(told.worker, told, line.now)
@@ -555,8 +539,7 @@ class Facts:
             case "worker_launched":
                 self.replaced += told.replaces
             case "worker_left":
-                cause = told.cause
-                self.causes[cause if cause in self.causes or len(self.causes) < MOST_NAMES else "other"] += 1
+                self.causes[told.cause] += 1
             case "job_finished":
                 self.over = True
                 self.phase, self.reason = told.phase or self.phase, told.reason
@@ -588,21 +571,13 @@ class Facts:
             self._change = _Change(now, TimeUse.STARTING)
         elif self._change is None:
             # If the last member is lost, nobody is left whose world could be called broken.
-            grew = before is None or len(ids) > before.size
+            grew = before is None or len(ids) > len(before.members)
             use = TimeUse.FAILURE if self._lost else TimeUse.GROW if grew else TimeUse.SHRINK
             self._change = _Change(now - told.seconds, use)
         self._change.told = self._lost = False
         self._end_world(now)
         self._lanes.form(ids, before.members if before else (), now)
-        if len(worlds) == MOST_SHOWN:  # the first has no room any more
-            self._members -= len(worlds[0].members)
-        worlds.add(WorldSpan(told.world, len(ids), ids, told.reason, told.step, now))
-        self._members += len(ids)
-        for world in worlds:
-            if self._members <= MOST_MEMBERS:
-                break
-            self._members -= len(world.members)
-            world.members = ()
+        worlds.add(WorldSpan(told.world, ids, told.reason, told.step, now))
         line.doing = TimeUse.PRODUCTIVE
 
     def _master_restarted(self, told: Fields, now: float) -> None:
@@ -678,7 +653,7 @@ class Facts:
         again = min(told.again, made)
         line.claim(TimeUse.AGAIN, took * again / made if made else 0.0)
         line.claim(TimeUse.SLOW, told.slowest * (made - again))  # each second counts once
-        point = Point.of(told, time=now, workers=last.size if last else 0)
+        point = Point.of(told, time=now, workers=len(last.members) if last else 0)
         self.curve.add(point)
         self.step, self.loss, self.rate = step or self.step, point.loss, point.rate
         self.learning_rate = point.learning_rate

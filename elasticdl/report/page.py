@@ -90,7 +90,7 @@ def as_json(value: Any) -> str:
 def page_data(history: Facts) -> dict[str, Any]:
     began = history.began
     step, workers = history.compared
-    training = next((world.size for world in history.worlds[-1:] if world.until is None), 0)
+    training = next((len(world.members) for world in history.worlds[-1:] if world.until is None), 0)
     return {
         "job": history.job,
         "phase": history.phase,
@@ -130,7 +130,7 @@ def page_data(history: Facts) -> dict[str, Any]:
 
 def _sizes(history: Facts) -> str:
     """How many there were in its worlds."""
-    sizes = {world.size for world in history.worlds}
+    sizes = {len(world.members) for world in history.worlds}
     if not sizes:
         return history.wanted
     least, most = min(sizes), max(sizes)
@@ -165,13 +165,13 @@ def _lane(lane: Lane, began: float) -> list[Any]:
 
 
 def _worlds(worlds: Iterable[WorldSpan], began: float) -> Iterable[list[Any]]:
-    """With who came and who went, as far as that is known."""
+    """With who came and who went."""
     before: frozenset[int] = frozenset()
     for world in worlds:
         now = frozenset(world.members)
-        came, went = (_some(now - before), _some(before - now)) if world.members else ("", "")
+        came, went = _some(now - before), _some(before - now)
         until = None if world.until is None else _short(world.until - began)
-        yield [world.version, world.size, _short(world.since - began), until, world.step, world.reason, came, went]
+        yield [world.version, len(now), _short(world.since - began), until, world.step, world.reason, came, went]
         before = now
 
 

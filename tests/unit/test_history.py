@@ -304,7 +304,7 @@ def test_a_lane_tells_what_a_worker_was_and_how_it_ended():
     assert (second.cause, second.host, second.code) == ("drained", "node-1", 0)
     assert (first.trouble, first.cause) == ("slow data", "")
     assert [(mark.event, mark.text) for mark in history.marks] == [("phase", "running"), ("worker_slow", "data")]
-    assert [(world.version, world.size, world.until) for world in history.worlds] == [
+    assert [(world.version, len(world.members), world.until) for world in history.worlds] == [
         (1, 2, STARTED + 13),
         (2, 1, None),
     ]
