@@ -21,6 +21,7 @@ from string import Formatter
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, OnErrorOmit, PlainValidator, ValidationError, create_model
+from pydantic_core import to_jsonable_python
 
 # The fields of an entry as values that can be trusted: a journal may be of another version, damaged, or made up.
 
@@ -338,13 +339,7 @@ def dump_entry(entry: Entry) -> str:
 
 def plain(value: Any) -> Any:
     """The value as JSON can say it: a number that is none (NaN, infinity) becomes null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value
+    return to_jsonable_python(value, inf_nan_mode="null")
 
 
 def parse_entry(line: str) -> Entry | None:
