@@ -9,7 +9,6 @@ by the master (`elasticdl.master.shell.servicer`).
 from __future__ import annotations
 
 import ipaddress
-import math
 import os
 import socket
 from collections.abc import Mapping
@@ -204,47 +203,29 @@ class WorkerEnvironment:
                 job_spec=environ[JOB_SPEC],
                 host=host,
                 interface=environ.get(INTERFACE) or interface_of(host),
-                master_timeout=_seconds(environ, MASTER_TIMEOUT, 30.0),
+                master_timeout=float(environ.get(MASTER_TIMEOUT, 30.0)),
             )
         except KeyError as missing:
             raise UserError(
                 f"{MASTER} is set but {missing.args[0]} is not: start workers with `elasticdl run`, or unset both"
             ) from None
-        except ValueError:
-            raise UserError(f"{WORKER_ID} must be a whole number, not {environ[WORKER_ID]!r}") from None
-
-
-def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
-    try:
-        seconds = float(environ.get(name, default))
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < math.inf:  # no thread can wait without end for another
-        raise UserError(f"{name} must be a number of seconds, not {environ[name]!r}")
-    return seconds
 
 
 def _credentials(environ: Mapping[str, str]) -> Credentials:
-    token, folder = environ.get(TOKEN), environ.get(TLS)
-    if token and folder:
-        raise UserError(f"{TOKEN} and {TLS} are both set: unset the one that is not of this worker's master")
-    if folder:
+    if folder := environ.get(TLS):
         return TlsFolder(Path(folder))
-    if not token:
-        raise KeyError(f"{TOKEN} (or {TLS})")
-    return Token(token)
+    if token := environ.get(TOKEN):
+        return Token(token)
+    raise KeyError(f"{TOKEN} (or {TLS})")
 
 
 def interface_of(address: str) -> str:
     """The network interface that has this address; that of loopback has all of its network, whichever it names.
 
     Raises:
-        UserError: there is none, or it is no address.
+        UserError: there is none.
     """
-    try:
-        wanted = ipaddress.ip_address(address)
-    except ValueError:
-        raise UserError(f"{address!r} is no IP address of this machine") from None
+    wanted = ipaddress.ip_address(address)
     for name, addresses in psutil.net_if_addrs().items():
         for each in addresses:
             if each.family not in (socket.AF_INET, socket.AF_INET6):

@@ -6,7 +6,6 @@ import pytest
 from session_kit import FakeMaster
 
 from elasticdl.common.credentials import MASTER_TIMEOUT, Token, WorkerEnvironment
-from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import Progress
@@ -200,6 +199,3 @@ def test_how_long_a_worker_does_without_a_master_is_the_launchers_to_say():
     assert WorkerEnvironment.from_env(variables).master_timeout == 600.0
     del variables[MASTER_TIMEOUT]
     assert WorkerEnvironment.from_env(variables).master_timeout == 30.0
-    for wrong in ("long", "inf", "nan", "-1"):
-        with pytest.raises(UserError, match=f"must be a number of seconds, not '{wrong}'"):
-            WorkerEnvironment.from_env({**variables, MASTER_TIMEOUT: wrong})
