@@ -261,14 +261,6 @@ Order = Change | Broken | Drain | StopWork | DumpStacks
 
 
 def failed(message: str, traceback: str, *, users: bool) -> Failed:
-    """Of the message only the first line is told."""
-    line = _shortened(message.strip().partition("\n")[0], MOST_OF_MESSAGE) or "no reason was given"
-    return Failed(users, line, _shortened(traceback, MOST_OF_TRACEBACK))
-
-
-def _shortened(text: str, most: int) -> str:
-    """Without its middle if it is longer."""
-    if len(text) <= most:
-        return text
-    half = most // 2
-    return f"{text[:half]} ... ({len(text) - 2 * half} characters left out) ... {text[-half:]}"
+    """Of the message the beginning of the first line is told, of the traceback the end."""
+    line = message.strip().partition("\n")[0][:MOST_OF_MESSAGE] or "no reason was given"
+    return Failed(users, line, traceback[-MOST_OF_TRACEBACK:])

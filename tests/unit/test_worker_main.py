@@ -183,9 +183,8 @@ def test_started_by_hand(monkeypatch, capsys):
 def test_a_failure_is_told_in_a_line_and_as_much_as_a_cluster_keeps(failure):
     failed = failure(raising("ValueError('x' * 6_000_000 + '\\nmore')"))
     assert re.search(r"\.py:\d+: ValueError: xxx", failed.message)
-    assert " characters left out) ... xxx" in failed.message
     assert len(failed.message) < 600
-    assert failed.traceback.startswith("Traceback (most recent call last):\n")
+    assert failed.traceback.endswith("more\n")
     assert len(failed.traceback) < 21_000
 
 
