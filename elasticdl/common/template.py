@@ -22,7 +22,6 @@ import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from elasticdl.common.process_group import die_with_parent
@@ -151,16 +150,9 @@ def _hidden_module() -> str:
     for name in {entry.partition(".")[0] for entry in os.listdir(folder)}:
         module = sys.modules.get(name)
         spec = importlib.machinery.PathFinder.find_spec(name, [folder]) if module is not None else None
-        if spec is not None and spec.origin and not _is_of(module, spec.origin):
+        if spec is not None and spec.origin and not _same(module, spec.origin):
             return spec.origin
     return ""
-
-
-def _is_of(module: ModuleType | None, origin: str) -> bool:
-    if module is not None and module.__name__ == "elasticdl":
-        # An older project of that name, for which the hook at start-up lets nobody take this one.
-        return not os.path.isdir(os.path.join(os.path.dirname(origin), "elastic")) or _same(module, origin)
-    return _same(module, origin)
 
 
 def _same(module: Any, origin: str) -> bool:
