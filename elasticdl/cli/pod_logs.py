@@ -88,9 +88,6 @@ def follow_logs(
     with contextlib.closing(LogReaders(client)) as readers:
         ended, told = False, set[str]()
 
-        def take_up() -> None:
-            readers.take_up(_named(pod_name, find_pods(client, job)))
-
         def shown(lines: Iterator[LogLine]) -> Iterator[str]:
             for each in lines:
                 text, _ = unmarked(each.text)
@@ -100,16 +97,13 @@ def follow_logs(
         while not ended:
             with contextlib.suppress(UnreachableError):
                 ended = bool(has_ended())  # asked first, so that no pod is missed
-                take_up()
+                readers.take_up(_named(pod_name, find_pods(client, job)))
             yield from shown(readers.rest() if ended else readers.lines(LOOK_SECONDS))
             if readers.refusal:
                 raise UserError(readers.refusal)
             for name in set(readers.unread) - told:
                 tell(readers.unread[name])
                 told.add(name)
-        with contextlib.suppress(UnreachableError):
-            take_up()  # those that broke off meanwhile
-        yield from shown(readers.rest())
 
 
 def _named(name: str, pods: list[Object]) -> list[Object]:

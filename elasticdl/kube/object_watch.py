@@ -2,13 +2,11 @@
 
 | what happens | what is done |
 | --- | --- |
-| the watch ends, or the connection breaks | watched on from the last version seen |
-| that version has expired (410), or the server does not know it | listed anew; whoever is told compares |
-| the server refuses or is not there | tried again after a delay that doubles |
-| anything else fails | listed anew, after a delay that doubles |
+| the watch ends, the connection breaks, the server refuses or is not there | watched on from the last version seen |
+| that version has expired (410), or the server does not know it, or anything else fails | listed anew; whoever is told compares |
 
-A version is remembered from every change and every bookmark, so a broken connection seldom costs a list. Anything may be told
-twice.
+Each is done after a delay that doubles until there is something to tell again. A version is remembered from every change and
+every bookmark, so a broken connection seldom costs a list. Anything may be told twice.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import contextlib
 import json
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 import urllib3
@@ -30,8 +27,6 @@ WATCH_SECONDS = 240
 SILENCE_SECONDS = 130.0
 # After a server was restored from a backup it answers versions that it does not know with these.
 _UNKNOWN_VERSION = (400, GONE, 504)
-# A watch that ended later than this was in order.
-_SOUND_SECONDS = 5.0
 JOIN_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
@@ -116,7 +111,7 @@ class Watch:
 
     def run(self) -> None:
         while not self._stopped.is_set():
-            began, failure = time.monotonic(), None
+            failure = None
             try:
                 self._follow()
             except ApiError as error:
@@ -128,8 +123,6 @@ class Watch:
                 self._version = ""
             if self._stopped.is_set():
                 return
-            if failure is None and time.monotonic() - began >= _SOUND_SECONDS:
-                continue
             delay = self._backoff.delay(failure.retry_after if failure else 0.0)
             _log.log(logging.DEBUG if failure is None else logging.INFO, "watching again in %.1f s: %s", delay, failure)
             self._stopped.wait(delay)
