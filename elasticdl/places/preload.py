@@ -7,6 +7,7 @@ started, as JSON: what `how_to_start` returns; or one line, what is wrong.
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import os
 import re
@@ -26,10 +27,6 @@ from elasticdl.places.fork_server import CannotFork
 # A command line that runs Python, taken apart.
 
 
-_FLAGS = frozenset("bBdOPqRsuv")  # of the interpreter, without an argument, that mean nothing for what is run
-_WITH_ARGUMENT = frozenset("WX")
-
-
 class NoSuchProgram(CannotFork):
     """The script does not exist."""
 
@@ -46,32 +43,26 @@ def program_of(argv: Sequence[str]) -> Program:
     """The program that a command runs.
 
     Raises:
-        CannotFork: the command runs another Python, or has options that do more than name the program.
+        CannotFork: the command runs another Python, or has options besides ``-u``, ``-m`` and ``-c``.
     """
     if not _is_this_python(argv[0]):
         raise CannotFork(f"{argv[0]} is not {sys.executable}")
-    words = iter(argv[1:])
-    for word in words:
-        if word in ("-", "--") or not word.startswith("-"):
-            break
-        if word.startswith("--"):
-            raise CannotFork(f"option {word} of Python")
-        for place, letter in enumerate(word[1:], 2):
-            if letter in "mc":
-                return Program("module" if letter == "m" else "code", word[place:] or next(words, ""))
-            if letter in _WITH_ARGUMENT:
-                if not word[place:]:
-                    next(words, "")
-                break
-            if letter not in _FLAGS:
-                raise CannotFork(f"option -{letter} of Python")
-    else:
-        raise CannotFork("Python is given no program")
-    if word != "-" and not Path(word).exists():
-        raise NoSuchProgram(f"there is no {Path(word).absolute()}")
-    if not Path(word).is_file():
-        raise CannotFork(f"{word} is no file")
-    return Program("file", word)
+    words = list(itertools.dropwhile(lambda word: word == "-u", argv[1:]))
+    match words:
+        case []:
+            raise CannotFork("Python is given no program")
+        case ["-m", module, *_]:
+            return Program("module", module)
+        case ["-c", text, *_]:
+            return Program("code", text)
+    if words[0].startswith("-"):
+        raise CannotFork(f"option {words[0]} of Python")
+    path = Path(words[0])
+    if not path.exists():
+        raise NoSuchProgram(f"there is no {path.absolute()}")
+    if not path.is_file():
+        raise CannotFork(f"{path} is no file")
+    return Program("file", str(path))
 
 
 def _is_this_python(name: str) -> bool:
@@ -87,9 +78,9 @@ def _is_this_python(name: str) -> bool:
 
 MOST_FILES = 500
 PACKAGE = "elasticdl"
-# A program that sets one of these means the import that follows.
+# A program that sets one of these means the import that follows. Which it only reads is not told apart.
 _READ_AT_IMPORT = re.compile(
-    r"(OMP|MKL|KMP|GOMP|OPENBLAS|NUMEXPR|TF|TORCH|TORCHDYNAMO|TORCHINDUCTOR|PYTORCH|KERAS|XLA|GRPC|CUBLAS|NVIDIA|LD|MALLOC)_.*"
+    r"(OMP|MKL|KMP|GOMP|OPENBLAS|NUMEXPR|TF|TORCH|TORCHDYNAMO|TORCHINDUCTOR|PYTORCH|KERAS|XLA|GRPC|CUBLAS|NVIDIA|LD|MALLOC)_\w+"
 )
 
 
@@ -146,7 +137,7 @@ def _followed(program: Path | str, name: str, folder: Path) -> frozenset[str]:
 def _parsed(program: Path | str) -> ast.AST:
     """
     Raises:
-        CannotFork: it can't be read, or sets what is read during imports.
+        CannotFork: it can't be read, or names a variable that is read during imports: perhaps it sets that.
     """
     shown = str(program) if isinstance(program, Path) else "-c"
     try:
@@ -155,9 +146,10 @@ def _parsed(program: Path | str) -> ast.AST:
         raise CannotFork(f"{shown} can't be read: {error.strerror}") from None
     except (SyntaxError, ValueError):
         raise CannotFork(f"{shown} is not Python") from None
-    for line, variable in _variables_set(tree):
-        if _READ_AT_IMPORT.fullmatch(variable):
-            raise CannotFork(f"{shown}:{line} sets {variable}, which is read during imports")
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(name)) | ast.keyword(arg=str(name)) if _READ_AT_IMPORT.fullmatch(name):
+                raise CannotFork(f"{shown}:{node.lineno} may set {name}, which is read during imports")
     return tree
 
 
@@ -172,37 +164,6 @@ def _imported(tree: ast.AST, package: str) -> Iterator[str]:
             if base:
                 yield base
                 yield from (f"{base}.{alias.name}" for alias in node.names)
-
-
-def _variables_set(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Environment variables that are set, and where: ``os.environ[NAME] = ...``, ``|=``, ``.setdefault``, ``.update``, ``putenv``.
-
-    Where the name is not there as text, it may be any text of the file.
-    """
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del) and _is_environ(node.value):
-            yield from _texts(node.lineno, node.slice if isinstance(node.slice, ast.Constant) else tree)
-        elif isinstance(node, ast.AugAssign) and _is_environ(node.target):
-            yield from _texts(node.lineno, node.value if isinstance(node.value, ast.Dict) else tree)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _sets_variables(node.func):
-            yield from _texts(node.lineno, *node.args)
-            yield from ((node.lineno, keyword.arg) for keyword in node.keywords if keyword.arg)
-
-
-def _sets_variables(called: ast.Attribute) -> bool:
-    of_environ = called.attr in ("setdefault", "update", "pop") and _is_environ(called.value)
-    return of_environ or called.attr in ("putenv", "unsetenv")
-
-
-def _is_environ(node: ast.AST) -> bool:
-    return getattr(node, "attr", getattr(node, "id", "")) == "environ"
-
-
-def _texts(line: int, *nodes: ast.AST) -> Iterator[tuple[int, str]]:
-    for node in nodes:
-        for each in ast.walk(node):
-            if isinstance(each, ast.Constant) and isinstance(each.value, str):
-                yield line, each.value
 
 
 # By what a script imports.

@@ -66,13 +66,12 @@ def package(tmp_path):
     "arguments",
     [
         ["script.py", "--a", "b c"],
-        ["-u", "-O", "-bb", "-q", "script.py"],
-        ["-X", "dev", "-Wignore", "-P", "-Xutf8=1", "script.py"],
+        ["-u", "script.py"],
         ["-m", "package", "x"],
-        ["-um", "package.module"],
+        ["-u", "-m", "package.module"],
         ["-c", PROBE, "x", "-c"],
     ],
-    ids=["script", "options", "more options", "package", "module", "command"],
+    ids=["script", "unbuffered", "package", "module", "command"],
 )
 def test_a_forked_program_sees_what_a_plain_one_sees(tmp_path, caplog, monkeypatch, arguments):
     package(tmp_path)
