@@ -12,7 +12,6 @@ import shutil
 import signal
 import tempfile
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -97,30 +96,19 @@ class MemoryKills:
         return self._seen > before
 
     def _count(self) -> int:
-        """0 where the kernel does not say."""
-        for file in self._files():
-            try:
-                found = _KILLS.search(file.read_text())
-            except OSError:
-                continue
-            return int(found[1]) if found else 0
-        return 0
-
-    def _files(self) -> Iterator[Path]:
+        """0 where the kernel does not say: the topmost group of a machine has no such file, nor have groups of the first version."""
         try:
-            groups = (self._root / "proc/self/cgroup").read_text().splitlines()
-        except OSError:
-            return
+            found = _KILLS.search(self._file().read_text())
+        except (OSError, IndexError):
+            return 0
+        return int(found[1]) if found else 0
+
+    def _file(self) -> Path:
+        group = (self._root / "proc/self/cgroup").read_text().split("0::/", 1)[1].strip()
         mounted = self._root / "sys/fs/cgroup"
-        for line in groups:
-            _, controllers, group = line.split(":", 2)
-            # In a container the group's own folder is what is mounted, under whatever path the host has it. The topmost group of a
-            # machine has no such file.
-            if not controllers:  # of the second version
-                yield from (mounted / group.strip("/") / "memory.events", mounted / "memory.events")
-            elif "memory" in controllers.split(","):
-                folder = mounted / "memory"
-                yield from (folder / group.strip("/") / "memory.oom_control", folder / "memory.oom_control")
+        # In a container the group's own folder is what is mounted, under whatever path the host has it.
+        own = mounted / group / "memory.events"
+        return own if own.exists() else mounted / "memory.events"
 
 
 # Where a worker's output goes: into files, or through to this process's own stdout and stderr; and what it has printed last.
@@ -262,9 +250,6 @@ def _state(pids: Sequence[int]) -> str:
     return ""
 
 
-LEFT_BEHIND_SECONDS = 5.0
-
-
 class WorkerRun:
     """One worker. Its temporary files are in a folder of its own, which goes with it: a worker that is killed cannot clean up."""
 
@@ -303,21 +288,16 @@ class WorkerRun:
         environment: Mapping[str, str],
         placed: Callable[[int], None],
         memory_kills: MemoryKills,
-        *,
-        with_sessions: bool = False,
     ) -> pb.Ended:
         """Start it; returns how it has ended, when nothing is left of it.
 
         Args:
             spawner: What starts it, once that is ready.
             placed: Is called with its process id once it runs.
-            with_sessions: Kill also what it has started in sessions of their own.
         """
         ended = pb.Ended(worker_id=self.worker_id)
         try:
             ended.code = await self._to_its_end(spawner, environment, placed)
-            if with_sessions:
-                await asyncio.to_thread(_end_left_behind, str(self.dump))
             ended.output = await asyncio.to_thread(self.output.all) if self.was_started else ""
             ended.out_of_memory = memory_kills.happened()
         except OSError as error:
@@ -330,7 +310,7 @@ class WorkerRun:
     ) -> int:
         """Its exit code, or minus a signal's number."""
         # Not below the job's folder: paths of Unix sockets, which multiprocessing makes in it, have to be short.
-        folder = _temporary_folder(f"elasticdl-{self.worker_id}-")
+        folder = tempfile.mkdtemp(prefix=f"elasticdl-{self.worker_id}-")
         self.dump = Path(folder) / "elasticdl-stacks"
         own = {WORKER_ID: str(self.worker_id), "TMPDIR": folder, STACKS: str(self.dump)}
         spawning = asyncio.ensure_future(self._spawn(spawner, {**environment, **own}))
@@ -381,32 +361,3 @@ async def _clean_up(spawning: asyncio.Future[ProcessGroup | None], folder: str) 
 async def _remove(folder: str) -> None:
     """It may have many files, and whoever trains on must not wait for that."""
     await asyncio.to_thread(partial(shutil.rmtree, folder, ignore_errors=True))
-
-
-def _temporary_folder(prefix: str) -> str:
-    try:
-        return tempfile.mkdtemp(prefix=prefix)
-    except FileNotFoundError:  # who tidies up /tmp takes the folder of a job that runs for weeks
-        os.makedirs(tempfile.gettempdir(), mode=0o700)
-        return tempfile.mkdtemp(prefix=prefix)
-
-
-def _end_left_behind(dump: str) -> None:
-    """Kill what a worker has started in sessions of their own, which do not end with its process group: all that were started with its
-    file for stacks in their environment."""
-    deadline = time.monotonic() + LEFT_BEHIND_SECONDS
-    while time.monotonic() < deadline:  # they may start others meanwhile
-        found = [each for each in psutil.process_iter() if _environment(each).get(STACKS) == dump]
-        if not found:
-            return
-        for process in found:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(found, timeout=max(0.0, deadline - time.monotonic()))  # reaps the children among them
-
-
-def _environment(process: psutil.Process) -> dict[str, str]:
-    """As it was started; empty of one that has ended, or is another user's."""
-    with contextlib.suppress(psutil.Error, OSError):
-        return process.environ()
-    return {}

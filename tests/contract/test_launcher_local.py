@@ -88,16 +88,6 @@ def test_the_temporary_files_of_a_worker_that_is_killed_go_with_it(tmp_path, mon
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_a_worker_starts_also_where_the_temporary_folder_was_tidied_away(tmp_path, monkeypatch):
-    """As on a machine that empties /tmp of what is old, while a job runs for weeks."""
-    folder = tmp_path / "gone" / "of-the-job"
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    report = run_worker(tmp_path, "import tempfile; print(tempfile.mkstemp()[1])")
-    assert report.cause is ExitCause.CLEAN, report.detail
-    assert report.output.startswith(str(folder))
-    assert folder.stat().st_mode & 0o777 == 0o700
-
-
 def test_a_worker_that_gets_no_temporary_folder_says_which(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
