@@ -172,7 +172,7 @@ class LogReaders:
         uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
         writers = self._writers.setdefault(uid, Writers(pod))
         try:
-            with contextlib.closing(self._client.log(name, follow=self._follow, timestamps=True)) as response:
+            with contextlib.closing(self._client.log(name, follow=self._follow)) as response:
                 self._open.add(response)
                 for line in itertools.islice(response, self._told[uid], None):
                     when, text = timed(line.decode(errors="replace").removesuffix("\n"))

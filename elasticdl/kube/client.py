@@ -192,13 +192,10 @@ class Client:
     def delete_all(self, kind: str, grace: int, **selection: str) -> None:
         self._ask("delete", kind, query={"grace_period_seconds": grace, **selection})
 
-    def log(self, pod: str, *, follow: bool = False, timestamps: bool = False) -> urllib3.BaseHTTPResponse:
-        """The bytes of a pod's log, to be read as they come, and closed.
-
-        ``timestamps``: before each line stands when it was written, and a space.
-        """
+    def log(self, pod: str, *, follow: bool = False) -> urllib3.BaseHTTPResponse:
+        """A pod's log, to be read as it comes, and closed. Before each line stands when it was written, and a space."""
         path = path_of("Pod", self.namespace, pod, "log")
-        query = {"container": CONTAINER, "follow": follow, "timestamps": timestamps}
+        query = {"container": CONTAINER, "follow": follow, "timestamps": True}
         timeout = (ANSWER_SECONDS[0], LOG_SECONDS) if follow else ANSWER_SECONDS
         return self.open("GET", path, f"read the log of {pod}", query, timeout=timeout)
 

@@ -350,9 +350,7 @@ def make_pod(
         "volumes": list({volume["name"]: volume for volume, _ in mounts}.values()),
         **(pod_spec or {}),
     }
-    # Also here, not only in `finish_pod`: by its labels the user's module tells a master from a worker.
-    own = {"annotations": {}, "labels": names.labels(spec.job_name, role)}
-    return {"metadata": merge(own, metadata or {}), "spec": made}
+    return {"metadata": dict(metadata or {}), "spec": made}
 
 
 def finish_pod(pod: Manifest, spec: JobSpec, role: Role) -> Manifest:

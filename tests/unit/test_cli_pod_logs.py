@@ -48,10 +48,10 @@ class LostNode(Pods):
         super().__init__(*logs)
         self._lost, self._error = lost, error or NoAnswerError(500, LOST)
 
-    def log(self, pod, follow=False, timestamps=False):
+    def log(self, pod, follow=False):
         if pod in self._lost:
             raise self._error
-        return super().log(pod, follow, timestamps)
+        return super().log(pod, follow)
 
 
 @pytest.mark.parametrize("follow", [False, True])
@@ -80,7 +80,7 @@ class BreaksOff(Pods):
         super().__init__(readings[-1])
         self.readings = list(readings)
 
-    def log(self, pod, follow=False, timestamps=False):
+    def log(self, pod, follow=False):
         reading = self.readings.pop(0) if self.readings[1:] else self.readings[0]
 
         class Broken(Log):
@@ -117,9 +117,9 @@ class JobPods(Pods):
             return {"binaryData": {JOURNAL: pack(self._journal.encode())}}
         return {"status": {"conditions": [{"type": "Complete", "status": "True"}]}}
 
-    def log(self, pod, follow=False, timestamps=False):
+    def log(self, pod, follow=False):
         self.read.append(pod)
-        return super().log(pod, follow, timestamps=True)
+        return super().log(pod, follow)
 
 
 FIFTH = (SHARED, f"{said(1, 'starting worker 5')}1970-01-01T00:00:02Z {entered(5, 0, 1)}\n1970-01-01T00:00:03Z c\n")

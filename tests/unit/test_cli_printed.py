@@ -510,8 +510,7 @@ class Pods:
                 found.append({"metadata": about, "spec": {}, "status": status})
         return found
 
-    def log(self, pod, follow=False, timestamps=False):
-        assert timestamps
+    def log(self, pod, follow=False):
         found = Log(self._logs[pod].encode())
         found.data = found.getvalue()
         return found

@@ -7,7 +7,7 @@ from kubernetes_kit import NAMESPACE, PODS, RUNNING, condition, pod, terminated,
 
 from elasticdl.job.quantities import Priority
 from elasticdl.job.spec import JobSpec, WorkerRange
-from elasticdl.kube.pod import worker_pod
+from elasticdl.kube.pod import worker_template
 from elasticdl.master.core.events import ExitCause
 from elasticdl.places.judge import (
     MOST_CRASHES,
@@ -258,7 +258,7 @@ def test_a_worker_may_be_kept_from_nodes_and_the_users_own_affinity_stays():
 
 def test_the_pods_of_a_kueue_gang_are_alike_whichever_node_one_is_to_avoid():
     spec = JobSpec.model_validate({"image": "i", "job_name": "digits", "gang": True, "queue": "kueue=a"})
-    assert "affinity" not in workers(worker_pod(spec, "lab")).manifest(1, 0, ("node-b",))["spec"]
+    assert "affinity" not in workers(worker_template(spec, "lab")).manifest(1, 0, ("node-b",))["spec"]
 
 
 # When another master is of no use any more: what earlier ones have left decides.

@@ -12,7 +12,7 @@ from kubernetes_scene import name, pods_scene
 from elasticdl.cli import namespace_job
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.kube.client import ApiError, NotDoneError, NotThereError
-from elasticdl.kube.pod import worker_pod
+from elasticdl.kube.pod import worker_template
 from elasticdl.master.shell import cluster_master
 from elasticdl.places.base import Place, PlaceState
 from elasticdl.places.pod_places import PodTimeouts
@@ -23,7 +23,9 @@ SIZE = 2
 SPEC = JobSpec.model_validate(
     {"image": "i", "job_name": JOB, "gang": True, "queue": "kueue=train", "num_workers": str(SIZE)}
 )
-GANG = WorkerPods(JOB, NAMESPACE, OWNERS, worker_pod(SPEC, NAMESPACE), lambda: WorkerRange(minimum=SIZE, maximum=SIZE))
+GANG = WorkerPods(
+    JOB, NAMESPACE, OWNERS, worker_template(SPEC, NAMESPACE), lambda: WorkerRange(minimum=SIZE, maximum=SIZE)
+)
 PREEMPTED = condition(
     "TerminationTarget", "True", "WorkloadEvictedDueToPreempted", "Preempted to accommodate a workload"
 )
@@ -87,7 +89,7 @@ class Cluster:
         self.pods[name]["metadata"]["annotations"].update(change["metadata"]["annotations"])
 
     def annotated(self):
-        annotations = {each: made["metadata"]["annotations"] for each, made in self.pods.items()}
+        annotations = {each: made["metadata"].get("annotations", {}) for each, made in self.pods.items()}
         return [each for each in annotations if annotations[each].get("kueue.x-k8s.io/retriable-in-group") == "false"]
 
 
@@ -100,7 +102,7 @@ def managed(number, template=GANG):
 def test_the_group_is_over_by_the_pods_that_kueue_keeps():
     replaced = managed(2)
     replaced["metadata"]["finalizers"] = []
-    alone = worker_pod(SPEC.model_copy(update={"gang": False}), NAMESPACE)
+    alone = worker_template(SPEC.model_copy(update={"gang": False}), NAMESPACE)
     single = managed(3, WorkerPods(JOB, NAMESPACE, OWNERS, alone, GANG.limits))
     cluster = Cluster(managed(0), managed(1), replaced, single)
     WorkerPodApi(cluster, JOB).end_group()
