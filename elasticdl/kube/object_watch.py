@@ -92,9 +92,7 @@ class Watch:
         self._stream: Changes | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self, listing: Object | None = None) -> None:
-        """Begin; ``listing`` is known already."""
-        self._version = listing["metadata"]["resourceVersion"] if listing else ""
+    def start(self) -> None:
         self._thread = threading.Thread(target=self.run, name="kubernetes watch", daemon=True)
         self._thread.start()
 

@@ -108,7 +108,7 @@ class PodPlaces:
         )
         found = tuple(self._ledger.adopt(pod) for pod in listing["items"] if self._pods.owns(pod))
         # What becomes of them is reported only after the caller knows that they were found.
-        asyncio.get_running_loop().call_soon(self._begin, listing)
+        asyncio.get_running_loop().call_soon(self._begin)
         return found
 
     def want(self, most: int, avoid: AbstractSet[str]) -> None:
@@ -156,10 +156,9 @@ class PodPlaces:
         if left := self._ledger.numbers:
             _log.error("the pods %s could not be deleted: they go with the job", ", ".join(map(self._pods.name, left)))
 
-    def _begin(self, listing: Manifest) -> None:
+    def _begin(self) -> None:
         if not self._closed:
-            self._watch.start(listing)
-            self.pods_listed(listing["items"])
+            self._watch.start()
             self._background.start(self._explain())
             self._background.start(self._tidy())
 
