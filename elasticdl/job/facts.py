@@ -9,18 +9,17 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Self, TypeVar
+from typing import Any, Self
 
-from elasticdl.job.journal import KINDS, PAUSE_PARTS, PAUSE_TIMES, Entry, Fields, Steps, parse_entry
+from elasticdl.job.journal import KINDS, PAUSE_PARTS, PAUSE_TIMES, Entry, Fields, SpeedupRow, Steps, parse_entry
 
 MOST_SHOWN = 2000  # worlds, pauses, marks, and workers that are gone: of more the newest
 MOST_POINTS = 3000
 PAUSE_BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 180.0)  # seconds, for the metrics
 _IN_ORDER = ("clean", "drained", "finished")  # causes for which a worker that left is no loss
-T = TypeVar("T")
 
 
 class TimeUse(StrEnum):
@@ -129,16 +128,8 @@ class Point(Steps):
         return rate if math.isfinite(rate) else None
 
 
-class Newest(list[T]):
-    """Of the items that were added, the newest `MOST_SHOWN`."""
-
-    dropped = 0
-
-    def add(self, item: T) -> None:
-        self.append(item)
-        if len(self) > MOST_SHOWN:
-            del self[0]
-            self.dropped += 1
+def _newest() -> deque[Any]:
+    return deque(maxlen=MOST_SHOWN)
 
 
 class Curve:
@@ -265,7 +256,6 @@ class Lanes:
         self.there: dict[int, Lane] = {}
         self.gone: dict[int, Lane] = {}  # in the order in which they left
         self.crew: Counter[WorkerPhase] = Counter()  # of those that are there
-        self.forgotten = 0
 
     def become(self, worker: int, phase: WorkerPhase, now: float, reason: str = "") -> None:
         """Begin another span of a worker's lane; nothing changes once the worker is gone."""
@@ -286,7 +276,6 @@ class Lanes:
         lane.cause, lane.reason, lane.code = cause, reason, code
         if len(self.gone) > MOST_SHOWN:
             del self.gone[next(iter(self.gone))]
-            self.forgotten += 1
 
     def _end_span(self, lane: Lane, now: float) -> None:
         if lane.spans:
@@ -347,7 +336,7 @@ class Facts:
     no_checkpoint: tuple[int, str] = (0, "")  # the last that failed: its step, and why
     wants_checkpoint: bool = False  # it was stopped, and is to be kept
     advice: str = ""
-    speedup: tuple[tuple[float, float, bool], ...] = ()  # workers, speedup, whether it was measured
+    speedup: Sequence[SpeedupRow] = ()
     target: int = 0  # workers that the job wants by its own decision; 0: it decides nothing
     decision: str = ""  # why
     replaced: int = 0  # workers that took the place of one that left
@@ -356,10 +345,10 @@ class Facts:
     next_worker: int = 0  # no worker of this number or above has been there
     began: float = 0.0
     until: float = 0.0  # up to which it is known
-    worlds: Newest[WorldSpan] = field(default_factory=Newest)
-    pauses: Newest[PauseRecord] = field(default_factory=Newest)
+    worlds: deque[WorldSpan] = field(default_factory=_newest)
+    pauses: deque[PauseRecord] = field(default_factory=_newest)
     longest_pause: float = 0.0
-    marks: Newest[Mark] = field(default_factory=Newest)
+    marks: deque[Mark] = field(default_factory=_newest)
     counts: Counter[str] = field(default_factory=Counter)  # of entries by kind; of pauses each change once
     changes: Counter[str] = field(default_factory=Counter)  # of the world, by kind: starting, grow, shrink, failure
     causes: Counter[str] = field(default_factory=Counter)  # of workers that left
@@ -412,11 +401,8 @@ class Facts:
             yield f"damaged lines of the journal, which are left out: {self._damaged:,}"
         if unknown := self.counts[""]:
             yield f"entries of kinds that this version does not know: {unknown:,}"
-        dropped = {"workers": self._lanes.forgotten, "worlds": self.worlds.dropped, "pauses": self.pauses.dropped,
-                   "other events": self.marks.dropped}  # fmt: skip
-        for what, number in dropped.items():
-            if number:
-                yield f"{number:,} {what} are counted, but not shown one by one: the newest are"
+        if MOST_SHOWN in map(len, (self._lanes.gone, self.worlds, self.pauses, self.marks)):
+            yield f"of workers that are gone, worlds, pauses and other events only the newest {MOST_SHOWN:,} are shown; all are counted"
 
     # ---- what is told ----
 
@@ -455,7 +441,7 @@ class Facts:
         if kind and kind.marked:
             said = (told.workers, told.phase, told.path, told.reason, told.message, told.standing)
             value = told.metrics | told.given("worker", "seconds", "factor")
-            self.marks.add(Mark(line.now, event, " ".join(filter(None, said)), told.step, value))
+            self.marks.append(Mark(line.now, event, " ".join(filter(None, said)), told.step, value))
 
     def _begin_again(self, time: float) -> None:
         """A training that was stopped goes on: its next job has begun. What was between is nobody's time."""
@@ -533,7 +519,7 @@ class Facts:
                 self.wants_checkpoint = told.checkpoint
             case "advice":
                 self.advice = told.text
-                self.speedup = tuple((each.workers, each.speedup, each.measured) for each in told.curve)
+                self.speedup = told.curve
             case "decision":
                 self.target, self.decision = int(told.workers) if told.workers.isdecimal() else 0, told.reason
             case "worker_launched":
@@ -577,7 +563,7 @@ class Facts:
         self._change.told = self._lost = False
         self._end_world(now)
         self._lanes.form(ids, before.members if before else (), now)
-        worlds.add(WorldSpan(told.world, ids, told.reason, told.step, now))
+        worlds.append(WorldSpan(told.world, ids, told.reason, told.step, now))
         line.doing = TimeUse.PRODUCTIVE
 
     def _master_restarted(self, told: Fields, now: float) -> None:
@@ -624,7 +610,7 @@ class Facts:
                 self._add_pause(PauseRecord(self.worlds[-1].version, str(change.use), first, first - change.since))
 
     def _add_pause(self, pause: PauseRecord) -> None:
-        self.pauses.add(pause)
+        self.pauses.append(pause)
         self.counts["pauses"] += 1
         self.longest_pause = max(self.longest_pause, pause.total)
 

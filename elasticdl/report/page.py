@@ -90,7 +90,7 @@ def as_json(value: Any) -> str:
 def page_data(history: Facts) -> dict[str, Any]:
     began = history.began
     step, workers = history.compared
-    training = next((len(world.members) for world in history.worlds[-1:] if world.until is None), 0)
+    training = sum(len(world.members) for world in history.worlds if world.until is None)  # in the last
     return {
         "job": history.job,
         "phase": history.phase,
@@ -123,7 +123,10 @@ def page_data(history: Facts) -> dict[str, Any]:
         "warnings": [[_short(m.time - began), m.text] for m in history.marks if m.event == WARNING],
         "points": _columns(history.curve.points, began),
         "causes": history.causes,
-        "advice": {"text": ". ".join(filter(None, (history.advice, history.decision))), "curve": history.speedup},
+        "advice": {
+            "text": ". ".join(filter(None, (history.advice, history.decision))),
+            "curve": [list(row.model_dump().values()) for row in history.speedup],
+        },
         "remarks": list(history.remarks()),
     }
 

@@ -8,6 +8,7 @@ import pytest
 from history_kit import STARTED, formed, launched, line, pause, steps
 
 from elasticdl.job.facts import Facts, TimeUse, WorkerPhase
+from elasticdl.job.journal import SpeedupRow
 
 
 def read(lines, until=0.0):
@@ -331,7 +332,7 @@ def test_advice_and_trouble_are_kept_as_they_come():
              line(7, "worker_stuck", worker=0, host="h", seconds=31, where="train.py:31 in load", stack=["a"]),
              line(8, "worker_recovered", worker=0), line(9, "decision", workers=2, reason="enough")]  # fmt: skip
     history = read(lines)
-    assert (history.advice, history.speedup) == ("4 would do", ((2, 1.8, True),))
+    assert (history.advice, history.speedup) == ("4 would do", [SpeedupRow(workers=2, speedup=1.8, measured=True)])
     assert (history.target, history.decision) == (2, "enough")
     assert [mark.event for mark in history.marks if mark.event != "phase"] == [
         "worker_stuck",

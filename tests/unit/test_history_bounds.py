@@ -19,7 +19,6 @@ from elasticdl.job.facts import (
     Curve,
     Facts,
     Lanes,
-    Newest,
     Point,
     TimeUse,
     WorkerPhase,
@@ -126,18 +125,11 @@ def test_a_long_journal_takes_little_memory():
     assert peak < 40e6
     assert history.counts["world_formed"] == history.counts["pauses"] == 4100
     assert len(history.curve.points) <= MOST_POINTS
-    assert any("but not shown" in remark for remark in history.remarks())
+    assert any("only the newest" in remark for remark in history.remarks())
     assert sum(history.spent.wall.values()) == pytest.approx(history.until - history.began)
 
 
 # ---- the pieces ----
-
-
-def test_of_too_many_the_newest_stay():
-    kept = Newest()
-    for item in range(MOST_SHOWN + 3):
-        kept.add(item)
-    assert (len(kept), kept[0], kept.dropped) == (MOST_SHOWN, 3, 3)
 
 
 def test_a_curve_has_one_resolution_and_loses_no_sample():
@@ -157,4 +149,4 @@ def test_lanes_are_bounded():
     lanes = Lanes()
     for worker in range(MOST_SHOWN + 10):
         lanes.leave(worker + 2, 1.0, "", "", None)
-    assert (len(lanes.gone), lanes.forgotten) == (MOST_SHOWN, 10)
+    assert len(lanes.gone) == MOST_SHOWN

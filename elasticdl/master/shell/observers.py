@@ -122,8 +122,7 @@ def _pause(pause: PauseRecord) -> dict[str, Any]:
 
 def _scaling(found: Facts) -> dict[str, Any]:
     """What is known of other numbers of workers, and what the job decided by it; empty if nothing."""
-    names = ("workers", "speedup", "measured")
-    curve = [dict(zip(names, row, strict=True)) for row in found.speedup]
+    curve = [row.model_dump() for row in found.speedup]
     advice = {"advice": found.advice, "curve": curve} if found.advice else {}
     return {**advice, **({"workers": found.target, "decision": found.decision} if found.decision else {})}
 
