@@ -35,7 +35,7 @@ _USES = (
 )
 
 
-def issue(job: str, now: datetime, lifetime: timedelta = LIFETIME) -> dict[Role, TlsFiles]:
+def issue(job: str, now: datetime) -> dict[Role, TlsFiles]:
     """The certificates of a new job.
 
     ``job`` must be a DNS label, as job names are; ``now`` must know its time zone.
@@ -43,7 +43,7 @@ def issue(job: str, now: datetime, lifetime: timedelta = LIFETIME) -> dict[Role,
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name(f"elasticdl {job}", job)
     authority = (
-        _begun(name, name, key, now, lifetime)
+        _begun(name, name, key, now)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage("key_cert_sign", "crl_sign"), critical=True)
         .sign(key, hashes.SHA256())
@@ -53,7 +53,7 @@ def issue(job: str, now: datetime, lifetime: timedelta = LIFETIME) -> dict[Role,
         own_key = ec.generate_private_key(ec.SECP256R1())
         use = ExtendedKeyUsageOID.SERVER_AUTH if role is Role.MASTER else ExtendedKeyUsageOID.CLIENT_AUTH
         certificate = (
-            _begun(_name(role, job), name, own_key, now, lifetime)
+            _begun(_name(role, job), name, own_key, now)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage("digital_signature"), critical=True)
             .add_extension(x509.ExtendedKeyUsage([use]), critical=False)
@@ -70,7 +70,7 @@ def issue(job: str, now: datetime, lifetime: timedelta = LIFETIME) -> dict[Role,
 
 
 def _begun(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, now: datetime, lifetime: timedelta
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, now: datetime
 ) -> x509.CertificateBuilder:
     public = key.public_key()
     return (
@@ -80,7 +80,7 @@ def _begun(
         .public_key(public)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - BACKDATED)
-        .not_valid_after(now + lifetime)
+        .not_valid_after(now + LIFETIME)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
     )
 

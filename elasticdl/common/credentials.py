@@ -137,7 +137,6 @@ TLS = "ELASTICDL_TLS"  # folder of the worker's certificate, instead of a token
 WORKER_ID = "ELASTICDL_WORKER_ID"
 JOB_SPEC = "ELASTICDL_JOB_SPEC"
 HOST = "ELASTICDL_HOST"
-INTERFACE = "ELASTICDL_INTERFACE"
 # Of the pod that a master is in.
 NAMESPACE = "ELASTICDL_NAMESPACE"
 POD_UID = "ELASTICDL_POD_UID"
@@ -169,7 +168,7 @@ class WorkerEnvironment:
     worker_id: int
     job_spec: str  # path of the job's specification, JSON
     host: str = LOOPBACK  # by which other workers reach this one
-    interface: str = "lo"  # network interface for the collective; found by the host where it is not known beforehand
+    interface: str = "lo"  # network interface for the collective; a worker finds it by the host
     master_timeout: float = 30.0  # training goes on without a master for this long
 
     def to_env(self) -> dict[str, str]:
@@ -181,7 +180,6 @@ class WorkerEnvironment:
             WORKER_ID: str(self.worker_id),
             JOB_SPEC: self.job_spec,
             HOST: self.host,
-            INTERFACE: self.interface,
             MASTER_TIMEOUT: f"{self.master_timeout:g}",
         }
 
@@ -202,7 +200,7 @@ class WorkerEnvironment:
                 worker_id=int(environ[WORKER_ID]),
                 job_spec=environ[JOB_SPEC],
                 host=host,
-                interface=environ.get(INTERFACE) or interface_of(host),
+                interface=interface_of(host),
                 master_timeout=float(environ.get(MASTER_TIMEOUT, 30.0)),
             )
         except KeyError as missing:
