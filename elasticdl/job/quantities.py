@@ -157,14 +157,6 @@ def parse_queue(text: str) -> Queue | None:
     return Queue(scheduler, name)
 
 
-def class_name(text: str) -> str:
-    """A PriorityClass for one pod, of which there can be no share."""
-    priority = parse_priority(text)
-    if priority and priority.share != 1:
-        raise ValueError(f"{text}: there is one master only; name a PriorityClass")
-    return priority.class_name if priority else ""
-
-
 def _pairs(text: str, example: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for part in re.split(r"(?<!\\),", text) if text.strip() else []:

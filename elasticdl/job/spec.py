@@ -284,7 +284,7 @@ class KubernetesOptions(OptionGroup):
     """what each worker is promised, as in cpu=4,memory=8Gi,gpu=1; gpu stands for nvidia.com/gpu"""
     worker_resource_limit: Resources = ""
     """the most that a worker may use, in the same form"""
-    master_pod_priority: Annotated[str, _kept(quantities.class_name)] = ""
+    master_pod_priority: str = ""
     """PriorityClass of the master"""
     worker_pod_priority: Annotated[str, _kept(quantities.parse_priority)] = ""
     """PriorityClass of the workers; CLASS=0.5: of half of the maximum of workers; 0.5 alone: of the class high"""
@@ -401,13 +401,9 @@ class JobSpec(
         try:
             return self.model_dump_json(indent=1)
         except PydanticSerializationError as error:
-            for name, value in self:
-                for each in (value,) if isinstance(value, str) else self.command if name == "command" else ():
-                    if each.encode(errors="replace").decode() != each:
-                        what = "the program's argument" if name == "command" else f"--{name}"
-                        text = f"{what} {each!a} is not UTF-8: rename the file, or a folder above it"
-                        raise UserError(text) from error
-            raise
+            raise UserError(
+                "an option or an argument of the program is not UTF-8: rename that file or folder"
+            ) from error
 
 
 OPTION_GROUPS: tuple[type[OptionGroup], ...] = JobSpec.__bases__  # in the order of the help

@@ -199,17 +199,10 @@ def test_no_number_is_endless_as_json_has_no_such(name):
     assert str(caught.value) == f"--{name} inf: must be a finite number"
 
 
-@pytest.mark.parametrize(
-    ("given", "who"),
-    [
-        ({"output": "/a/\udcff"}, "--output '/a/\\udcff'"),
-        ({"command": ("a", "\udcff")}, "the program's argument '\\udcff'"),
-    ],
-)
-def test_a_path_that_is_no_text_is_named(given, who):
-    with pytest.raises(UserError) as caught:
+@pytest.mark.parametrize("given", [{"output": "/a/\udcff"}, {"command": ("a", "\udcff")}])
+def test_a_path_that_is_no_text_is_refused(given):
+    with pytest.raises(UserError, match="an option or an argument of the program is not UTF-8"):
         JobSpec(**given).to_json()
-    assert str(caught.value) == f"{who} is not UTF-8: rename the file, or a folder above it"
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon", None])

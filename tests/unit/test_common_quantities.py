@@ -11,7 +11,6 @@ from elasticdl.job.quantities import (
     Queue,
     SecretEnv,
     Volume,
-    class_name,
     parse_envs,
     parse_priority,
     parse_queue,
@@ -71,8 +70,6 @@ VOLUMES = (CLAIMED, Volume(mount_path="/t", host_path="/s", type="Directory"))
         (parse_priority, "urgent", Priority("urgent")),
         (parse_priority, "0.5", Priority("high", 0.5)),
         (parse_priority, "gpu-high=0.25", Priority("gpu-high", 0.25)),
-        (class_name, "urgent", "urgent"),
-        (class_name, "", ""),
         (parse_queue, "kueue=team-a", Queue("kueue", "team-a")),
         (parse_queue, "", None),
     ],
@@ -119,7 +116,6 @@ MISTAKES = {
         "ELASTICDL_MASTER=x": "ELASTICDL_MASTER is set by elasticdl itself; leave it out",
     },
     parse_priority: {"high=1.5": f"'1.5' {SHARE}", "-0.5": f"'-0.5' {SHARE}"},
-    class_name: {"high=0.5": "high=0.5: there is one master only; name a PriorityClass"},
     parse_queue: {text: f"{text}: must be kueue=QUEUE or volcano=QUEUE" for text in ("slurm=a", "kueue")},
 }
 
