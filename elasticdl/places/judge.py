@@ -43,7 +43,6 @@ TRACKING = "batch.kubernetes.io/job-tracking"
 _NO_CODE = -int(signal.SIGKILL)  # for one of which nobody saw the end
 _DISRUPTIONS = {
     "PreemptionByScheduler": ExitCause.PREEMPTED,
-    "PreemptionByKubeScheduler": ExitCause.PREEMPTED,  # its name in the first releases
     "EvictionByEvictionAPI": ExitCause.EVICTED,
     "TerminationByKubelet": ExitCause.EVICTED,
     "DeletionByPodGC": ExitCause.NODE_LOST,
@@ -52,10 +51,9 @@ _TAINT = "DeletionByTaintManager"
 # Preempting: in favour of a pod that the node itself can't do without.
 _REASONS = {"Preempting": ExitCause.PREEMPTED, "NodeLost": ExitCause.NODE_LOST}
 # Kueue sets it before it deletes a pod. Its other reasons are evictions: a queue that is stopped, pods that are not ready in time,
-# a workload that is gone. Older releases say WorkloadEvicted only, and the text says the rest.
+# a workload that is gone.
 _KUEUE = "TerminationTarget"
 _KUEUE_PREEMPTS = ("WorkloadEvictedDueToPreempted", "Preempted")
-_KUEUE_SAYS = "Preempted to accommodate"
 # So begin the reasons of a pod that waits for nothing in particular.
 ON_ITS_WAY = ("the scheduler has not looked at it yet", "it is being started on ")
 _IN_QUEUE = "it waits in its queue"
@@ -193,8 +191,7 @@ def _disruption(pod: Object, unseen: bool) -> tuple[ExitCause, str] | None:
     kueue, condition = _condition(pod, _KUEUE), _condition(pod, "DisruptionTarget")
     reason, text = str(kueue.get("reason")), flat(kueue.get("message") or "")
     if kueue.get("status") == "True":
-        preempted = reason in _KUEUE_PREEMPTS or text.startswith(_KUEUE_SAYS)
-        return ExitCause.PREEMPTED if preempted else ExitCause.EVICTED, f"Kueue: {text or reason}"
+        return ExitCause.PREEMPTED if reason in _KUEUE_PREEMPTS else ExitCause.EVICTED, f"Kueue: {text or reason}"
     if condition.get("status") == "True":
         reason = str(condition.get("reason"))
         cause = ExitCause.NODE_LOST if reason == _TAINT and unseen else _DISRUPTIONS.get(reason, ExitCause.EVICTED)

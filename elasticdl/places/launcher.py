@@ -5,7 +5,7 @@
 | a worker is launched                         | it starts in a READY place, in one that has had a worker if there is one;    |
 |                                              | else one more place is wanted, and the worker is pending for its reason      |
 | a worker ends, and its place is still there  | the place stays, idle: the next worker starts in it at once                  |
-| a place is idle for `IDLE_SECONDS`           | it is given back; sooner if its worker was not cut short (`Seconds.left`)    |
+| a place is idle for `IDLE_SECONDS`           | it is given back                                                             |
 | a worker ends in a place that is ENDING      | its end is held back until the place is lost, so that it carries that cause  |
 | a place is lost                              | the end of its worker is reported with the place's cause                     |
 | a WAITING place is lost, and not as wanted   | so is the end of the worker that waits for it: whoever launches waits longer |
@@ -65,7 +65,6 @@ class Spot:
     number: int  # of the places that were seen before
     worker: int | None = None  # waits for it while it is WAITING; runs in it, or is being started
     used: bool = False  # has had a worker: whatever starts the next is warm
-    was_left: bool = False  # by a worker that has ended by itself, or was told to
     ends: bool = False  # its starter was told to end
     held: WorkerExited | None = None  # the end of its worker, until the place is lost
     over: bool = False  # given back, or lost: nobody may count on it
@@ -99,8 +98,9 @@ class Launched:
         return spot.place.node not in self.away_from or spot.number >= self.places_before
 
 
-# So long a place without a worker is kept: longer than it takes until a worker that is replaced at once has been launched.
-IDLE_SECONDS = 30.0
+# So long a place without a worker is kept: longer than it takes until a worker that is replaced at once has been launched, and no
+# longer, as others may wait for its GPUs.
+IDLE_SECONDS = 10.0
 KILL_SECONDS = 10.0
 # What a worker's own exit code says as well, or better.
 _OF_THE_PROCESS = (ExitCause.CLEAN, ExitCause.CRASHED, ExitCause.KILLED)
@@ -112,12 +112,10 @@ CallLater = Callable[[float, Callable[[], None]], Timer]
 @dataclass(frozen=True, slots=True)
 class Seconds:
     """How long the launcher waits. ``kill`` None: for ever, where a worker that does not end can't be parted from its place.
-    ``left``: as ``idle``, after a worker that has ended by itself or was told to: hardly ever another follows it at once.
     ``start``: for a worker's process to be started in a place that is READY; None: for ever, where nobody else has to answer."""
 
     idle: float = IDLE_SECONDS
     start: float | None = None
-    left: float = IDLE_SECONDS
     kill: float | None = KILL_SECONDS
 
 
@@ -203,8 +201,6 @@ class PlaceLauncher:
         self._work()
 
     def terminate(self, worker_id: int) -> None:
-        if spot := self._spot_of(worker_id):
-            spot.was_left = True
         self._end(worker_id, None)
 
     def kill(self, worker_id: int) -> None:
@@ -321,7 +317,6 @@ class PlaceLauncher:
         spot = self._spot_of(exited.worker_id)
         if spot is None:
             return
-        spot.was_left = spot.was_left or exited.cause is ExitCause.CLEAN
         if exited.cause is ExitCause.CRASHED and (log := spot.place.log):
             exited = replace(exited, detail=f"{exited.detail}; its log: {log}")
         if spot.is_ending and spot.worker == exited.worker_id and not self._closed:
@@ -349,8 +344,7 @@ class PlaceLauncher:
             else:
                 book.pop(spot.place.id, None)
         if is_empty and (spot.is_usable or spot.is_ending) and not self._closed:
-            seconds = self._seconds.left if spot.was_left else self._seconds.idle
-            spot.timer = spot.timer or self._call_later(seconds, partial(self._idle_too_long, spot))
+            spot.timer = spot.timer or self._call_later(self._seconds.idle, partial(self._idle_too_long, spot))
         elif spot.timer:
             spot.timer.cancel()
             spot.timer = None
@@ -367,7 +361,7 @@ class PlaceLauncher:
         worker = self._pending.pop(worker_id)
         for book in (self._without, self._avoiding):
             book.pop(worker_id, None)
-        worker.spot, spot.worker, spot.used, spot.was_left = spot, worker_id, True, False
+        worker.spot, spot.worker, spot.used = spot, worker_id, True
         self._file(spot)
         self._starter.start(worker_id, spot.place)
         if self._seconds.start is not None:

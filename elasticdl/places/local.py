@@ -38,7 +38,6 @@ from elasticdl.places.worker_process import InFile, MemoryKills, WorkerRun, judg
 
 
 QUERY_SECONDS = 20.0
-SLICE = "MIG-"  # the beginning of the name of a part of a GPU
 # Another job may give a GPU back at any time, and does not tell us.
 RETRY_SECONDS = 1.0
 _log = logging.getLogger(__name__)
@@ -56,22 +55,20 @@ def find_gpus(environ: Mapping[str, str]) -> list[str]:
         _log.warning("can't list the GPUs, going on as if there were none: %s", error)
         return []
     listed = re.findall(r"^ *(?:GPU|MIG) .*\(UUID: (\S+)\)", listing, re.MULTILINE)
-    gpus = [each for each in listed if not each.startswith(SLICE)]
+    gpus = [each for each in listed if not each.startswith("MIG-")]
     if "CUDA_VISIBLE_DEVICES" not in environ:
         return gpus
-    allowed = [part.strip() for part in environ["CUDA_VISIBLE_DEVICES"].split(",") if part.strip()]
-    seen = itertools.takewhile(bool, (_whole(device, gpus, listed) for device in allowed))  # so does CUDA
+    names = {**{str(number): gpu for number, gpu in enumerate(gpus)}, **{each: each for each in listed}}
+    seen: list[str] = []
+    for device in environ["CUDA_VISIBLE_DEVICES"].split(","):
+        if device.strip() not in names:  # CUDA stops there too
+            if device.strip() not in ("", "-1"):
+                _log.warning(
+                    "CUDA_VISIBLE_DEVICES: %s is no number or whole id of a GPU, what follows is not used", device
+                )
+            break
+        seen.append(names[device.strip()])
     return list(dict.fromkeys(seen))
-
-
-def _whole(device: str, gpus: Sequence[str], listed: Sequence[str]) -> str:
-    """The one name by which all jobs know it; empty if CUDA takes it for none."""
-    if device.lstrip("-").isdigit():
-        return gpus[int(device)] if 0 <= int(device) < len(gpus) else ""
-    found = [each for each in listed if each.lower().startswith(device.lower())]
-    if not found and device.startswith(SLICE):  # an older name of one, which newer drivers take and do not list
-        return device
-    return found[0] if len(found) == 1 else ""
 
 
 class Slots:

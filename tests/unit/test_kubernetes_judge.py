@@ -141,15 +141,13 @@ LIKE_A_LEAVING_ONE = pod(phase="Running", state=terminated(0), deleted=True)
     [
         # A condition says it.
         (BY_PRIORITY, False, C.PREEMPTED, 0, "for one of a higher priority"),
-        (disrupted("PreemptionByKubeScheduler", state=terminated(137)), True, C.PREEMPTED, 137, "x"),
         (disrupted("EvictionByEvictionAPI", state=terminated(143)), False, C.EVICTED, 143, "x"),
         (disrupted("DeletionByTaintManager"), False, C.EVICTED, 0, "x"),
         (disrupted("DeletionByTaintManager", state=RUNNING), True, C.NODE_LOST, -9, "x"),
         (disrupted("DeletionByPodGC", state=RUNNING), True, C.NODE_LOST, -9, "x"),
         (disrupted("TerminationByKubelet", LOW, terminated(137), reason="Evicted"), False, C.EVICTED, 137, LOW),
-        # Kueue's own condition, in newer releases and in older ones.
+        # Kueue's own condition.
         (BY_KUEUE, False, C.PREEMPTED, 0, f"Kueue: {KUEUE_PREEMPTS}"),
-        (stopped("WorkloadEvicted", KUEUE_PREEMPTS), True, C.PREEMPTED, 0, f"Kueue: {KUEUE_PREEMPTS}"),
         (stopped("WorkloadEvictedDueToClusterQueueStopped", "x"), False, C.EVICTED, 0, "Kueue: x"),
         (stopped("WorkloadDeleted", ""), False, C.EVICTED, 0, "Kueue: WorkloadDeleted"),
         (BY_VOLCANO, False, C.PREEMPTED, 0, "volcano: preempting to accommodate a higher priority pod"),

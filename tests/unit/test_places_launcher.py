@@ -78,15 +78,13 @@ def test_a_place_that_had_a_worker_comes_first():
     assert scene.starter.started == {2: "place-1"}
 
 
-def test_an_idle_place_is_given_back_in_time_and_sooner_if_its_worker_has_left_by_itself():
-    scene = Scene(seconds=Seconds(left=1.0)).placed(4)
+def test_an_idle_place_is_given_back_in_time():
+    scene = Scene().placed(4)
     scene.starter.exit(0, 0)
     scene.launcher.terminate(1)
     scene.starter.exit(2, -9)
-    scene.clock.advance(1.0)
-    assert scene.places.given_back == {"place-0": False, "place-1": False}
-    scene.clock.advance(IDLE_SECONDS - 2)
-    assert list(scene.places.given_back) == ["place-0", "place-1"]
+    scene.clock.advance(IDLE_SECONDS - 1)
+    assert scene.places.given_back == {}
     scene.clock.advance(1)
     assert list(scene.places.given_back) == ["place-0", "place-1", "place-2"]
     assert scene.places.wants[-1] == (1, frozenset())

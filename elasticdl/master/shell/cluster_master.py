@@ -52,7 +52,6 @@ from elasticdl.proto import elasticdl_pb2 as pb
 _log = logging.getLogger(__name__)
 
 EXIT_LEFT = 128 + signal.SIGTERM  # of a master that was told to leave
-LEFT_SECONDS = 3.0  # a pod that is left has GPUs that others may wait for
 _LOOPBACKS = ("127.0.0.1", "[::1]")
 _FINAL = [phase for phase in Phase if phase.final]
 
@@ -157,8 +156,7 @@ def make_master(
             # There were no more pods than workers, so no earlier one has the number, of which nothing may be left.
             return PodPlaces(api, pods(limits), report, timeouts, random.Random(), state.next_worker)
 
-        seconds = Seconds(left=LEFT_SECONDS, start=spec.start_timeout)
-        return PlaceLauncher(make_places, agents.reporting_to, report, seconds=seconds)
+        return PlaceLauncher(make_places, agents.reporting_to, report, seconds=Seconds(start=spec.start_timeout))
 
     server = Server(f"[{address}]" if ":" in address else address, TlsAccess.load(tls))
     port = server.bind(MASTER_PORT)
