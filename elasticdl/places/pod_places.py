@@ -42,6 +42,7 @@ from elasticdl.places.worker_pods import Manifest, WorkerPodApi, WorkerPods, is_
 KEPT = 3  # pods that are over, the newest, for their logs
 # Of those that delete, read and remove pods.
 REQUESTS_AT_ONCE = 8
+NAMED_AT_ONCE = 500  # pods in the address of a request
 POLL_SECONDS = 0.1
 # Of pods that do not start; they mostly wait for the same.
 EXPLAINED_AT_ONCE = 5
@@ -264,7 +265,7 @@ class PodPlaces:
         """Have older pods that are over removed."""
         left = self._ledger.left
         while True:
-            older = left[:-KEPT]
+            older = left[:-KEPT][:NAMED_AT_ONCE]
             await asyncio.sleep(max(self._timeouts.over, POLL_SECONDS))
             if older:
                 del left[: len(older)]

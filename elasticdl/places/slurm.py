@@ -12,9 +12,8 @@ import random
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -225,17 +224,6 @@ def state_of(state: str) -> PlaceState:
     return _STATES.get(state, PlaceState.LOST)
 
 
-@contextmanager
-def _called(program: str, within: float) -> Iterator[None]:
-    """Errors of the call in a person's words."""
-    try:
-        yield
-    except (TimeoutError, subprocess.TimeoutExpired):
-        raise UnreachableError(f"Slurm does not answer: {program} took more than {within:g} s") from None
-    except OSError as error:
-        raise UserError(f"can't run {program}: {error.strerror}; is this a machine of a Slurm cluster?") from None
-
-
 def run(*words: str, within: float = ANSWER_SECONDS) -> str:
     """What one of Slurm's programs prints.
 
@@ -243,23 +231,27 @@ def run(*words: str, within: float = ANSWER_SECONDS) -> str:
         UserError: Slurm refuses the request, or is not on this machine.
         UnreachableError: Slurm does not answer, or can't do it now.
     """
-    with _called(words[0], within):
+    program = words[0]
+    try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=within, check=False)
-    return _answer(words[0], done.returncode, done.stdout, done.stderr)
+    except subprocess.TimeoutExpired:
+        raise UnreachableError(f"Slurm does not answer: {program} took more than {within:g} s") from None
+    except OSError as error:
+        raise UserError(f"can't run {program}: {error.strerror}; is this a machine of a Slurm cluster?") from None
+    if done.returncode == 0:
+        return done.stdout.decode(errors="replace")
+    lines = done.stderr.decode(errors="replace").splitlines()
+    why = "; ".join(re.sub(r"^\w+: (error: )?", "", line) for line in lines if line.strip())
+    if "nvalid job id" in why:
+        raise UnknownJobError(f"Slurm refuses {program}: {why}")
+    if _AWAY.search(why):
+        raise UnreachableError(f"Slurm does not answer: {program}: {why}")
+    raise UserError(f"Slurm refuses {program}: {why}")
 
 
 async def ask(*words: str, within: float = ANSWER_SECONDS) -> str:
-    """As `run`, on an event loop; a program that nobody waits for any more is killed."""
-    pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-    with _called(words[0], within):
-        process = await asyncio.create_subprocess_exec(*words, stdin=nothing, stdout=pipe, stderr=pipe)
-        try:
-            out, said = await asyncio.wait_for(process.communicate(), within)
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-    return _answer(words[0], process.returncode or 0, out, said)
+    """As `run`, on an event loop."""
+    return await asyncio.to_thread(run, *words, within=within)
 
 
 def sbatch(name: str, output: str, arguments: Sequence[str], script: str) -> list[str]:
@@ -302,18 +294,6 @@ async def runs_again(number: str, restarts: int) -> bool:
         return True
     counted = re.search(r"Restarts=(\d+)", told)
     return counted is None or int(counted[1]) > restarts
-
-
-def _answer(program: str, code: int, out: bytes, said: bytes) -> str:
-    if code == 0:
-        return out.decode(errors="replace")
-    lines = said.decode(errors="replace").splitlines()
-    why = "; ".join(re.sub(r"^\w+: (error: )?", "", line) for line in lines if line.strip())
-    if "nvalid job id" in why:
-        raise UnknownJobError(f"Slurm refuses {program}: {why}")
-    if _AWAY.search(why):
-        raise UnreachableError(f"Slurm does not answer: {program}: {why}")
-    raise UserError(f"Slurm refuses {program}: {why}")
 
 
 _FIELDS = 4  # of a line of `squeue`

@@ -37,7 +37,6 @@ _BEFORE_THE_NODE = ("FailedScheduling", "ErrWorkloadCompose")
 _MOUNTED = ("Pulling", "Pulled", "Created", "Started")
 _REFUSED = "FailedCreate"
 _GROUP_WAITS = "the podgroup phase is Pending"  # so older Volcanos refuse pods of a gang for which there is no room yet
-_NAMED_AT_ONCE = 500  # pods in the address of a request
 _log = logging.getLogger(__name__)
 
 
@@ -173,10 +172,8 @@ class WorkerPodApi:
 
     def remove(self, numbers: Sequence[int]) -> None:
         """Those of these that are over."""
-        for first in range(0, len(numbers), _NAMED_AT_ONCE):
-            named = ",".join(map(str, numbers[first : first + _NAMED_AT_ONCE]))
-            of_these = f"{self._selector},{WORKER_LABEL} in ({named})"
-            self._client.delete_all("Pod", 0, label_selector=of_these, field_selector=_OVER)
+        of_these = f"{self._selector},{WORKER_LABEL} in ({','.join(map(str, numbers))})"
+        self._client.delete_all("Pod", 0, label_selector=of_these, field_selector=_OVER)
 
 
 def last_warning(client: Client, name: str, uid: str) -> str:

@@ -14,7 +14,6 @@ import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -355,9 +354,5 @@ async def _clean_up(spawning: asyncio.Future[ProcessGroup | None], folder: str) 
     if process is not None:
         process.kill()
         await process.wait()
-    await _remove(folder)
-
-
-async def _remove(folder: str) -> None:
-    """It may have many files, and whoever trains on must not wait for that."""
-    await asyncio.to_thread(partial(shutil.rmtree, folder, ignore_errors=True))
+    # It may have many files, and whoever trains on must not wait for that.
+    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)

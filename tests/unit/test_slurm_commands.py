@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -54,24 +52,6 @@ def test_a_program_that_hangs_is_not_waited_for(squeue, call):
     squeue.write_text("#!/bin/sh\nexec sleep 600")
     with pytest.raises(UnreachableError, match=r"^Slurm does not answer: squeue took more than 0\.1 s$"):
         call("squeue", within=0.1)
-
-
-def test_nothing_is_left_of_a_call_that_is_cancelled(squeue, tmp_path):
-    os.mkfifo(tmp_path / "up")
-    squeue.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/up; exec sleep 600")
-    before = set(threading.enumerate())
-
-    async def cancelled() -> int:
-        asked = asyncio.ensure_future(ask("squeue"))
-        number = int(await asyncio.to_thread((tmp_path / "up").read_text))
-        asked.cancel()
-        await asyncio.wait({asked})
-        return number
-
-    number = asyncio.run(cancelled())
-    with pytest.raises(ProcessLookupError):
-        os.kill(number, 0)
-    assert set(threading.enumerate()) <= before
 
 
 def test_what_the_user_asks_for_comes_last():
