@@ -1,4 +1,4 @@
-"""Where a job's cluster is: a kubeconfig's context or, within a pod, the pod's own service account."""
+"""Where a job's cluster is: a kubeconfig's context or, within a pod that has none, the pod's own service account, as for kubectl."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def load(configuration: client.Configuration, place: ClusterTarget, *, own_accou
     from kubernetes import config  # here: whether a cluster is configured is asked where the package is not needed
 
     files = _files(place)
-    shown = f"kubeconfig {files or _default_file()}"
+    shown = f"kubeconfig {files}"
     try:
-        if not place.context and _has_account() and (own_account or not files):
+        if not place.context and _has_account() and (own_account or not _exists(place)):
             config.load_incluster_config(client_configuration=configuration)
             return (ACCOUNT / "namespace").read_text().strip()
         if not _exists(place):
@@ -67,22 +67,17 @@ def load(configuration: client.Configuration, place: ClusterTarget, *, own_accou
 
 def is_configured(place: ClusterTarget) -> bool:
     """Whether there is a kubeconfig or an account, valid or not."""
-    return bool(place.context) or (_has_account() and not _files(place)) or _exists(place)
+    return bool(place.context) or _has_account() or _exists(place)
 
 
 def _exists(place: ClusterTarget) -> bool:
-    files = _files(place) or str(_default_file())
-    return any(Path(each).expanduser().is_file() for each in files.split(os.pathsep))
+    return any(Path(each).expanduser().is_file() for each in _files(place).split(os.pathsep))
 
 
-def _files(place: ClusterTarget) -> str | None:
+def _files(place: ClusterTarget) -> str:
     """The client itself looks at the variable only when it is imported."""
-    return place.file or os.environ.get("KUBECONFIG") or None
+    return place.file or os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
 
 
 def _has_account() -> bool:
     return (ACCOUNT / "token").exists()
-
-
-def _default_file() -> Path:
-    return Path("~/.kube/config").expanduser()
