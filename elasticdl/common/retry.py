@@ -21,10 +21,9 @@ async def retry(
     what: str,
     backoff: Backoff,
     seconds: float = math.inf,
-    failed: Callable[[Exception], None] = lambda _: None,
     lasting: Callable[[Exception], object] = lambda _: False,
 ) -> T:
-    """Attempt until it succeeds; ``failed`` is told each failure after which it is tried again. One that is ``lasting`` is raised.
+    """Attempt until it succeeds. A failure that is ``lasting`` is raised.
 
     Raises:
         UnreachableError: ``seconds`` were over before it succeeded.
@@ -41,7 +40,7 @@ async def retry(
         delay = backoff.delay(getattr(failure, "retry_after", 0.0))
         if loop.time() + delay > deadline:
             raise UnreachableError(f"can't {what}: {failure}") from failure
-        failed(failure)
+        _log.info("can't %s, and try again: %s", what, failure)
         await asyncio.sleep(delay)
 
 

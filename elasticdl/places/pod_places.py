@@ -325,9 +325,7 @@ class PodPlaces:
                 return await self._call(request, name, *arguments)
             return None
 
-        return await retry(
-            attempt, name, self._backoff(), failed=lambda failure: _log.info("asking again for %s: %s", name, failure)
-        )
+        return await retry(attempt, f"ask for {name}", self._backoff())
 
     # ---- what the watches tell, on the event loop ----
 
