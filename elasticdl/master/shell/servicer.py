@@ -321,12 +321,10 @@ class Server:
         await self._server.stop(CLOSE_SECONDS)
 
 
-def _without_clock(status: pb.JobStatus) -> pb.JobStatus:
-    """The status without the numbers that change as time passes."""
+def _without_clock(status: pb.JobStatus) -> bytes:
+    """The status without the numbers that change as time passes; in bytes a loss that is none is like itself."""
     copy = pb.JobStatus()
     copy.CopyFrom(status)
     for name in ("elapsed", "time_left", "samples_per_second"):
         copy.ClearField(name)
-    if copy.loss != copy.loss:  # NaN is unlike itself
-        copy.ClearField("loss")
-    return copy
+    return copy.SerializeToString(deterministic=True)
