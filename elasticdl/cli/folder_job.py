@@ -19,7 +19,7 @@ from elasticdl.cli.screens import by_writer
 from elasticdl.common.credentials import Endpoint
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.facts import Facts
-from elasticdl.job.jobdir import JobDir, MasterAddress, list_jobs
+from elasticdl.job.jobdir import JobDir, MasterAddress, kept_states, list_jobs
 from elasticdl.places.base import PlaceState
 from elasticdl.places.slurm import UnknownJobError, run, state_of, workers_name
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -102,7 +102,7 @@ def prune_jobs(keep: int = KEPT_JOBS) -> None:
     over = [job for job in list_jobs() if not goes_on(job)]
     for job in over[keep:]:
         shutil.rmtree(job.path, ignore_errors=True)
-    for kept in (kept for job in over[KEPT_STATES:keep] for kept in job.kept_states()):
+    for kept in (kept for job in over[KEPT_STATES:keep] for kept in kept_states(job.path)):
         kept.unlink(missing_ok=True)
 
 

@@ -36,7 +36,7 @@ from elasticdl.common.errors import ElasticDLError, JobFailedError, UserError
 from elasticdl.common.front_ends import RUN_MODULE
 from elasticdl.common.process_group import ProcessGroup, tethered
 from elasticdl.job import jobdir
-from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir, elsewhere, jobs_root, write_aside
+from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir, elsewhere, jobs_root, kept_states, write_aside
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.core.events import StopRequested
 from elasticdl.places.fork_server import CannotFork
@@ -164,7 +164,7 @@ def checked_as_worker(spec: JobSpec, impatient: Callable[[], bool] = lambda: Fal
 def _take_over(old: JobDir, job: JobDir, spec: JobSpec) -> bool:
     """If the two are one training, have the journal of both. ``old``: the job of the same name that is over. Returns whether it may go
     without a word."""
-    kept, end, same_folder = old.kept_states() if spec.resume else [], handle_of(old).end(), False
+    kept, end, same_folder = kept_states(old.path) if spec.resume else [], handle_of(old).end(), False
     for state in kept:  # a link, as the old folder may come back
         os.link(state, job.path / state.name)
     if spec.resume and spec.checkpoint_dir:

@@ -34,7 +34,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elasticdl.job.facts import Facts
-from elasticdl.job.jobdir import STOPPED
+from elasticdl.job.jobdir import STOPPED_STEM
 from elasticdl.job.journal import Entry, metrics_text, plural
 from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -232,7 +232,7 @@ def kept_text(status: pb.JobStatus, found: Facts, *, on_cluster: bool) -> str:
     if path and (is_wanted or step == status.step):
         of_step = "" if step == status.step else f" of step {step:,}"
         after = f"after `elasticdl delete {name}` " if on_cluster else ""
-        named = f", with --job_name {name}," if f"/{name}/{STOPPED.stem}-" in path else ""
+        named = f", with --job_name {name}," if f"/{name}/{STOPPED_STEM}-" in path else ""
         return f"kept{of_step} in {path}: {after}the same command{named} goes on from there"
     failed, why = found.no_checkpoint
     because = f": {why}" if why and failed == status.step else ""

@@ -10,7 +10,7 @@
     state.json     what the next master must know, where there may be one
     batch          the number of the master's batch job, where that is one
     tls/ROLE/      certificates, where workers are on other machines
-    stopped-...    the state that its training was stopped with, as `KeptName` says
+    stopped-...    the state that its training was stopped with, see `STOPPED_STEM`
     logs/          master.log, worker-N.log; worker-N.out where what a worker prints on stdout is kept apart
 """
 
@@ -25,7 +25,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 import platformdirs
 import psutil
@@ -113,17 +113,13 @@ class MasterAddress:
         return Endpoint(self.address, self.credentials, f"the master at {self.address} (process {self.pid}{where})")
 
 
-class KeptName(NamedTuple):
-    """How files with the state of a stopped training are named: the stem, the step, the suffix."""
-
-    stem: str
-    suffix: str
-
-    def matches(self, name: str) -> bool:
-        return name.startswith(f"{self.stem}-") and name.endswith(self.suffix)
+# How files with the state of a stopped training are named: the stem, the step, the suffix.
+STOPPED_STEM, STOPPED_SUFFIX = "stopped", ".state"
 
 
-STOPPED = KeptName("stopped", ".state")
+def kept_states(folder: Path) -> list[Path]:
+    """Files in the folder with the state that a training was stopped with."""
+    return list(folder.glob(f"{STOPPED_STEM}-*{STOPPED_SUFFIX}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +152,6 @@ class JobDir:
     def worker_out(self, worker_id: int) -> Path:
         """What the worker prints on stdout, if that is kept apart from its log."""
         return self.logs / f"worker-{worker_id}.out"
-
-    def kept_states(self) -> list[Path]:
-        """Files with the state that the job's training was stopped with."""
-        return [path for path in self.path.iterdir() if STOPPED.matches(path.name)]
 
     def write_master(self, address: MasterAddress) -> None:
         address.write(self.master)

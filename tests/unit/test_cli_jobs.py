@@ -23,7 +23,7 @@ from elasticdl.cli.folder_job import KEPT_STATES, FolderJob, Life, handle_of, pr
 from elasticdl.cli.pod_logs import PodPrinters
 from elasticdl.cli.printed import Prints
 from elasticdl.common.errors import UserError
-from elasticdl.job.jobdir import JobDir, MasterAddress, jobs_root, list_jobs, write_aside
+from elasticdl.job.jobdir import JobDir, MasterAddress, jobs_root, kept_states, list_jobs, write_aside
 from elasticdl.job.journal import read_journal
 from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -160,7 +160,7 @@ def test_of_two_commands_that_make_a_job_of_one_name_at_once_one_has_it(monkeypa
     def make():
         try:
             with local_run.new_job(JobSpec(job_name="one")) as (job, _):
-                found.extend(path.name for path in job.kept_states())
+                found.extend(path.name for path in kept_states(job.path))
                 ended.wait(DEADLINE)
         except UserError as error:
             refused.append(str(error))
@@ -190,7 +190,7 @@ def test_of_older_jobs_what_their_trainings_were_stopped_with_is_deleted():
         (job.path / "stopped-0000000040.state").touch()
         os.utime(job.path, (1000 + number, 1000 + number))
     prune_jobs()
-    kept = [job.name for job in list_jobs() if job.kept_states()]
+    kept = [job.name for job in list_jobs() if kept_states(job.path)]
     assert (len(list_jobs()), kept) == (KEPT_STATES + 2, [f"old-{number}" for number in range(KEPT_STATES + 1, 1, -1)])
 
 

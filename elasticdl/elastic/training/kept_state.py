@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.training.carried import Carried
-from elasticdl.job.jobdir import STOPPED
+from elasticdl.job.jobdir import STOPPED_STEM, STOPPED_SUFFIX, kept_states
 from elasticdl.job.spec import JobSpec
 
 if TYPE_CHECKING:
@@ -96,14 +96,11 @@ class KeptState:
         from elasticdl.elastic.training.checkpoint_store import CheckpointStore  # which takes a moment to import
 
         writer = f"{socket.gethostname()}-{os.getpid()}"
-        return CheckpointStore(self.place, keep=0, writer=writer, suffix=STOPPED.suffix, stem=STOPPED.stem)
+        return CheckpointStore(self.place, keep=0, writer=writer, suffix=STOPPED_SUFFIX, stem=STOPPED_STEM)
 
     def _is_there(self) -> bool:
         """Perhaps: only of a folder is it known without a store."""
-        try:
-            return "://" in self.place or any(STOPPED.matches(name) for name in os.listdir(self.place))
-        except OSError:
-            return False
+        return "://" in self.place or bool(self.place and kept_states(Path(self.place)))
 
     def _newest(self) -> Checkpoint | None:
         if not self._is_there():
