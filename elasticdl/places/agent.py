@@ -296,10 +296,7 @@ async def prepare(job_spec: str, environment: Mapping[str, str]) -> Spawner:
             await child.wait()
     if child.returncode:
         raise UserError(f"can't tell how workers are started: {' '.join(program)} ended with code {child.returncode}")
-    told = json.loads(printed)
-    if isinstance(told, str):
-        raise UserError(told)
-    argv, modules, reason = told
+    argv, modules, reason = json.loads(printed)
     return Spawner(argv, modules, reason, environment, sys.stderr.fileno())
 
 

@@ -1,7 +1,7 @@
 """Which modules a job's workers are forked with: those of the framework that its program imports, and ours on it.
 
 `python -m elasticdl.places.preload SPECIFICATION` tells the agent of a place, which itself imports next to nothing, how workers are
-started, as JSON: what `how_to_start` returns; or one line, what is wrong.
+started, as JSON: what `how_to_start` returns.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from elasticdl.common.errors import first_finding
 from elasticdl.common.front_ends import FRONT_ENDS, RUN_MODULE
 from elasticdl.job.spec import JobSpec
 from elasticdl.places.fork_server import CannotFork
@@ -205,15 +202,5 @@ def how_to_start(spec: JobSpec) -> tuple[Sequence[str], Sequence[str], str]:
         return argv, (), str(error)
 
 
-def main(path: str) -> object:
-    try:
-        spec = JobSpec.from_json(Path(path).read_text())
-    except OSError as error:
-        return f"can't read the job's specification {path}: {error.strerror}"
-    except ValidationError as error:
-        return f"{path} is no specification of a job: {first_finding(error)}"
-    return how_to_start(spec)
-
-
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1])))
+    print(json.dumps(how_to_start(JobSpec.from_json(Path(sys.argv[1]).read_text()))))
