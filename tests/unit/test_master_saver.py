@@ -323,3 +323,19 @@ def test_entries_reach_the_members_of_their_world_alone_though_they_come_before_
     sessions.replay(0)
     sessions.replay(1)
     assert (got(0), got(1), got(2)) == ([], [], [])
+
+
+@on(at_a_desk)
+async def test_news_that_the_job_can_not_take_is_dropped_with_a_warning_and_the_job_goes_on(desk, caplog):
+    await desk.post(e.FromWorker(0, m.Notice("worker_waits", {}, 1)))  # of a worker that is ready nothing is read
+    assert not desk.noted("warning")
+    desk.job.records[0].ready = False
+    await desk.post(
+        e.FromWorker(0, m.Notice("worker_waits", {}, 2)), e.FromWorker(0, m.Notice("exported", {"path": "x"}, 3))
+    )
+    (warning,) = desk.noted("warning")
+    assert warning["message"] == (
+        "worker 0: the master can't use what it has told (KeyError: 'seconds'), and goes on without it"
+    )
+    assert desk.noted("exported")
+    assert desk.store.saved

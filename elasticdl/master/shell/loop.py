@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from elasticdl.common.errors import ReplacedError, first_finding
 from elasticdl.job import messages
 from elasticdl.job.journal import KINDS
-from elasticdl.job.messages import FACTS, MOST_FACTS, Broken, Change, Notice, standing
+from elasticdl.job.messages import FACTS, MOST_FACTS, Broken, Change, Heartbeat, Notice, Progress, standing
 from elasticdl.master.core import events
 from elasticdl.master.core.events import (
     AdoptWorld,
@@ -366,6 +366,8 @@ TICK_SECONDS = 0.1
 SAVE_SECONDS = 15.0
 # When the store takes longer, the status says that the job waits for it.
 SLOW_SAVE_SECONDS = 1.0
+# What workers say without which a job goes on.
+_NEWS = (Heartbeat, Notice, Progress)
 
 
 class Mailbox:
@@ -468,7 +470,7 @@ class Loop:
         match event:
             case events.FromWorker(worker, Notice(number=number)) if not self.sessions.take(worker, number):
                 return
-        for instruction in self.job.step(event, now):
+        for instruction in self._step(event, now):
             if isinstance(instruction, SaveState):
                 self.pending.put_nowait(self._save(now))
             elif is_unsaved(instruction) and not self._precedes_its_world(instruction):
@@ -481,6 +483,18 @@ class Loop:
         if has_news or now - self._saved_at >= SAVE_SECONDS:
             # If saving mere numbers fails, so does the next that is waited for.
             self._save(now).add_done_callback(lambda saved: saved.cancelled() or saved.exception())
+
+    def _step(self, event: events.Event, now: float) -> list[Instruction]:
+        """What the job wants. News that it can't take is dropped: the worker would tell it to the next master as well."""
+        try:
+            return self.job.step(event, now)
+        except Exception as error:
+            told = event.said if isinstance(event, events.FromWorker) else event
+            if not isinstance(event, events.WorkerEvent) or not isinstance(told, (*_NEWS, events.StacksFound)):
+                raise
+            _log.exception("worker %d: %s is dropped", event.worker_id, type(told).__name__)
+            problem = f"the master can't use what it has told ({type(error).__name__}: {error}), and goes on without it"
+            return [Record("warning", {"worker": event.worker_id, "message": f"worker {event.worker_id}: {problem}"})]
 
     def _save(self, now: float) -> asyncio.Future[None]:
         """The state, with the journal, as both are at one moment: this one, or one soon after it."""
