@@ -263,7 +263,8 @@ class Agent:
             def placed(pid: int) -> None:
                 self._say(started=pb.Started(worker_id=run.worker_id, pid=pid))
 
-            self._tell_end(await run.ended(self._spawner, environment, placed, self._memory_kills))
+            # The place outlives the worker, and what is left in it may hold the GPU of the next.
+            self._tell_end(await run.ended(self._spawner, environment, placed, self._memory_kills, with_sessions=True))
         if run.left:
             await run.left
 

@@ -12,6 +12,7 @@ import shutil
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -249,6 +250,9 @@ def _state(pids: Sequence[int]) -> str:
     return ""
 
 
+LEFT_BEHIND_SECONDS = 5.0
+
+
 class WorkerRun:
     """One worker. Its temporary files are in a folder of its own, which goes with it: a worker that is killed cannot clean up."""
 
@@ -287,16 +291,21 @@ class WorkerRun:
         environment: Mapping[str, str],
         placed: Callable[[int], None],
         memory_kills: MemoryKills,
+        *,
+        with_sessions: bool = False,
     ) -> pb.Ended:
         """Start it; returns how it has ended, when nothing is left of it.
 
         Args:
             spawner: What starts it, once that is ready.
             placed: Is called with its process id once it runs.
+            with_sessions: Kill also what it has started in sessions of their own.
         """
         ended = pb.Ended(worker_id=self.worker_id)
         try:
             ended.code = await self._to_its_end(spawner, environment, placed)
+            if with_sessions:
+                await asyncio.to_thread(_end_left_behind, str(self.dump))
             ended.output = await asyncio.to_thread(self.output.all) if self.was_started else ""
             ended.out_of_memory = memory_kills.happened()
         except OSError as error:
@@ -356,3 +365,24 @@ async def _clean_up(spawning: asyncio.Future[ProcessGroup | None], folder: str) 
         await process.wait()
     # It may have many files, and whoever trains on must not wait for that.
     await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+def _end_left_behind(dump: str) -> None:
+    """Kill what a worker has started in sessions of their own, which do not end with its process group: all that were started with its
+    file for stacks in their environment."""
+    deadline = time.monotonic() + LEFT_BEHIND_SECONDS
+    while time.monotonic() < deadline:  # they may start others meanwhile
+        found = [each for each in psutil.process_iter() if _environment(each).get(STACKS) == dump]
+        if not found:
+            return
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(found, timeout=max(0.0, deadline - time.monotonic()))  # reaps the children among them
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    """As it was started; empty of one that has ended, or is another user's."""
+    with contextlib.suppress(psutil.Error, OSError):
+        return process.environ()
+    return {}

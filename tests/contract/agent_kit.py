@@ -29,6 +29,9 @@ if "DEAF" in os.environ:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 else:
     signal.signal(signal.SIGTERM, lambda *_: (print("told to leave", flush=True), sys.exit(7)))
+if "DAEMON" in os.environ:
+    daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", __file__], start_new_session=True)
+    open(me + ".daemon", "w").write(str(daemon.pid))
 print("is forked:", {PRELOADED!r} in sys.modules, flush=True)
 open(me + ".up", "w").close()
 while not os.path.exists(me):

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 
+import psutil
 import pytest
 from agent_kit import DEADLINE, LOGS, TOKEN, acting, end_of, place
 
@@ -33,10 +34,12 @@ async def test_workers_start_end_and_start_again_in_one_place(scene, tmp_path):
     assert (exited.worker_id, exited.cause, exited.code) == (0, ExitCause.CRASHED, 3)
     assert "is forked: True" in exited.output
 
-    killed = await master.start_worker(1)
+    killed = await master.start_worker(1, DAEMON="1")
     await scene.up(1)
+    daemon = int((tmp_path / "1.daemon").read_text())
     os.kill(killed.pid, signal.SIGKILL)
     assert (await master.next(WorkerExited)).cause is ExitCause.KILLED
+    assert not psutil.pid_exists(daemon), "the next worker may need what it holds"
 
     await master.start_worker(2)
     await scene.up(2)
