@@ -48,7 +48,6 @@ ENVIRONMENT = {
         "ELASTICDL_WORKER_ID": "the worker's number",
         "ELASTICDL_JOB_SPEC": "file of the job's specification, JSON",
         "ELASTICDL_HOST": "address by which other workers reach this one",
-        "ELASTICDL_INTERFACE": "network interface for the collective; without it the one that has the address",
         "ELASTICDL_MASTER_TIMEOUT": "seconds that a worker or an agent goes on without a master, one that is starting included, before it gives up",
         "ELASTICDL_SHARED_GPU": "several workers have one GPU, so gradients are summed through the host",
         "ELASTICDL_STACKS": "file that takes the stacks of a worker in which no Python code can run",
