@@ -68,14 +68,35 @@ def test_workers_that_cannot_start_at_once_share_a_wait():
 def test_a_job_that_has_too_few_without_them_fails_for_that_reason_and_keeps_its_state():
     y = training_with_a_place_to_fill()
     y.scale(2, 2)
-    for worker_id in range(2, 6):
+    for worker_id in range(2, 8):
         assert y.end == ""
         fail(y, worker_id, message="KeyError: 'label'")
         y.wait(LONGEST_DELAY)
     assert y.end == (
-        "4 workers in a row could not start, last worker 5: KeyError: 'label'; too few are left to train, and the state is kept"
+        "6 workers in a row could not start, last worker 7: KeyError: 'label'; too few are left to train, and the state is kept"
     )
     assert [(each.to, each.message.checkpoint) for each in only(m.StopWork, y.out)] == [((0,), True)]
+
+
+def beats(y, worker_id, *steps):
+    for step in steps:
+        y.post(e.FromWorker(worker_id, m.Heartbeat(y.job.view().world_version, step, step, waiting=False)))
+
+
+def test_one_that_trains_ends_the_row():
+    """However often it happens to a job, one after another that could start meanwhile."""
+    y = training_with_a_place_to_fill()
+    y.scale(2, 2)
+    newcomer = 2
+    for _ in range(6):
+        (newcomer,) = launched(fail(y, newcomer) + y.wait(0.1))
+        y.come(newcomer)
+        y.ask(0, left=y.job.view().world_version)
+        beats(y, newcomer, 1, 2)
+        assert y.end == ""
+        out = y.exit(newcomer) + y.ask(0, left=y.job.view().world_version)
+        (newcomer,) = launched(out + y.wait(0.1))
+    assert "could not start" not in y.reason
 
 
 @pytest.mark.parametrize("somebody_trained", [True, False])

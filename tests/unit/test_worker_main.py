@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import threading
 from types import SimpleNamespace
 
 import psutil
@@ -207,19 +208,17 @@ def test_a_worker_that_can_not_be_waited_for_does_not_run_on_in_its_place(tmp_pa
 
 def test_the_end_of_a_worker_is_told_before_its_files_are_deleted(tmp_path, monkeypatch):
     """There may be many, on a slow disk, and the others wait to hear of it."""
-    deleted = []
+    deleted, gate, remove = [], threading.Event(), shutil.rmtree
+
+    def slowly(folder, ignore_errors):
+        assert gate.wait(60)
+        deleted.append(folder)
+        remove(folder, ignore_errors)
+
+    async def spawner():
+        return Spawner(["true"])
 
     async def run():
-        gate = asyncio.Event()
-
-        async def remove(folder):
-            await gate.wait()
-            deleted.append(folder)
-
-        async def spawner():
-            return Spawner(["true"])
-
-        monkeypatch.setattr(worker_process, "_remove", remove)
         worker = WorkerRun(0, InFile(tmp_path / "log"))
         ended = await worker.ended(spawner(), {"PATH": "/usr/bin:/bin"}, lambda pid: None, MemoryKills())
         assert (ended.code, ended.problem) == (0, "")
@@ -227,9 +226,9 @@ def test_the_end_of_a_worker_is_told_before_its_files_are_deleted(tmp_path, monk
         gate.set()
         await worker.left
 
+    monkeypatch.setattr(worker_process.shutil, "rmtree", slowly)
     asyncio.run(asyncio.wait_for(run(), 60))
-    (folder,) = deleted
-    shutil.rmtree(folder)
+    assert len(deleted) == 1
 
 
 def raised(call):

@@ -15,7 +15,7 @@ nothing. Ids are never used again.
 | ended with code 0 and never asked for a world   | the job fails: the program does not train with others            |
 | could not start, while others can train         | it is replaced after a delay that doubles with each in a row, up |
 |                                                 |   to 5 minutes; the job fails, and keeps its state, if too few   |
-|                                                 |   are left to train and four in a row could not start            |
+|                                                 |   are left to train and six in a row could not start             |
 | finished                                        | it is not replaced                                               |
 
 However many are lost, replacements are launched at a bounded rate (`BURST`, `RATE`).
@@ -65,7 +65,8 @@ _UNCLEAN = set(ExitCause) - {ExitCause.CLEAN}
 # Workers that were launched before a wait began, or are lost during it, do not lengthen it: they share it. After the wait their
 # replacements come one after another, spread over as much time again. So one of them tries it first; if it is lost, the others
 # go on waiting. A replacement that reaches a world ends the streaks of its cause and of its node, and whoever waited for these
-# waits no longer. (Whoever could not start may have reached one: it is forgotten.) A person is told once when a wait gets long, and sees it for as long as it lasts.
+# waits no longer. Whoever could not start may have reached a world: that streak ends when one that was launched later makes steps.
+# Streaks are forgotten after an hour without a loss. A person is told once when a wait gets long, and sees it for as long as it lasts.
 
 
 FIRST_DELAY = 0.5
@@ -76,8 +77,11 @@ SHOWN_DELAY, TOLD_DELAY = 1.5, 6.0
 AVOIDED_FROM = 2
 MOST_AVOIDED = 50  # they are named in each pod
 FORGOTTEN_AFTER = 3600.0
-# So many waits because of workers that could not start end a job in which too few are left to train.
-TRIES = 3
+# So many waits because of workers that could not start end a job in which too few are left to train. They take eight seconds and
+# more: storage that is away for a moment must not end a job.
+TRIES = 5
+# Heartbeats in which its step was another by which a worker is known to train: it may have got the first of them from the others.
+STEPS_OF_ITS_OWN = 2
 
 
 @dataclass(slots=True)
@@ -105,6 +109,10 @@ class Streak:
         longest = LONGEST_OF_NODE if self.node or self.unfit else LONGEST_DELAY
         self.delay = delay_after(self.waves - (AVOIDED_FROM if self.node else 1), FIRST_DELAY, longest)
         self.until = now + self.delay
+
+    def is_followed_by(self, record: WorkerRecord) -> bool:
+        """Whether this worker was launched after the latest loss, and trains."""
+        return record.worker_id >= self._next_id and bool(record.pulse and record.pulse.steps >= STEPS_OF_ITS_OWN)
 
     @property
     def avoided(self) -> bool:
@@ -161,9 +169,8 @@ class Losses:
 
     def count(self, record: WorkerRecord, cause: ExitCause, why: str, next_id: int, now: float) -> ReplacementWait:
         """One more; how long its replacement waits. ``next_id``: of the next worker that is launched."""
+        self.forget(now)
         kind = None if record.unfit else cause
-        if kind in self._causes and now - self._causes[kind].last > FORGOTTEN_AFTER:
-            del self._causes[kind]
         streaks = [self._causes.setdefault(kind, Streak(unfit=record.unfit))]
         if record.node and cause in _OF_THE_NODE:
             streaks.append(self._nodes.setdefault(record.node, Streak(record.node)))
@@ -178,15 +185,25 @@ class Losses:
 
     def avoided(self, now: float) -> tuple[str, ...]:
         """Nodes to keep replacements off, the worst first."""
-        self._nodes = {node: streak for node, streak in self._nodes.items() if now - streak.last < FORGOTTEN_AFTER}
+        self.forget(now)
         avoided = sorted(
             (streak for streak in self._nodes.values() if streak.avoided), key=lambda streak: -streak.losses
         )
         return tuple(streak.node for streak in avoided[:MOST_AVOIDED])
 
     @property
-    def of_unfit(self) -> Streak:
-        return self._causes.get(None) or Streak(unfit=True)
+    def of_unfit(self) -> Streak | None:
+        return self._causes.get(None)
+
+    def some_trains(self, record: WorkerRecord) -> Streak | None:
+        """The streak of those that could not start, if this worker ends it."""
+        streak = self.of_unfit
+        return self._causes.pop(None) if streak and streak.is_followed_by(record) else None
+
+    def forget(self, now: float) -> None:
+        for streaks in (self._causes, self._nodes):
+            for key in [key for key, streak in streaks.items() if now - streak.last > FORGOTTEN_AFTER]:
+                del streaks[key]  # type: ignore[arg-type]
 
     def clear(self) -> None:
         self._causes.clear()
@@ -370,9 +387,10 @@ class Fleet:
             return end
         record.unfit = record.unfit or (not record.ready and self._others_train(record))
         if record.unfit:
+            self._losses.forget(self._now)
             before = self._losses.of_unfit
             others = sum(each.holds_place for each in self._records.values() if each is not record)
-            if others >= least or before.waves < TRIES:
+            if others >= least or before is None or before.waves < TRIES:
                 return end
             why = f"{before.losses + 1} workers in a row could not start, last worker {record.worker_id}: {end.reason}"
             return replace(end, fatal=f"{why}; too few are left to train, and the state is kept", keeps=True)
@@ -401,7 +419,14 @@ class Fleet:
 
     def entered_world(self, record: WorkerRecord) -> None:
         """A worker is in a world for the first time: replacements no longer wait for others of its cause or node that were lost."""
-        over = self._losses.reached_world(record)
+        self._end_waits(self._losses.reached_world(record))
+
+    def heard(self, record: WorkerRecord) -> None:
+        """A worker is alive. If it trains, replacements no longer wait for those that could not start."""
+        if ended := self._losses.some_trains(record):
+            self._end_waits((ended,))
+
+    def _end_waits(self, over: Sequence[Streak | None]) -> None:
         self.departures = [
             replace(each, wait=None)
             if each.wait and any(streak is ended for streak in each.wait.streaks for ended in over)

@@ -108,6 +108,8 @@ class Job:
         match event:  # the frequent ones change nothing that would have to be weighed
             case events.FromWorker(worker_id, Heartbeat() as beat):
                 self.liveness.heard(worker_id, beat, now)
+                if record := self.records.get(worker_id):
+                    self.fleet.heard(record)
                 if self.recovery:
                     self.recovery.heard(worker_id, beat, now)
                 return []
@@ -262,7 +264,7 @@ class Job:
         if record.state in (WorkerState.FINISHED, WorkerState.FAILED):
             return []
         record.quiet_since = None
-        self.rendezvous.version = max(self.rendezvous.version, hello.world_version)
+        self.rendezvous.heard_of(hello.world_version)
         record.ready = record.ready or hello.world_version > 0
         record.pulse = record.pulse or Pulse(now, now)
         record.pulse.heard = now
@@ -279,7 +281,7 @@ class Job:
         current = self.rendezvous.world.version if self.rendezvous.world else 0
         if record.state in IN_WORLD and asked.left_world < current:
             return []  # about an earlier world: late, or sent again
-        self.rendezvous.version = max(self.rendezvous.version, asked.left_world)
+        self.rendezvous.heard_of(asked.left_world)
         cause = f"worker {record.worker_id}: {asked.reason or 'left the world'}"
         return self._fire(record, Trigger.JOIN, TransitionContext(now, cause=cause, said=asked))
 

@@ -36,6 +36,8 @@ MEMBERS_IN_WINDOW = 1000
 # A broken world is normally left well within this, seconds.
 RECOVERY_FROM_BREAK = 1.0
 NOBODY = -1
+# That a worker may name: a version has 32 bits in what workers say.
+MOST_VERSION = 2**31
 
 
 @dataclass(slots=True)
@@ -221,6 +223,10 @@ class Rendezvous:
         chosen = sorted(ready, key=WorkerRecord.rank_order)[:maximum]
         members = tuple(Member(r.worker_id, r.host, r.step, r.has_state, r.epoch, r.synced_in) for r in chosen)
         return World(self.version + 1, members, change.reason)
+
+    def heard_of(self, version: int) -> None:
+        """A worker names a world. Whatever it says, the numbers after it must fit into the messages."""
+        self.version = max(self.version, min(version, MOST_VERSION))
 
     def adopt(self, world: World) -> None:
         """This is the present world."""

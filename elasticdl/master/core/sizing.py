@@ -1,6 +1,6 @@
 """How the job scales, as far as its steps tell: what it says of that, and how many workers it wants.
 
-What `SizeRule` holds may be lost without harm.
+Of what `SizeRule` holds a next master has the speeds and the target; the rest may be lost without harm.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class MeasuredSteps:
         if step.world_version != self._version:
             return  # of a world that is over: its last moments count for nothing
         self._seen += 1
-        if self._seen > SKIPPED and step.seconds > 0 and step.samples > 0:
+        # What an `Observation` may have: a worker tells what it likes.
+        if self._seen > SKIPPED and 1e-9 <= step.seconds <= 1e9 and 0 < step.samples <= 2**53:
             self._steps.append(step)
             self._last = now
 

@@ -126,7 +126,7 @@ class _Form:
         return self._batch * workers if self._follows else self._batch
 
     def seconds(self, workers: int) -> float:
-        """Positive, however absurd the observations are: a checkpoint may tell anything."""
+        """Positive, however absurd the observations are."""
         return max(sum(map(float.__mul__, self._factors, self._terms(workers))), 1e-12)
 
     def _terms(self, workers: int) -> list[float]:
