@@ -34,6 +34,7 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z) ")
 # A line of an agent; where a worker was cut short, the line may begin with its last words.
 _AGENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} \S+ [A-Z]+ elasticdl\.places\.\w+: (.*)")
 _BEGINS = re.compile(r"starting worker (\d+)$")
+AT_ONCE = 32  # logs that are read at a time, where each is read to its end only
 WAITING_LINES = 10_000  # that were read and not taken
 READ_SECONDS = 60.0  # for a node to send something of a log
 _BROKEN_OFF = (urllib3.exceptions.HTTPError, OSError, ValueError)
@@ -51,14 +52,16 @@ def read_logs(client: Client, job: str, worker: int | None, pod_name: str = "") 
     """
     all_pods = find_pods(client, job)
     its_own = _named(pod_name, all_pods) if pod_name else []
-    written: dict[str, list[tuple[str, str]]] = {}
-    datings = collections.defaultdict[str, Dating](Dating)
+    # By writer and pod: one master follows another, and each has its own clock.
+    written: dict[str, dict[str, list[tuple[str, str]]]] = {}
+    datings = collections.defaultdict[tuple[str, str], Dating](Dating)
     with contextlib.closing(LogReaders(client, follow=False)) as readers:
         readers.take_up(its_own or all_pods)
         for line in readers.rest(READ_SECONDS):
             if (text := unmarked(line.text)[0]) is not None:
                 start = prefix(line.writer) if worker is None else ""
-                written.setdefault(line.writer, []).append((datings[line.writer].of("", line.when), start + text))
+                dated = datings[line.writer, line.pod].of("", line.when), start + text
+                written.setdefault(line.writer, {}).setdefault(line.pod, []).append(dated)
         if readers.refusal:
             raise UserError(readers.refusal)
         failures = readers.unread.values()
@@ -67,9 +70,9 @@ def read_logs(client: Client, job: str, worker: int | None, pod_name: str = "") 
     if worker is None:
         for failure in failures:
             tell(failure)
-        yield from merged(written[writer] for writer in by_writer(written))
-    elif lines := written.get(f"worker-{worker}"):
-        yield from merged([lines])
+        yield from merged(lines for writer in by_writer(written) for lines in written[writer].values())
+    elif its_lines := written.get(f"worker-{worker}"):
+        yield from merged(its_lines.values())
     elif not its_own and worker not in map(_number_of, all_pods):  # else it may not have printed yet
         names = ", ".join(by_writer(written))
         has = f"it has logs of {names}" if names else "it has no logs yet"
@@ -113,6 +116,7 @@ def _named(name: str, pods: list[Object]) -> list[Object]:
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
+    pod: str
     writer: str
     text: str
     when: str  # by the clock of its node; empty if the cluster does not tell
@@ -127,6 +131,7 @@ class LogReaders:
     def __init__(self, client: Client, *, follow: bool = True) -> None:
         self._client = client
         self._follow = follow
+        self._turn = contextlib.nullcontext() if follow else threading.Semaphore(AT_ONCE)
         self.refusal = ""  # why a log may not be read
         self.unread: dict[str, str] = {}  # by pod: why its log could not be read
         self._inbox: queue.Queue[LogLine] = queue.Queue(WAITING_LINES)
@@ -172,11 +177,11 @@ class LogReaders:
         uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
         writers = self._writers.setdefault(uid, Writers(pod))
         try:
-            with contextlib.closing(self._client.log(name, follow=self._follow)) as response:
+            with self._turn, contextlib.closing(self._client.log(name, follow=self._follow)) as response:
                 self._open.add(response)
                 for line in itertools.islice(response, self._told[uid], None):
                     when, text = timed(line.decode(errors="replace").removesuffix("\n"))
-                    self._inbox.put(LogLine(writers.of(text), text, when))
+                    self._inbox.put(LogLine(name, writers.of(text), text, when))
                     self._told[uid] += 1
             if is_over(pod):
                 self._whole.add(uid)

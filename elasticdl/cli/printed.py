@@ -291,7 +291,7 @@ class Prints:
         """Show all as far as it goes; returns those that stand at a mark."""
         for output in self._every():
             output.advance()
-        if self._with_newlines:
+        if self._with_newlines or any(each.is_shown and each.worker not in self._left for each in self._every()):
             self._end_left()
         return [output for output in self._every() if output.mark]
 

@@ -1,5 +1,7 @@
 """Whose lines they are in the log of a pod in which several workers ran, and which pod is read for a worker."""
 
+import time
+
 import pytest
 import urllib3
 from test_cli_printed import OUT, Log, Pods, Shown, entered, shown_of
@@ -145,6 +147,44 @@ def test_who_follows_the_logs_of_a_job_whose_status_is_damaged_is_told_so(monkey
 
     with pytest.raises(ElasticDLError, match="is damaged"):
         list(pod_logs.follow_logs(JobPods(*FIFTH, entry={}), "job", 5, over))
+
+
+class OfMasters(Pods):
+    def list(self, kind, **selection):
+        found = super().list(kind, **selection)
+        for pod in found:
+            pod["metadata"]["labels"] = {"elasticdl.org/role": "master"}
+        return found
+
+
+def test_the_lines_of_two_masters_stand_where_they_were_written():
+    """By its clock the second has begun before the first had ended."""
+    first, second = (
+        "".join(f"1970-01-01T00:00:0{second}Z {text}\n" for second, text in lines)
+        for lines in ([(1, "a"), (4, "d")], [(2, "b"), (3, "c")])
+    )
+    for logs in ((first, second), (second, first)):
+        assert [line[-1] for line in pod_logs.read_logs(OfMasters(*logs), "job", None)] == ["a", "b", "c", "d"]
+
+
+def test_of_many_pods_some_are_read_at_a_time(monkeypatch):
+    monkeypatch.setattr(pod_logs, "AT_ONCE", 2)
+    reading, most = set(), []
+
+    class Counted(Pods):
+        def log(self, pod, follow=False):
+            class Read(Log):
+                def close(self):
+                    reading.discard(pod)
+                    super().close()
+
+            reading.add(pod)
+            most.append(len(reading))
+            time.sleep(0.01)
+            return Read(self._logs[pod].encode())
+
+    lines = list(pod_logs.read_logs(Counted(*[SHARED] * 9), "job", 0))
+    assert (len(lines), max(most)) == (9, 2)
 
 
 def test_a_worker_that_is_in_a_pod_and_has_printed_nothing_yet_has_an_empty_log():

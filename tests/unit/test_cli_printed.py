@@ -152,6 +152,22 @@ def test_where_nothing_else_goes_the_output_ends_as_the_script_has_ended_it():
     assert job.shown.texts[OUT] == "step 1\nstep 1, the last"
 
 
+def test_where_nothing_else_goes_the_last_line_of_one_who_leaves_late_is_glued_to_no_other():
+    job = Job(with_newlines=False)
+    job.launched(0, 1)
+    job.world(0, 1)
+    job.print(0, "saving")  # drained: it leaves after the next world was formed
+    job.world(1)
+    job.print(1, "step 1\n")
+    job.look()
+    job.record("worker_left", worker=0, code=0)
+    job.look()
+    job.print(1, "step 2")
+    with job.prints.shown(wait=lambda: True):
+        pass
+    assert job.shown.texts[OUT] == "step 1\nsaving\nstep 2"
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("seed", range(40))
 def test_what_was_printed_by_whoever_had_rank_0_is_shown_once_however_worlds_and_looks_come(seed, is_late):
