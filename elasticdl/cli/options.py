@@ -102,18 +102,24 @@ def make_spec(given: Given, command: tuple[str, ...] = ()) -> JobSpec:
     try:
         return JobSpec.model_validate({**given.values, "command": command})
     except ValidationError as error:
-        raise UserError(_explain(error.errors()[0], given)) from None
+        raise UserError(_explain(error.errors(), given)) from None
 
 
-def _explain(found: ErrorDetails, given: Given) -> str:
-    """One line: the option, its value, and what would be right."""
-    wanted = found["msg"].partition(", unable to")[0].replace("Input should be", "must be")
-    if found["type"] == "value_error":
-        wanted = str(found["ctx"]["error"])
-    if not found["loc"]:  # about several options at once; the text names them
-        return wanted
-    name = str(found["loc"][0])
-    if found["type"] in _UNTELLING:
-        wanted = f"does not fit: {JobSpec.model_fields[name].description}"
+def _explain(findings: Sequence[ErrorDetails], given: Given) -> str:
+    """One line from the first of pydantic's findings: the option, its value, and what would be right."""
+    first = findings[0]
+    if not first["loc"]:  # about several options at once; the text names them
+        return _wanted("", first)
+    name = str(first["loc"][0])
+    # Of an option of several types there is one for each.
+    wanted = " or ".join(dict.fromkeys(_wanted(name, each) for each in findings if each["loc"][:1] == (name,)))
     value = given.values.get(name)
     return f"{given.places[name]}: {wanted.removeprefix(f'{value}: ').removeprefix(f'{value!r} ')}"
+
+
+def _wanted(name: str, found: ErrorDetails) -> str:
+    if found["type"] == "value_error":
+        return str(found["ctx"]["error"])
+    if found["type"] in _UNTELLING:
+        return f"does not fit: {JobSpec.model_fields[name].description}"
+    return found["msg"].partition(", unable to")[0].replace("Input should be", "must be")

@@ -51,7 +51,7 @@ class SignalLog:
         return True
 
     def add_or_raise(self, number: int) -> None:
-        """The first lets the present request finish, as nobody would know what it did; the second breaks it off."""
+        """The first lets what is under way wind down; the second breaks that off."""
         impatient = self.first is not None
         if self.add(number) and impatient:
             raise Interrupted(number)

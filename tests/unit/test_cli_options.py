@@ -141,7 +141,7 @@ def test_a_program_without_the_separator_is_told_where_that_goes(argv, right):
         ("--min_efficiency 0.5", "--min_efficiency is for --scale_policy efficiency: give that as well, or leave"),
         ("--num_epochs 2.5", "--num_epochs 2.5: must be a valid integer"),
         ("--heartbeat_timeout 0", "--heartbeat_timeout 0: must be greater than 0"),
-        ("--progress_timeout soon", "--progress_timeout soon: must be a valid number"),
+        ("--progress_timeout soon", "--progress_timeout soon: must be a valid number or must be 'auto'"),
         ("--image i --namespace Team", "--namespace Team: does not fit: namespace of the job, as in team-a"),
         ("--port 70000", "--port 70000: must be less than or equal to 65535"),
         ("--global_batch_size 8 --max_worker_batch_size 16", "--max_worker_batch_size 16 is above --global_batch_size"),

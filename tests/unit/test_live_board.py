@@ -102,6 +102,16 @@ def test_a_page_is_kept_for_a_moment_and_longer_if_it_took_long(look, monkeypatc
     assert look.board.job(*HERE) is slow
 
 
+def test_a_page_shows_the_job_that_has_the_name_now(look):
+    """Another one of the same name, between two looks."""
+    jobs = [Handle(disturbed()[:10])]
+    look.at(listed=lambda warn: list(jobs))
+    assert look.page(HERE)[1]["content"]["phase"] == "running"
+    jobs[:] = [Handle(disturbed())]
+    assert look.page(HERE)[0].over
+    assert jobs[0].read == 1
+
+
 def test_a_page_that_several_ask_for_is_made_once(look):
     begun, go_on = threading.Event(), threading.Event()
 

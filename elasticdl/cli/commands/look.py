@@ -124,7 +124,7 @@ def _require_report(target: Path) -> None:
 def dashboard(job: str | None, port: int, **given: Any) -> int:
     handle = find(job, given) if job is not None else None
     if handle is None and place_of(given):
-        all_jobs(given)  # a place that there is not is told now
+        all_jobs(given)  # a context that there is not is told now
     signals = SignalLog()
     board = LiveBoard(functools.partial(all_jobs, given))
     with caught(signals.add_or_raise), closing(LiveServer(board, port)) as server:
@@ -186,9 +186,10 @@ class LiveBoard:
             KeyError: there is no such job.
         """
         self._missing.get()
-        handle = self._known[namespace, name]
-        page = Kept(functools.partial(self._make_page, handle), self._clock)
-        return self._pages.setdefault((namespace, name), page).get()
+        key = namespace, name
+        if key not in self._known:
+            raise KeyError(key)
+        return self._pages.setdefault(key, Kept(functools.partial(self._make_page, key), self._clock)).get()
 
     def _list_jobs(self) -> str:
         """Returns what is missing. Jobs of a cluster that does not answer stay as they were: their pages may be open."""
@@ -210,8 +211,9 @@ class LiveBoard:
         ]
         return News(as_json(rows), notice=missing)
 
-    def _make_page(self, handle: JobHandle) -> News:
-        """What fails is told in the page."""
+    def _make_page(self, key: Key) -> News:
+        """What fails is told in the page. Raises KeyError if the job has just gone."""
+        handle = self._known[key]  # looked up each time: another job may have the name by now
         try:
             history = history_of(handle, self._clock())
             content = as_json(page_data(history))
