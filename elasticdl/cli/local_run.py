@@ -164,7 +164,9 @@ def checked_as_worker(spec: JobSpec, impatient: Callable[[], bool] = lambda: Fal
 def _take_over(old: JobDir, job: JobDir, spec: JobSpec) -> bool:
     """If the two are one training, have the journal of both. ``old``: the job of the same name that is over. Returns whether it may go
     without a word."""
-    kept, end, same_folder = kept_states(old.path) if spec.resume else [], handle_of(old).end(), False
+    kept, end, same_folder = kept_states(old.path) if spec.resume else [], None, False
+    with contextlib.suppress(ElasticDLError):  # a damaged status does not tell how it ended
+        end = handle_of(old).end()
     for state in kept:  # a link, as the old folder may come back
         os.link(state, job.path / state.name)
     if spec.resume and spec.checkpoint_dir:

@@ -12,7 +12,7 @@ from elasticdl.cli.local_run import checked_as_worker, checked_here, new_job
 from elasticdl.cli.printed import local_prints
 from elasticdl.cli.screens import insists, own_outlets, tell
 from elasticdl.cli.signals import SignalLog, caught, interrupt
-from elasticdl.common.errors import UnreachableError, UserError, import_extra
+from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError, import_extra
 from elasticdl.common.front_ends import RUN_MODULE
 from elasticdl.job.jobdir import JobDir, elsewhere, write_aside
 from elasticdl.job.spec import JobSpec
@@ -72,6 +72,7 @@ def submit(job: JobDir, spec: JobSpec) -> str:
 
     Raises:
         UserError: Slurm refuses it, or does not answer.
+        OSError: the number can't be written down; the batch job is cancelled again.
     """
     # What is wrong with these would be seen only when the master asks for the first worker.
     worker = ["--test-only", "--ntasks=1", *shlex.split(spec.slurm_args), "--wrap=true"]
@@ -80,7 +81,14 @@ def submit(job: JobDir, spec: JobSpec) -> str:
     arguments = ["--requeue", "--open-mode=append", *shlex.split(spec.slurm_master_args)]
     words = sbatch(f"elasticdl-{job.name}-master", str(job.master_log), arguments, script)
     number = number_of(_submit(words, "--slurm_master_args"))
-    write_aside(job.batch, number)
+    try:
+        write_aside(job.batch, number)
+    except OSError:  # nobody would find it, and the job's folder goes
+        try:
+            run("scancel", "--quiet", number)
+        except ElasticDLError as error:
+            tell(f"warning: Slurm's job {number} could not be cancelled: {error}")
+        raise
     return number
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from elasticdl.cli import folder_job, slurm_run
@@ -89,6 +91,22 @@ def test_what_is_wrong_with_the_arguments_for_workers_is_told_before_a_master_is
         slurm_run.submit(job, JobSpec(launcher="slurm", slurm_args="--partition=x"))
     assert str(told.value) == "--slurm_args: Slurm refuses sbatch: no such partition; allocation failure: bad"
     assert len(slurm.calls("sbatch")) == 1
+
+
+@pytest.mark.parametrize("scancel", ["", "echo 'scancel: error: no controller' >&2; exit 1"])
+def test_a_batch_job_whose_number_can_not_be_kept_is_cancelled(slurm, job, monkeypatch, capsys, scancel):
+    """As on a full disk: the job's folder goes then."""
+
+    def full(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    slurm.says("sbatch", "echo 7")
+    slurm.says("scancel", scancel)
+    monkeypatch.setattr(slurm_run, "write_aside", full)
+    with pytest.raises(OSError, match="No space left"):
+        slurm_run.submit(job, JobSpec(launcher="slurm"))
+    assert slurm.calls("scancel") == ["scancel --quiet 7"]
+    assert ("warning: Slurm's job 7 could not be cancelled: " in capsys.readouterr().err) == bool(scancel)
 
 
 def test_whoever_looks_on_is_told_why_there_is_no_master_and_by_the_exit_code_that_the_job_is_lost(
