@@ -43,6 +43,7 @@ from elasticdl.kube.client import (
     STRANGER,
     Client,
     NotDoneError,
+    NotThereError,
     Object,
     connect,
     namespace_of,
@@ -323,7 +324,7 @@ class MasterWatch:
         self.look_at, why = now + LOOK_SECONDS, failure.why
         self.imageless = min(self.imageless, now) if why.image else math.inf
         name, where = self.handle.name, f"{self.handle.name}{self.handle.flags}"
-        with suppress(UnreachableError):
+        with suppress(UnreachableError, NotThereError):  # a job that was deleted is over, which is seen elsewhere
             failures = self.handle.client.read("Job", master_name(name)).get("status", {}).get("failed", 0)
             crashes, waited = failures >= STARTS, now - self.imageless >= self.image_timeout
             if (crashes or why.lasting or waited) and not self.handle.state().memory:

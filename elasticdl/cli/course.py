@@ -29,6 +29,7 @@ from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
 Watch = Callable[[Heard | None], object]
+UNREACHED = "unreached"
 UNREACHED_SECONDS = 10.0  # a master that has just been started takes some of them to listen
 
 
@@ -128,15 +129,17 @@ class Silence:
         elif heard is None and failure is not None:
             self._unreached = min(self._unreached, now)
             if now - self._unreached >= UNREACHED_SECONDS:
-                self._is_unreached = True
-                self._tell("unreached", f"its master can't be reached: {failure}; it is tried again")
+                self._tell(UNREACHED, f"its master can't be reached: {failure}; it is tried again")
 
     def _tell(self, kind: str, why: str) -> None:
-        if kind != self._told:
-            with suppress(UnreachableError):
-                if not self._job.over():  # how it ended is told at the end
-                    self._told = kind
-                    self._screen.line(why)
+        if kind == self._told:
+            return
+        self._told, over = kind, ""
+        with suppress(UnreachableError):  # that the cluster does not answer may be the very thing to tell
+            over = self._job.over()
+        if not over:  # else how it ended is told at the end
+            self._is_unreached = self._is_unreached or kind == UNREACHED
+            self._screen.line(why)
 
 
 def show_course(

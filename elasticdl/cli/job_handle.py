@@ -125,7 +125,8 @@ class Following:
     for. None whenever nothing has come for a moment.
 
     A thread for each reads what masters tell, through any change of masters. That may be lost with a master, or break off on its way.
-    So at the end comes what was kept: the rest of the journal, and the last status.
+    So at the end comes what was kept: the rest of the journal with those of its lines that have no number, as they are damaged, and the
+    last status.
     """
 
     def __init__(self, job: JobHandle, *, statuses: bool, patient: bool = False) -> None:
@@ -136,7 +137,7 @@ class Following:
         self._job = job
         self._inbox: queue.SimpleQueue[Heard | None] = queue.SimpleQueue()  # None: a stream has ended
         self._is_over = threading.Event()
-        self._is_left = False
+        self._is_left = threading.Event()
         self._number = 0  # of the newest entry
         self._masters: list[MasterClient] = []  # that are read
         reads = (self._read_entries, self._read_statuses)[: 1 + statuses]
@@ -174,7 +175,7 @@ class Following:
 
     def close(self) -> None:
         """What is open is closed by the time this returns, unless the network hangs."""
-        self._is_left = True
+        self._is_left.set()
         self._is_over.set()
         self._hang_up()
         deadline = time.monotonic() + JOIN_SECONDS
@@ -210,12 +211,14 @@ class Following:
             except ValueError:  # gRPC's, of a client that has just been closed
                 pass
             self._is_over.wait(AGAIN_SECONDS)
-        for _ in range(0 if self._is_left else KEPT_TRIES):
+        for _ in range(KEPT_TRIES):
+            if self._is_left.is_set():
+                return None
             try:
                 return read(None)
             except (UnreachableError, OSError) as error:
                 self._note(read, error)
-                time.sleep(AGAIN_SECONDS)
+                self._is_left.wait(AGAIN_SECONDS)
             except ElasticDLError as error:  # damaged: it will not be better
                 return self._note(read, error)
         return None
@@ -226,10 +229,15 @@ class Following:
 
     def _read_entries(self, master: MasterClient | None) -> None:
         """``master``: None at the end, for what is kept. Each master tells what the one before it has told, and so does what is kept."""
+        unnumbered: list[str] = []  # each reading has them
         for line in master.events(self._number, follow=True) if master else self._job.entries(self._number):
             if (number := number_of(line)) > self._number:
                 self._number = number
                 self._inbox.put(line)
+            elif not number and not master:
+                unnumbered.append(line)
+        for line in unnumbered:
+            self._inbox.put(line)
 
     def _read_statuses(self, master: MasterClient | None) -> None:
         for status in master.watch() if master else [self._job.kept_status()]:

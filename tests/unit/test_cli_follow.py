@@ -2,11 +2,12 @@
 
 import json
 import threading
+import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
-from test_cli_kubernetes import OneJob, master
+from test_cli_kubernetes import RUNNING, OneJob
 
 from elasticdl.cli import course, job_handle
 from elasticdl.cli.cluster_run import MasterWatch
@@ -14,7 +15,7 @@ from elasticdl.cli.job_handle import AbsentError, JobHandle
 from elasticdl.cli.namespace_job import NamespaceJob, NoMasterError
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.job.journal import number_of
-from elasticdl.kube.job_pods import find_master
+from elasticdl.kube.client import NotThereError
 from elasticdl.master.core.values import Phase
 from elasticdl.master.shell.cluster_master import exit_code
 from elasticdl.master.shell.journal_file import NUMBERS
@@ -82,7 +83,7 @@ def test_an_image_is_waited_for_as_long_as_told_and_from_the_beginning_after_it_
 
 def test_a_job_without_its_image_stays_and_the_command_says_how_to_remove_it():
     waiting = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
-    imageless = {**master(), **pod(waiting), "metadata": master()["metadata"]}
+    imageless = {**RUNNING, **pod(waiting), "metadata": {**RUNNING["metadata"], "uid": "u"}}
     with pytest.raises(AbsentError) as absence, NamespaceJob(OneJob(master=imageless), "digits").reach():
         pass
     silent(seen := []).hear(None, absence.value, 5.0)
@@ -92,6 +93,14 @@ def test_a_job_without_its_image_stays_and_the_command_says_how_to_remove_it():
     line = "job digits: the image can't be pulled: not found; `elasticdl delete digits` removes it"
     with pytest.raises(JobFailedError, match=f"^{line}$"):
         view.look(absence.value, 65.0)
+
+
+def test_a_job_that_was_deleted_while_it_has_no_master_is_none_of_the_watchs_business():
+    class Deleted(OneJob):
+        def read(self, kind, name):
+            raise NotThereError(404, f'jobs.batch "{name}" not found')
+
+    watching(NamespaceJob(Deleted(), "digits")).look(NoMasterError(Waiting("its master's pod is not there yet")), 0.0)
 
 
 def test_why_a_master_does_not_run_is_told_once_and_again_when_it_changes():
@@ -121,12 +130,29 @@ def test_a_master_that_runs_and_is_not_reached_is_told_and_that_it_is_reached_ag
     assert seen[2:] == [line]
 
 
-def test_a_pod_with_the_masters_labels_is_not_the_master_unless_its_job_owns_it():
-    class Labelled(OneJob):
-        def list(self, kind, **selection):
-            return [master("mine"), master("strange", "2", "other"), {"metadata": {"name": "x"}, "status": {}}]
+def test_that_the_cluster_does_not_answer_is_told_and_it_is_not_asked_all_the_time():
+    asked, seen = [], []
 
-    assert find_master(Labelled(), "digits")["metadata"]["name"] == "mine"
+    def over():
+        asked.append(1)
+        raise UnreachableError("the cluster does not answer")
+
+    view = course.Silence(SimpleNamespace(over=over), SimpleNamespace(line=seen.append))
+    for now in (5.0, 15.0, 15.05, 15.1):
+        view.hear(None, UnreachableError("the cluster does not answer"), now)
+    view.hear(pb.JobStatus(), None, 16.0)
+    line = "its master can't be reached: the cluster does not answer; it is tried again"
+    assert (seen, len(asked)) == ([line, "its master is reached again"], 1)
+
+
+def test_of_a_job_that_is_over_neither_silence_nor_its_end_is_told():
+    asked, seen = [], []
+    over = SimpleNamespace(over=lambda: asked.append(1) or "it has ended")
+    view = course.Silence(over, SimpleNamespace(line=seen.append))
+    for now in (5.0, 15.0, 15.05, 15.1):
+        view.hear(None, UnreachableError("the master does not answer"), now)
+    view.hear(pb.JobStatus(), None, 16.0)
+    assert (seen, len(asked)) == ([], 1)
 
 
 @pytest.mark.parametrize(("phase", "code"), [(Phase.SUCCEEDED, 0), (Phase.STOPPED, 0), (Phase.FAILED, 1)])
@@ -194,7 +220,7 @@ def test_what_another_master_tells_of_the_journal_is_told_once(monkeypatch):
     job.entries = lambda since: second
     with job.following(statuses=True) as following:
         heard = [each for each in following if isinstance(each, str)]
-    assert heard == [*first, second[2], second[4]]
+    assert heard == [*first, second[2], second[4], "damaged"], "what has no number comes once, at the end"
 
 
 def test_what_is_kept_is_asked_for_until_the_cluster_answers(monkeypatch):
@@ -209,6 +235,23 @@ def test_what_is_kept_is_asked_for_until_the_cluster_answers(monkeypatch):
     job.entries = kept
     with job.following(statuses=False) as following:
         assert [each for each in following if each] == [entry(1)]
+
+
+def test_whoever_leaves_does_not_wait_for_what_is_kept(monkeypatch):
+    asked = threading.Event()
+
+    def busy(since):
+        asked.set()
+        raise UnreachableError("it is busy")
+
+    job = Masters(monkeypatch, kept="succeeded")
+    job.entries = busy
+    monkeypatch.setattr(job_handle, "AGAIN_SECONDS", 60.0)
+    with job.following(statuses=False) as following:
+        while not asked.is_set():
+            assert next(iter(following)) is None
+        left = time.monotonic()
+    assert time.monotonic() - left < job_handle.JOIN_SECONDS / 2
 
 
 class Forbidden(Masters):

@@ -147,6 +147,14 @@ def test_where_the_disk_is_full_the_job_that_gave_way_comes_back(monkeypatch):
     assert [path.name for path in jobs_root().iterdir()] == ["one"]
 
 
+def test_an_old_job_whose_status_is_damaged_gives_way():
+    ended_job("one").status.write_text("{damaged")
+    with local_run.new_job(JobSpec(job_name="one")) as (job, _):
+        pass
+    assert not job.status.exists()
+    assert [path.name for path in jobs_root().iterdir()] == ["one"]
+
+
 def test_of_two_commands_that_make_a_job_of_one_name_at_once_one_has_it(monkeypatch):
     """What has given way to the first does not give way to the other."""
     old, found, refused, ended = ended_job("one", phase="stopped"), [], [], threading.Event()
@@ -399,8 +407,8 @@ def test_what_is_no_entry_is_left_out_and_counted(capsys, rubbish):
     job = ended_job("done")
     write_journal(job)
     with job.journal.open("a") as journal:
-        journal.write(f"{rubbish}\n")
-    for flags in ((), ("--json",)):
+        journal.write(f"\n{rubbish}\n")  # the blank line is no damage: who goes on in a journal begins a new line
+    for flags in ((), ("--json",), ("--follow",), ("--json", "--follow")):
         code, out, err = run(capsys, "events", "done", *flags)
         assert (code, len(out.splitlines())) == (0, 2)
         assert err == "damaged lines of the journal, which are left out: 1\n"

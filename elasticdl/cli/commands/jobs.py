@@ -198,7 +198,7 @@ def events(job: str | None, follow: bool, as_json: bool, **given: Any) -> int:
         for line in journal:
             entry = parse_entry(line)
             if entry is None:
-                damaged += 1
+                damaged += bool(line.strip())  # who goes on in a journal may begin a new line first
             elif as_json:
                 print(line, flush=follow)
             elif entry["event"] != STEPS:  # one a second, which nobody wants to read
