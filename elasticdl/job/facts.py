@@ -197,7 +197,8 @@ class Timeline:
     """Gives each moment of a job one label, so that the parts add up to the whole. Time never goes back in it.
 
     What a time of training was is often told later: a pause when it is over, an evaluation by its seconds alone. So training stays
-    open up to the last report of steps but one, and what is told is claimed of it. What lies before is final, and only added up.
+    open up to the last report of steps but one, and what is told is claimed of it, with the workers of that time. What lies before
+    is final, and only added up.
     """
 
     def __init__(self) -> None:
@@ -205,7 +206,9 @@ class Timeline:
         self.doing = TimeUse.STARTING  # PRODUCTIVE while it trains, for all that is known yet
         self.spent = TimeSpent()  # what is final: these numbers never fall
         self._open: deque[tuple[float, float, int]] = deque()  # training: since and until when, and by how many workers
-        self._claims: defaultdict[TimeUse, float] = defaultdict(float)  # seconds of it that were something else
+        self._claims: defaultdict[TimeUse, float] = defaultdict(
+            float
+        )  # seconds of it, anywhere, that were something else
 
     def advance(self, now: float, crew: Mapping[WorkerPhase, int]) -> None:
         """``crew``: workers since then, by what they do."""
@@ -226,12 +229,27 @@ class Timeline:
         self.settle(self.now)
         self.now, self.doing = max(now, self.now), doing
 
-    def trained(self, since: float, until: float = math.inf) -> float:
-        """How many seconds of this time count as training, as far as it is open."""
-        return sum(max(min(until, ended) - max(since, began), 0.0) for began, ended, _ in self._open)
+    def claim(self, use: TimeUse, since: float, until: float = math.inf, most: float = math.inf) -> None:
+        """This time was this, as far as it is open training; of it ``most`` seconds, the newest."""
+        newer = []
+        while self._open and self._open[-1][1] > since:
+            began, ended, workers = self._open.pop()
+            high = min(ended, until)
+            low = max(began, since, high - most)
+            if low >= high:
+                newer.append((began, ended, workers))
+                continue
+            self.spent.add(use, high - low, workers)
+            most -= high - low
+            if ended > high:
+                newer.append((high, ended, workers))
+            if low > began:
+                self._open.append((began, low, workers))
+                break
+        self._open.extend(reversed(newer))
 
-    def claim(self, use: TimeUse, seconds: float) -> None:
-        """So many seconds of the training were this."""
+    def claim_some(self, use: TimeUse, seconds: float) -> None:
+        """So many seconds of the training were this; nobody knows which."""
         self._claims[use] += max(seconds, 0.0)
 
     def settle(self, until: float) -> None:
@@ -387,7 +405,7 @@ class Facts:
         if self.over:
             self._end_change(line.now)
         elif change and not change.told:  # nothing was trained since
-            line.claim(change.use, line.trained(change.since))
+            line.claim(change.use, change.since)
         line.settle(line.now)
         return self
 
@@ -500,10 +518,10 @@ class Facts:
             case "phase":
                 self._phase(told, now)
             case "evaluation":
-                line.claim(TimeUse.EVALUATION, line.trained(now - told.seconds))
+                line.claim(TimeUse.EVALUATION, now - told.seconds)
                 self.metrics = told.metrics or self.metrics
             case "checkpoint":
-                line.claim(TimeUse.CHECKPOINT, line.trained(now - told.held))
+                line.claim(TimeUse.CHECKPOINT, now - told.held)
                 self.checkpoint = (told.step, told.path)
             case "checkpoint_failed":
                 self.no_checkpoint = (told.step, told.reason)
@@ -531,6 +549,7 @@ class Facts:
                 self.phase, self.reason = told.phase or self.phase, told.reason
                 self.step, self.epochs, self.samples = told.steps, told.epochs, told.samples
                 self.metrics = told.metrics or self.metrics
+                self.collective = told.collective or self.collective
                 if told.compared_workers:
                     self.compared = (told.compared, told.compared_workers)
                 line.doing = TimeUse.ENDING
@@ -595,7 +614,7 @@ class Facts:
         pause.workers += 1
         pause.steps_torn = max(pause.steps_torn, told.steps_torn)
         if total > pause.total:
-            line.claim(_PAUSES[kind], min(total - pause.total, line.trained(now - total)))
+            line.claim(_PAUSES[kind], now - total, most=total - pause.total)
             pause.time, pause.total = now, total
             pause.parts = {name: getattr(told, name) for name in PAUSE_PARTS}
             self.longest_pause = max(self.longest_pause, total)
@@ -604,9 +623,9 @@ class Facts:
         """The ``first`` step after it begins, or the job is over without one."""
         change, self._change = self._change, None
         if change and not change.told:
-            self._line.claim(change.use, self._line.trained(change.since, first))
+            self._line.claim(change.use, change.since, first)
             self.changes[str(change.use)] += 1
-            if change.use is TimeUse.FAILURE and self.worlds:
+            if change.use in _PAUSES and self.worlds:
                 self._add_pause(PauseRecord(self.worlds[-1].version, str(change.use), first, first - change.since))
 
     def _add_pause(self, pause: PauseRecord) -> None:
@@ -619,7 +638,7 @@ class Facts:
     def _steps_over(self, now: float, since: float) -> None:
         """Whatever a script does after its last step counts as the job's end."""
         line = self._line
-        line.claim(TimeUse.ENDING, line.trained(since))
+        line.claim(TimeUse.ENDING, since)
         if self._change:
             self._change.since = now  # what was before is claimed
         if line.doing is TimeUse.PRODUCTIVE and self.worlds and self.worlds[-1].until is None:
@@ -637,8 +656,8 @@ class Facts:
         if (change := self._change) and current:
             self._end_change(max(change.since, now - took))
         again = min(told.again, made)
-        line.claim(TimeUse.AGAIN, took * again / made if made else 0.0)
-        line.claim(TimeUse.SLOW, told.slowest * (made - again))  # each second counts once
+        line.claim_some(TimeUse.AGAIN, took * again / made if made else 0.0)
+        line.claim_some(TimeUse.SLOW, told.slowest * (made - again))  # each second counts once
         point = Point.of(told, time=now, workers=len(last.members) if last else 0)
         self.curve.add(point)
         self.step, self.loss, self.rate = step or self.step, point.loss, point.rate

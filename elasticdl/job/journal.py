@@ -89,6 +89,7 @@ class Fields(BaseModel):
     reason: Text = ""
     message: Text = ""
     engine: Text = ""
+    collective: Text = ""
     text: Text = ""
     host: Text = ""
     cause: Text = ""

@@ -132,7 +132,7 @@ FAILURE = {"productive": 15 + 8 - 1, "failure": 12, "again": 1, "ending": 1}
         ),
         pytest.param(
             after(line(8, "evaluation", step=9, seconds=1e9), ends=10),
-            {"evaluation": 4, "productive": 1, "ending": 1},
+            {"evaluation": 3, "productive": 2, "ending": 1},
             id="no more than was trained by then",
         ),
         pytest.param(
@@ -183,6 +183,58 @@ def test_a_pause_is_what_the_survivor_tells_who_paused_longest(kind):
     assert spent(history)[kind] == pytest.approx(0.8)  # from 19.21 to 20.01, in which the other's lies
     (found,) = history.pauses
     assert (found.workers, found.total, sum(found.parts.values())) == (2, 0.8, pytest.approx(0.8, abs=1e-4))
+
+
+@pytest.mark.parametrize(
+    ("told", "use", "wanted"),
+    [
+        pytest.param([pause(24, 2, "grow", 5)], "grow", 1 + 4 * 100, id="pause"),
+        pytest.param([steps(24, 101, 1, world=2, seconds=0)], "grow", 1 + 4 * 100, id="change that no survivor tells"),
+        pytest.param(
+            [line(24, "evaluation", step=100, seconds=5, metrics={})], "evaluation", 1 + 4 * 100, id="evaluation"
+        ),
+        pytest.param([line(24, "checkpoint", step=100, path="x", held=5)], "checkpoint", 1 + 4 * 100, id="checkpoint"),
+        pytest.param([line(24, "steps_over", step=100, seconds=5)], "ending", 1 + 4 * 100, id="the last step"),
+    ],
+)
+def test_what_has_its_time_counts_for_the_workers_of_that_time(told, use, wanted):
+    """One worker becomes a hundred at 20 s; what is told at 24 s began at 19 s."""
+    grown = [formed(20, 2, range(100), 100, seconds=1), *told]
+    history = after(steps(19, 100, 99, seconds=14), *grown, begins=start(1), until=24)
+    before = after(steps(19, 100, 99, seconds=14), begins=start(1), until=19)
+    assert history.spent.workers[use] - before.spent.workers[use] == pytest.approx(wanted)
+    assert history.spent.wall[use] == pytest.approx(5)
+
+
+@pytest.mark.parametrize("kind", ["grow", "shrink"])
+@pytest.mark.parametrize("total", [0.96, 0.5])
+def test_a_pause_that_is_told_after_its_first_step_counts_once(kind, total):
+    """So after a reconnect. From the old world's last step to the first of the new one it is 0.7 s; a longer pause counts as told."""
+    lines, sizes = [], [2 + number if kind == "grow" else 22 - number for number in range(21)]
+    for number in range(1, 21):
+        time, version = 10.0 * number, number + 1
+        world = formed(time, version, range(sizes[number]), 100 * number, seconds=0.3)
+        first = steps(time + 0.5, 100 * number + 1, 1, world=version, seconds=0.1)
+        later = steps(time + 9, 100 * number + 99, 98, world=version, seconds=8.5)
+        lines += [
+            world,
+            first,
+            pause(time + 0.52, version, kind, total),
+            pause(time + 0.53, version, kind, total - 0.1, 1),
+            later,
+        ]
+    history = after(*lines, begins=start(sizes[0]), ends=220)
+    assert history.spent.wall[kind] == pytest.approx(20 * max(total, 0.7))
+    assert history.changes == {"starting": 1, kind: 20}
+    assert history.counts["pauses"] == len(history.pauses) == 20
+    assert {each.workers for each in history.pauses} == {2}
+
+
+def test_what_sums_gradients_is_known_from_the_end_too():
+    finished = line(20, "job_finished", phase="succeeded", steps=9, collective="horovod")
+    assert read([*start(), TRAINED, finished][9:]).collective == "horovod"
+    began = line(6, "collective", worker=0, engine="torch")
+    assert after(began, TRAINED, ends=20).collective == "torch"  # the end of an older version may not tell it
 
 
 @pytest.mark.parametrize("told", [False, True])
