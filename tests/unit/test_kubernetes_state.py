@@ -5,14 +5,18 @@ import contextlib
 import copy
 import hashlib
 import json
+import os
+import signal
+import threading
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from google.protobuf import json_format
 
-from elasticdl.common.errors import ReplacedError, UserError
+from elasticdl.common.errors import ReplacedError, UnreachableError, UserError
 from elasticdl.job.journal import dump_entry
 from elasticdl.job.messages import Member
 from elasticdl.job.spec import MOST_WORKERS, WorkerRange
@@ -20,6 +24,7 @@ from elasticdl.kube import job_objects
 from elasticdl.kube.client import ApiError, NotDoneError
 from elasticdl.master.core.values import Phase, WorkerState, World
 from elasticdl.master.core.worker_record import JobSnapshot, Snapshot, TrainingSnapshot, WorkerSnapshot
+from elasticdl.master.shell import cluster_master
 from elasticdl.master.shell import state_config_map as state_module
 from elasticdl.master.shell.cluster_master import require_rights, uncounted
 from elasticdl.master.shell.serve import RelievedError
@@ -136,6 +141,30 @@ async def test_what_is_saved_is_what_the_next_master_loads(first, api, tmp_path)
 
 
 @on(loaded)
+async def test_a_save_that_is_given_up_writes_nothing_over_the_jobs_last_status(first, api, monkeypatch):
+    begun, may_go_on, patch = threading.Event(), threading.Event(), api.patch
+
+    def slow_patch(*arguments):
+        monkeypatch.setattr(api, "patch", patch)
+        begun.set()
+        assert may_go_on.wait(20.0)
+        return patch(*arguments)
+
+    first.store.status = lambda: '{"phase": "running"}'
+    monkeypatch.setattr(api, "patch", slow_patch)
+    saving = asyncio.create_task(first.save(1))
+    assert await asyncio.to_thread(begun.wait, 20.0)
+    saving.cancel()
+    finishing = asyncio.create_task(first.store.finish('{"phase": "succeeded"}', Phase.SUCCEEDED))
+    await asyncio.sleep(0.1)
+    may_go_on.set()
+    await asyncio.wait({saving, finishing})
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert saving.cancelled()
+    assert api.state.status == '{"phase": "succeeded"}'
+
+
+@on(loaded)
 async def test_the_journal_is_saved_as_it_was_when_the_state_was(first, api, tmp_path):
     """What has come since would happen once more under the next master, whose memory lacks it."""
     for number in range(3):
@@ -196,7 +225,7 @@ async def test_what_the_first_writes_while_the_second_takes_over_is_not_lost(fir
 
     def patch_first(kind, name, change):
         api.patch = patch
-        Bench(api, tmp_path).store._put({MEMORY: memory(5).to_json()})
+        asyncio.run(Bench(api, tmp_path).store._write({MEMORY: memory(5).to_json()}))
         return patch(kind, name, change)
 
     api.patch = patch_first
@@ -389,3 +418,25 @@ def test_a_right_that_the_masters_account_has_not_got_is_not_waited_for_as_an_an
 def test_an_account_that_may_do_all_that_its_role_says_has_what_it_takes():
     (verbs,) = [each["verbs"] for each in job_objects.rules("digits") if each["resources"] == ["pods"]]
     require_rights(Forbidding(*verbs))
+
+
+def test_a_master_that_is_told_to_leave_while_it_starts_leaves(monkeypatch, tmp_path):
+    def read(kind, name):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise UnreachableError("no answer")
+
+    monkeypatch.setattr(cluster_master, "identify", lambda tls: SimpleNamespace(job="digits"))
+    monkeypatch.setattr(cluster_master, "connect", lambda target, own_account: SimpleNamespace(read=read))
+    names = ("NAMESPACE", "POD_UID", "HOST", "TLS")
+    environ = {getattr(cluster_master.variables, each): "x" for each in names}
+    with pytest.raises(RelievedError, match="it got SIGTERM"):
+        asyncio.run(asyncio.wait_for(cluster_master.run(environ, tmp_path, tmp_path), 20.0))
+
+
+def test_a_template_that_is_damaged_is_the_users_mistake(tmp_path):
+    path = tmp_path / "worker.json"
+    for text in (None, "{"):
+        if text:
+            path.write_text(text)
+        with pytest.raises(UserError, match="can't read the template"):
+            cluster_master.read_template(path)

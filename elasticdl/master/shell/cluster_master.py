@@ -3,8 +3,9 @@
 It may be one of several, one after another: the Job starts the next when this one ends without the job having ended.
 
 Exit codes: 0 succeeded, or stopped on request: the Job is complete. 1 failed, 2 the user's mistake: after these the Job
-starts no other, as its backoff limit is taken away first. 143: told to leave (SIGTERM), or replaced; the workers go on, and the next master takes
-them over. Anything else: it crashed. Another may do better, unless several have crashed in a row (`judge.crash_loop`).
+starts no other, as its backoff limit is taken away first. 2 also if the master's account lacks a right: then others follow, as
+after a crash. 143: told to leave (SIGTERM), or replaced; the workers go on, and the next master takes them over. Anything else:
+it crashed. Another may do better, unless several have crashed in a row (`judge.crash_loop`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from google.protobuf import json_format
 
@@ -80,25 +82,40 @@ async def run(environ: Mapping[str, str], folder: Path, scratch: Path) -> int:
         RelievedError: the master was told to leave.
         UnreachableError: the cluster does not answer.
     """
-    namespace, uid, tls = (
-        environ[variables.NAMESPACE],
-        environ[variables.POD_UID],
-        TlsFolder(Path(environ[variables.TLS])),
-    )
+    own_task: asyncio.Task[Any] | None = asyncio.current_task()
+    leave: list[Callable[[str], object]] = [own_task.cancel] if own_task else []  # the last is who is to leave
+
+    def told(signal_name: str) -> None:
+        leave[-1](f"it got {signal_name}")
+
+    signals = (signal.SIGTERM, signal.SIGINT)
+    with handling({each: partial(told, each.name) for each in signals}):
+        try:
+            return await _serve(environ, folder, scratch, leave)
+        except asyncio.CancelledError as error:
+            raise RelievedError(str(error)) from None
+
+
+async def _serve(environ: Mapping[str, str], folder: Path, scratch: Path, leave: list[Callable[[str], object]]) -> int:
+    """``leave``: its last is called if the process is told to leave."""
+    names = (variables.NAMESPACE, variables.POD_UID, variables.HOST, variables.TLS)
+    if missing := [each for each in names if each not in environ]:
+        raise UserError(f"{missing[0]} is not set: a cluster's master is started by `elasticdl train`")
+    namespace, uid, host, tls = *(environ[each] for each in names[:3]), TlsFolder(Path(environ[variables.TLS]))
     name = identify(tls).job
     job_dir = JobDir(scratch / name)
     job_dir.path.mkdir()
     client = connect(ClusterTarget(namespace), own_account=True)
     job = await request(partial(client.read, "Job", master_name(name)), "read the job")
     state_map = await request(partial(client.read, "ConfigMap", state_name(name)), "read the job's state")
-    await request(partial(require_rights, client), "ask what its account may do")
     state = ClusterState(client, name, uid, job_dir.journal)
     try:
         masters = partial(client.list, "Pod", label_selector=selector(name, Role.MASTER))
         crashes = last_crashes(await request(masters, "list the masters before this one"), job["metadata"]["uid"])
         if why := crash_loop(crashes):
             raise JobFailedError(why)
-        spec, template = read_spec(JobDir(folder)), json.loads((folder / TEMPLATE_FILE).read_text())
+        await request(partial(require_rights, client), "ask what its account may do")
+        spec, template = read_spec(JobDir(folder)), read_template(folder / TEMPLATE_FILE)
         log_as(name, spec)
         pods = partial(
             WorkerPods,
@@ -108,15 +125,15 @@ async def run(environ: Mapping[str, str], folder: Path, scratch: Path) -> int:
             template,
             priority=parse_priority(spec.worker_pod_priority),
         )
-        master = make_master(spec, job_dir, client, state, pods, (environ[variables.HOST], tls))
-        leave = {each: partial(master.leave, f"it got {each.name}") for each in (signal.SIGTERM, signal.SIGINT)}
+        master = make_master(spec, job_dir, client, state, pods, (host, tls))
+        leave.append(master.leave)
         async with contextlib.nullcontext() if crashes else uncounted(client, name, uid):
-            with handling(leave):
-                end = await master.run()
+            end = await master.run()
         status = job_dir.status.read_text()
     except NotDoneError:  # a right is missing, which the next master may have
         raise
     except (UserError, JobFailedError) as error:
+        leave.append(lambda why: None)  # the job's end is to be written down
         failed = pb.JobStatus(job_name=name, phase=str(Phase.FAILED), reason=str(error), time_left=-1)
         await state.claim()
         await end_workers(WorkerPodApi(client, name))
@@ -124,6 +141,17 @@ async def run(environ: Mapping[str, str], folder: Path, scratch: Path) -> int:
         raise
     await state.finish(status, end.phase)
     return exit_code(end.phase)
+
+
+def read_template(path: Path) -> Any:
+    """
+    Raises:
+        UserError: it is not there, or damaged.
+    """
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"can't read the template of the workers' pods {path}: {error}") from None
 
 
 def require_rights(client: Client) -> None:

@@ -132,7 +132,10 @@ class ClusterState:
         """
         async with self._writing:
             mark = {"metadata": {"annotations": {HOLDER: self._holder}}}
-            return await request(partial(self._send, mark), "read the job's state")
+            self._version = ""  # nobody knows, until there is an answer
+            done = await request(partial(self._client.patch, "ConfigMap", self._name, mark), "read the job's state")
+            self._version = done["metadata"]["resourceVersion"]
+            return done
 
     async def load(self) -> Snapshot | None:
         """Also makes this the job's master, and puts the journal so far into its file.
@@ -181,21 +184,21 @@ class ClusterState:
     async def _write(self, texts: dict[str, str], end: int | None = None) -> None:
         """Write these with the journal up to this byte. Whatever else is there stays."""
         async with self._writing:
-            await asyncio.to_thread(self._put, texts, end)  # packing may take a tenth of a second
+            packed = await _whole(self._pack, texts, end)  # which may take a tenth of a second
+            await self._put(packed)
 
-    def _put(self, texts: dict[str, str], end: int | None = None) -> None:
+    async def _put(self, packed: dict[str, str]) -> None:
         """
         Raises:
             ReplacedError: another master has taken over.
             OSError: it could not be done, or nobody knows.
         """
-        packed = self._pack(texts, end)
         # A state that could not be read keeps its format.
         head = {HEAD: json.dumps({"format": FORMAT})} if JOURNAL in packed else {}
         for _ in range(ATTEMPTS):
             try:
-                version = {"resourceVersion": self._version or self._ask_for_version()}
-                self._send({"metadata": version, "data": head, "binaryData": packed})
+                version = {"resourceVersion": self._version or await self._ask_for_version()}
+                await self._send({"metadata": version, "data": head, "binaryData": packed})
             except ApiError as failure:
                 if failure.status != CONFLICT:
                     raise OSError(str(failure)) from failure
@@ -204,14 +207,13 @@ class ClusterState:
                 return
         raise OSError(f"the ConfigMap {self._name} changes under every attempt to write it")
 
-    def _send(self, change: Manifest) -> Manifest:
+    async def _send(self, change: Manifest) -> None:
         self._version = ""  # nobody knows, until there is an answer
-        done = self._client.patch("ConfigMap", self._name, change)
+        done = await _whole(self._client.patch, "ConfigMap", self._name, change)
         self._version = done["metadata"]["resourceVersion"]
-        return done
 
-    def _ask_for_version(self) -> str:
-        found = self._client.read("ConfigMap", self._name)
+    async def _ask_for_version(self) -> str:
+        found = await _whole(self._client.read, "ConfigMap", self._name)
         holder = (found["metadata"].get("annotations") or {}).get(HOLDER, "")
         if holder != self._holder:
             raise ReplacedError(f"another master has taken over: pod {holder}")
@@ -230,6 +232,16 @@ class ClusterState:
             oldest = lines.index(b"\n", len(lines) // 4) + 1
             self._begin, lines = self._begin + oldest, lines[oldest:]
         return {**packed, JOURNAL: journal}
+
+
+async def _whole(ask: Callable[..., T], *arguments: object) -> T:
+    """Do what blocks. A thread can't be stopped: who is cancelled meanwhile waits for it, so that it does nothing after what comes next."""
+    asking = asyncio.ensure_future(asyncio.to_thread(ask, *arguments))
+    try:
+        return await asyncio.shield(asking)
+    except asyncio.CancelledError:
+        await asyncio.wait({asking})
+        raise
 
 
 async def request(ask: Callable[[], T], what: str) -> T:
