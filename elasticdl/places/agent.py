@@ -103,6 +103,10 @@ class Link:
                     problem = NO_ANSWER
                 except UnreachableError as error:
                     problem = str(error)
+                except UserError as error:  # if its certificate was good before, it may be read again
+                    if not self._silence.met:
+                        raise
+                    problem = str(error)
                 delay = self._silence.fail(problem)
                 silence = self._silence.silence(self._clock())
                 if silence > self._environment.master_timeout:

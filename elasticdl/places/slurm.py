@@ -120,8 +120,16 @@ class PolledPlaces:
             delay = self._seconds
             try:
                 self._see(await self._provider.list())
-                while self._to_end or len(self._wanted()) < self._most:
-                    await (self._end() if self._to_end else self._ask())
+                not_ended = None
+                while (due := self._to_end and not not_ended) or len(self._wanted()) < self._most:
+                    try:
+                        await (self._end() if due else self._ask())
+                    except UnreachableError as error:
+                        if not due:
+                            raise
+                        not_ended = error  # which keeps nobody from having another place
+                if not_ended:
+                    raise not_ended
                 backoff.reset()
                 self._refuse("")
             except UserError as error:

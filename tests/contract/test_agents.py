@@ -9,6 +9,7 @@ import pytest
 from agent_kit import DEADLINE, LOGS, TOKEN, acting, end_of, place
 
 from elasticdl.common.credentials import Token, WorkerEnvironment
+from elasticdl.common.errors import UserError
 from elasticdl.master.core.events import ExitCause, FoundWorker, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.places.agent import Link
 from elasticdl.places.base import PlaceEnding
@@ -166,6 +167,26 @@ async def test_who_has_no_master_for_too_long_looks_for_none_any_more(scene):
     await master.leave()
     time.step = 400.0
     assert (await asyncio.wait_for(keeping, DEADLINE)).startswith(f"no master at 127.0.0.1:{master.port} for")
+
+
+@on(acting)
+async def test_who_has_had_a_master_bears_a_certificate_that_can_not_be_read(scene):
+    master, orders, time = await scene.master(), asyncio.Queue(), Clock()
+    environment = WorkerEnvironment(f"127.0.0.1:{master.port}", TOKEN, 0, "", master_timeout=600)
+    readable = [True]
+
+    def hello():
+        if not readable:
+            raise UserError("can't read tls.crt: Stale file handle")
+        return pb.AgentHello(place="place-0")
+
+    link = Link(environment, hello, orders.put_nowait, time)
+    keeping = asyncio.ensure_future(link.keep())
+    assert (await asyncio.wait_for(orders.get(), DEADLINE)).HasField("welcome")
+    readable.clear()
+    await master.leave()
+    time.step = 400.0
+    assert "s: can't read tls.crt" in await asyncio.wait_for(keeping, DEADLINE)
 
 
 class Clock:

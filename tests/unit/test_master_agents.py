@@ -251,6 +251,18 @@ async def test_of_a_worker_whose_agent_is_silent_it_is_said_that_nothing_is_seen
     assert await desk.told_soon() == [SEES_NOTHING]
 
 
+@on(desk)
+async def test_an_answered_look_says_nothing_of_a_later_one(desk, monkeypatch):
+    monkeypatch.setattr(module, "STACKS_SECONDS", AT_ONCE)
+    line = await desk.starts()
+    desk.agents.read_stacks(0)
+    desk.says(line, looked=pb.Looked(worker_id=0, text="File"))
+    monkeypatch.setattr(module, "STACKS_SECONDS", NEVER)
+    desk.agents.read_stacks(0)
+    await asyncio.sleep(0.05)
+    assert desk.told() == [StacksFound(0, "File")]
+
+
 @on(partial(desk, NEVER))
 async def test_who_may_never_come_is_not_waited_for_as_long_as_the_others(desk):
     finding = asyncio.ensure_future(desk.agents.found([A, Place("b", state=PlaceState.ENDING)], SOMEBODY))

@@ -96,6 +96,19 @@ async def test_to_end_a_place_is_tried_until_it_is_gone(scene):
     assert scene.queue.ended == [("7", False)] * 2
 
 
+@on(scene)
+async def test_a_place_that_can_not_be_ended_keeps_no_other_from_being_had(scene):
+    scene.queue.may_answer.set()
+    scene.queue.answers = [UnreachableError("no answer")] * 1000
+    scene.queue.places["7"] = Place("7", state=PlaceState.READY)
+    await scene.reports.get()
+    scene.places.give_back("7", at_once=False)
+    scene.want(1, NOWHERE)
+    async with asyncio.timeout(10):
+        await scene.queue.asked.wait()
+    scene.queue.answers.clear()
+
+
 @on(partial(scene, {"7": PlaceLost("7", ExitCause.PREEMPTED, -9, "for another job")}))
 async def test_of_a_place_that_ended_in_the_absence_of_a_master_the_next_hears_why(scene):
     assert scene.found == [Place("7", state=PlaceState.LOST)]

@@ -69,7 +69,9 @@ class Agents:
         self._hellos: dict[str, pb.AgentHello] = {}  # by place, of the last agent
         self._tenants: dict[int, Tenant] = {}
         self._lost: set[str] = set()
-        self._looks: set[int] = set()  # workers whose agent is asked where they stand, and has not answered yet
+        self._looks: dict[
+            int, asyncio.TimerHandle
+        ] = {}  # by worker whose agent is asked where it stands, until it answers or is late
         self._background = Background("ends of workers are taken", lambda why: self._report(LauncherFailed(why)))
         self._changed = asyncio.Event()  # somebody has said Hello, or a worker has ended
         self._closed = self._detached = False
@@ -138,7 +140,8 @@ class Agents:
                 self._ending(place)
             case "looked":
                 looked = message.looked
-                self._looks.discard(looked.worker_id)
+                if timer := self._looks.pop(looked.worker_id, None):
+                    timer.cancel()
                 self._report(StacksFound(looked.worker_id, looked.text, looked.state, looked.has_session))
 
     def closed(self, line: Line, place: str) -> None:
@@ -199,8 +202,9 @@ class Agents:
         line = self._lines.get(tenant.place)
         if line:
             line.put(pb.AgentOrder(read_stacks=pb.ReadStacks(worker_id=worker_id)))
-        self._looks.add(worker_id)
-        asyncio.get_running_loop().call_later(STACKS_SECONDS if line else 0.0, self._saw_nothing, worker_id)
+        if worker_id not in self._looks:
+            later = asyncio.get_running_loop().call_later
+            self._looks[worker_id] = later(STACKS_SECONDS if line else 0.0, self._saw_nothing, worker_id)
 
     async def close(self, *, keep: bool = False) -> None:
         """Agents that are to keep their workers look for the next master as soon as they miss this one."""
@@ -252,7 +256,8 @@ class Agents:
             line.put(pb.AgentOrder(end=tenant.end))
 
     def _saw_nothing(self, worker_id: int) -> None:
-        if worker_id in self._looks and worker_id in self._tenants:
+        del self._looks[worker_id]
+        if worker_id in self._tenants:
             self._report(StacksFound(worker_id, "", "the agent of its place does not answer"))
 
     def _placed(self, tenant: Tenant, pid: int) -> None:
