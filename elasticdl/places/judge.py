@@ -8,7 +8,8 @@ No event is asked for a cause: events come late, or not at all. The first line t
 | the container was `OOMKilled` | out of memory |
 | `TerminationTarget`, by Kueue | as its reason says, with Kueue's own text, which has its preemptor's number |
 | `DisruptionTarget` | as its reason says |
-| the pod's own `reason`: Preempting; NodeLost; another, of a node that evicts it, shuts down or refuses it | preempted; node lost; evicted |
+| the pod's own `reason`: Preempting; NodeLost; a refusal that every node repeats | preempted; node lost; crashed |
+| another, of a node that evicts it, shuts down or refuses it | evicted |
 | it was deleted, not ready, and the node never told of its end | node lost |
 | it was deleted by us; by somebody else | killed; deleted |
 | anything else | as its exit code says |
@@ -49,7 +50,13 @@ _DISRUPTIONS = {
 }
 _TAINT = "DeletionByTaintManager"
 # Preempting: in favour of a pod that the node itself can't do without.
-_REASONS = {"Preempting": ExitCause.PREEMPTED, "NodeLost": ExitCause.NODE_LOST}
+# The others: what the template asks of it no node will do, and only a person can mend that.
+_REFUSALS = ("SysctlForbidden", "PodOSNotSupported", "PodOSSelectorNodeLabelDoesNotMatch")
+_REASONS = {
+    "Preempting": ExitCause.PREEMPTED,
+    "NodeLost": ExitCause.NODE_LOST,
+    **dict.fromkeys(_REFUSALS, ExitCause.CRASHED),
+}
 # Kueue sets it before it deletes a pod. Its other reasons are evictions: a queue that is stopped, pods that are not ready in time,
 # a workload that is gone.
 _KUEUE = "TerminationTarget"

@@ -98,9 +98,9 @@ class Launched:
         return spot.place.node not in self.away_from or spot.number >= self.places_before
 
 
-# So long a place without a worker is kept: longer than it takes until a worker that is replaced at once has been launched, and no
-# longer, as others may wait for its GPUs.
-IDLE_SECONDS = 10.0
+# So long a place without a worker is kept: as long as a replacement may wait after a crash, and no longer, as others may wait for its
+# GPUs.
+IDLE_SECONDS = 30.0
 KILL_SECONDS = 10.0
 # What a worker's own exit code says as well, or better.
 _OF_THE_PROCESS = (ExitCause.CLEAN, ExitCause.CRASHED, ExitCause.KILLED)

@@ -58,16 +58,17 @@ def find_gpus(environ: Mapping[str, str]) -> list[str]:
     gpus = [each for each in listed if not each.startswith("MIG-")]
     if "CUDA_VISIBLE_DEVICES" not in environ:
         return gpus
-    names = {**{str(number): gpu for number, gpu in enumerate(gpus)}, **{each: each for each in listed}}
+    numbers = {str(number): gpu for number, gpu in enumerate(gpus)}
     seen: list[str] = []
     for device in environ["CUDA_VISIBLE_DEVICES"].split(","):
-        if device.strip() not in names:  # CUDA stops there too
-            if device.strip() not in ("", "-1"):
-                _log.warning(
-                    "CUDA_VISIBLE_DEVICES: %s is no number or whole id of a GPU, what follows is not used", device
-                )
+        name = device.strip()
+        begun = [each for each in listed if name and each.lower().startswith(name.lower())]
+        found = [numbers[name]] if name in numbers else begun
+        if len(found) != 1:  # CUDA stops there too
+            if name not in ("", "-1"):
+                _log.warning("CUDA_VISIBLE_DEVICES: %s is no one GPU's number or id, what follows is not used", device)
             break
-        seen.append(names[device.strip()])
+        seen += found
     return list(dict.fromkeys(seen))
 
 

@@ -88,7 +88,12 @@ class PodPlaces:
         self._threads = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="kubernetes")
         self._background = Background("pods are looked after", lambda why: report(LauncherFailed(why)))
         self._parting: set[asyncio.Task[Any]] = set()  # of these: pods are deleted that only other containers keep
-        here = asyncio.get_running_loop().call_soon_threadsafe
+        loop = asyncio.get_running_loop()
+
+        def here(callback: Callable[..., None], *arguments: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop is over
+                loop.call_soon_threadsafe(callback, *arguments)
+
         listed, changed = lambda pods: here(self.pods_listed, pods), lambda *seen: here(self.pod_changed, *seen)
         self._watch = Watch(api.pods, listed, changed, self._backoff())
         self._wanted: tuple[int, AbstractSet[str]] = 0, frozenset()

@@ -307,7 +307,7 @@ class WorkerRun:
             if with_sessions:
                 await asyncio.to_thread(_end_left_behind, str(self.dump))
             ended.output = await asyncio.to_thread(self.output.all) if self.was_started else ""
-            ended.out_of_memory = memory_kills.happened()
+            ended.out_of_memory = self.was_started and memory_kills.happened()
         except OSError as error:
             reason = error.strerror or str(error)
             ended.code, ended.problem = 1, f"{error.filename}: {reason}" if error.filename else reason

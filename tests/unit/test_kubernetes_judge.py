@@ -152,6 +152,7 @@ LIKE_A_LEAVING_ONE = pod(phase="Running", state=terminated(0), deleted=True)
         (stopped("WorkloadDeleted", ""), False, C.EVICTED, 0, "Kueue: WorkloadDeleted"),
         (BY_VOLCANO, False, C.PREEMPTED, 0, "volcano: preempting to accommodate a higher priority pod"),
         # Without the condition: the pod's own reason, and what its node last told.
+        (refused("SysctlForbidden", "forbidden sysctl"), False, C.CRASHED, -9, "forbidden sysctl"),
         (refused("Preempting", "for a critical pod"), False, C.PREEMPTED, -9, "for a critical pod"),
         (refused("Evicted", LOW), False, C.EVICTED, -9, LOW),
         (refused("OutOfnvidia.com/gpu", "not enough"), False, C.EVICTED, -9, "not enough"),

@@ -168,7 +168,7 @@ async def test_a_folder_that_takes_no_leases_is_a_reason_to_wait(make, tmp_path)
         ({"CUDA_VISIBLE_DEVICES": "1,-1,0"}, ["GPU-b81c"]),
         ({"CUDA_VISIBLE_DEVICES": ""}, []),
         ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, []),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-b8,GPU-a47f"}, []),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-b8,gpu-A47"}, ["GPU-b81c", "GPU-a47f"]),
         ({"CUDA_VISIBLE_DEVICES": "1,GPU-b81c,0"}, ["GPU-b81c", "GPU-a47f"]),
         ({"CUDA_VISIBLE_DEVICES": "1,GPU-,0"}, ["GPU-b81c"]),
         ({"CUDA_VISIBLE_DEVICES": "MIG-x9d2"}, ["MIG-x9d2"]),

@@ -169,7 +169,7 @@ class MasterStream:
         """Why trying again is of no use, if it is not."""
         if isinstance(error, grpc.Call) and error.code() in REFUSALS:
             return error.details()
-        # The own certificate is no good. If it worked before, it may be about to be renewed.
+        # The own certificate is no good. If it worked before, it may only not be readable at the moment.
         return str(error) if isinstance(error, UserError) and not self._silence.met else None
 
     def _converse(self) -> None:
