@@ -99,7 +99,7 @@ class NamespaceJob(JobHandle):
         if pod is None or not is_running(pod):
             raise NoMasterError(self.why_no_master(pod))
         try:
-            with self._endpoint() as endpoint:
+            with self._endpoint(pod) as endpoint:
                 yield endpoint
         except RefusedError:
             raise
@@ -110,13 +110,13 @@ class NamespaceJob(JobHandle):
             raise
 
     @contextlib.contextmanager
-    def _endpoint(self) -> Iterator[Endpoint]:
-        """The owner's certificate is here until the end."""
+    def _endpoint(self, pod: Object) -> Iterator[Endpoint]:
+        """The owner's certificate is here until the end. ``pod``: of the master at the moment."""
         secret = self.client.read("Secret", names.tls_name(self.name, Role.OWNER))
         files = {name: base64.b64decode(content) for name, content in secret["data"].items()}
         with (
             tempfile.TemporaryDirectory(prefix="elasticdl-") as folder,
-            forwarded(self.client, self.name) as address,
+            forwarded(self.client, self.name, pod) as address,
         ):
             TlsFiles.from_mapping(files).write(Path(folder))
             title = f"the master of job {self.name} in namespace {self.client.namespace}"

@@ -1,7 +1,7 @@
 """Which pods are a job's, and a port of loopback that leads through the API server to its master.
 
-A job's pods are those with its labels. Each connection to the port looks the master up anew, so one that was started
-again is found by those who connect again. What goes through is TLS between the two ends.
+A job's pods are those with its labels. Each connection to the port but the first looks the master up anew, so one that was
+started again is found by those who connect again. What goes through is TLS between the two ends.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def _age(pod: Object) -> str:
 
 
 @contextlib.contextmanager
-def forwarded(client: Client, job: str) -> Iterator[str]:
-    """``host:port`` of the listener; it is closed at the end, with all that goes through it."""
-    with _Forward(client, job) as server:
+def forwarded(client: Client, job: str, pod: Object | None = None) -> Iterator[str]:
+    """``host:port`` of the listener; it is closed at the end, with all that goes through it. ``pod``: the master's, if it is known."""
+    with _Forward(client, job, pod) as server:
         threading.Thread(target=server.serve_forever, args=(CLOSE_SECONDS,), name="port-forward", daemon=True).start()
         try:
             yield f"{LOOPBACK}:{server.server_address[1]}"
@@ -64,8 +64,9 @@ class _Forward(socketserver.ThreadingTCPServer):
 
     daemon_threads = True
 
-    def __init__(self, client: Client, job: str) -> None:
+    def __init__(self, client: Client, job: str, pod: Object | None) -> None:
         super().__init__((LOOPBACK, 0), socketserver.BaseRequestHandler)
+        self._known = iter([pod])  # for the first connection
         self._client = client
         self._job = job
         self._open: set[socket.socket] = set()
@@ -81,7 +82,7 @@ class _Forward(socketserver.ThreadingTCPServer):
 
     def finish_request(self, here: Any, client_address: Any) -> None:
         with contextlib.suppress(ElasticDLError, OSError, WebSocketException):
-            pod = find_master(self._client, self._job)
+            pod = next(self._known, None) or find_master(self._client, self._job)
             if pod is not None and is_running(pod):
                 tunnel = self._connect(pod["metadata"]["name"])
                 try:

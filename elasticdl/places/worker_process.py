@@ -96,19 +96,30 @@ class MemoryKills:
         return self._seen > before
 
     def _count(self) -> int:
-        """0 where the kernel does not say: the topmost group of a machine has no such file, nor have groups of the first version."""
-        try:
-            found = _KILLS.search(self._file().read_text())
-        except (OSError, IndexError):
-            return 0
-        return int(found[1]) if found else 0
+        """0 where the kernel does not say."""
+        for file in self._files():
+            try:
+                found = _KILLS.search(file.read_text())
+            except OSError:
+                continue
+            return int(found[1]) if found else 0
+        return 0
 
-    def _file(self) -> Path:
-        group = (self._root / "proc/self/cgroup").read_text().split("0::/", 1)[1].strip()
+    def _files(self) -> Iterator[Path]:
+        try:
+            groups = (self._root / "proc/self/cgroup").read_text().splitlines()
+        except OSError:
+            return
         mounted = self._root / "sys/fs/cgroup"
-        # In a container the group's own folder is what is mounted, under whatever path the host has it.
-        own = mounted / group / "memory.events"
-        return own if own.exists() else mounted / "memory.events"
+        for line in groups:
+            _, controllers, group = line.split(":", 2)
+            # In a container the group's own folder is what is mounted, under whatever path the host has it. The topmost group of a
+            # machine has no such file.
+            if not controllers:  # of the second version
+                yield from (mounted / group.strip("/") / "memory.events", mounted / "memory.events")
+            elif "memory" in controllers.split(","):
+                folder = mounted / "memory"
+                yield from (folder / group.strip("/") / "memory.oom_control", folder / "memory.oom_control")
 
 
 # Where a worker's output goes: into files, or through to this process's own stdout and stderr; and what it has printed last.

@@ -4,7 +4,8 @@ import pytest
 
 from elasticdl.places.worker_process import MemoryKills
 
-EVENTS = "low 0\nhigh 0\nmax 31\noom 2\noom_kill {}\noom_group_kill 0\n"
+TWO = "low 0\nhigh 0\nmax 31\noom 2\noom_kill {}\noom_group_kill 0\n"
+ONE = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
 
 
 def write(path, text):
@@ -13,19 +14,21 @@ def write(path, text):
 
 
 @pytest.mark.parametrize(
-    "groups",
+    ("groups", "file", "text"),
     [
-        "0::/\n",
-        "0::/kubepods/pod1/abc\n",  # a container whose group is what is mounted
+        ("0::/\n", "memory.events", TWO),
+        ("0::/kubepods/pod1/abc\n", "memory.events", TWO),  # a container whose group is what is mounted
+        ("9:cpu,memory:/job_7\n0::/\n", "memory/job_7/memory.oom_control", ONE),
+        ("9:memory:/docker/abc\n", "memory/memory.oom_control", ONE),
     ],
 )
-def test_a_kill_that_the_kernel_counts_is_told_once(tmp_path, groups):
+def test_a_kill_that_the_kernel_counts_is_told_once(tmp_path, groups, file, text):
     write(tmp_path / "proc/self/cgroup", groups)
-    events = tmp_path / "sys/fs/cgroup/memory.events"
-    write(events, EVENTS.format(3))
+    events = tmp_path / "sys/fs/cgroup" / file
+    write(events, text.format(3))
     kills = MemoryKills(tmp_path)
     assert not kills.happened(), "those of before are nobody's"
-    write(events, EVENTS.format(4))
+    write(events, text.format(4))
     assert kills.happened()
     assert not kills.happened()
 
