@@ -240,7 +240,7 @@ async def _whole(ask: Callable[..., T], *arguments: object) -> T:
     try:
         return await asyncio.shield(asking)
     except asyncio.CancelledError:
-        await asyncio.wait({asking})
+        await asyncio.gather(asking, return_exceptions=True)  # what it raises is no news any more
         raise
 
 
