@@ -201,9 +201,9 @@ class Losses:
         return self._causes.pop(None) if streak and streak.is_followed_by(record) else None
 
     def forget(self, now: float) -> None:
-        for streaks in (self._causes, self._nodes):
-            for key in [key for key, streak in streaks.items() if now - streak.last > FORGOTTEN_AFTER]:
-                del streaks[key]  # type: ignore[arg-type]
+        """Streaks without a loss for `FORGOTTEN_AFTER`."""
+        self._causes = {cause: each for cause, each in self._causes.items() if now - each.last <= FORGOTTEN_AFTER}
+        self._nodes = {node: each for node, each in self._nodes.items() if now - each.last <= FORGOTTEN_AFTER}
 
     def clear(self) -> None:
         self._causes.clear()
@@ -405,14 +405,17 @@ class Fleet:
     def miss(self, record: WorkerRecord, departure: str, why: str, cause: ExitCause | None, *, now: float) -> str:
         """A replacement is due for this worker. ``departure``: why, for people; ``why``: the same, without the worker's number.
         ``cause``: why it was lost; None if it was told to leave. Returns what a person must know."""
-        self._now, wait, early = now, None, None
-        if cause in CRASHES and not record.unfit:
+        self._now, wait, is_told = now, None, False
+        has_crashed = cause in CRASHES and not record.unfit
+        if has_crashed:
             wait = wait_after(self.crashes.in_a_row, why, now)
         elif cause and (record.unfit or not record.world_version):
-            wait, early = self._losses.count(record, cause, why, self.next_id, now), None if record.unfit else cause
+            wait = self._losses.count(record, cause, why, self.next_id, now)
+            is_told = wait.delay >= TOLD_DELAY and not wait.streak.told
         slow = record.node if record.slow else ""
+        early = cause if wait and not (has_crashed or record.unfit) else None
         self.departures.append(Departure(departure, slow, early, wait))
-        if wait is None or (cause in CRASHES and not record.unfit) or wait.streak.told or wait.delay < TOLD_DELAY:
+        if wait is None or not is_told:
             return ""
         wait.streak.told = True
         return wait.streak.describe(wait.until - now)

@@ -237,9 +237,9 @@ async def uncounted(client: Client, job: str, uid: str) -> AsyncIterator[None]:
         await set_counted(client, job, uid, counted=False)
     try:
         yield
-    except (RelievedError, UnreachableError, asyncio.CancelledError):
+    except (RelievedError, UnreachableError):
         raise
-    except BaseException:
+    except Exception:  # nobody counts a master that is cancelled
         await set_counted(client, job, uid, counted=True)
         raise
     await set_counted(client, job, uid, counted=True)
