@@ -34,9 +34,9 @@ from elasticdl.job.spec import JobSpec
 from elasticdl.master.core.events import EndJob
 from elasticdl.master.core.worker_record import Snapshot
 from elasticdl.master.shell.agents import Agents
+from elasticdl.master.shell.calls import Server, TlsAccess
 from elasticdl.master.shell.loop import SnapshotStore
 from elasticdl.master.shell.serve import EXIT_CODES, Master
-from elasticdl.master.shell.servicer import Server, TlsAccess
 from elasticdl.places.base import Launcher, Limits, Place, PlaceLost, PlaceState, Report
 from elasticdl.places.launcher import PlaceLauncher
 from elasticdl.places.slurm import PolledPlaces

@@ -3,7 +3,7 @@
 A job on this machine has a token of the user's, sent over loopback only. A job on a cluster has a certification authority
 of its own (`elasticdl.common.certificates`) and one certificate for each role; a process holds those of its own role as
 the three files of a folder, as Kubernetes mounts a Secret of type ``kubernetes.io/tls``. What a role may do is decided
-by the master (`elasticdl.master.shell.servicer`).
+by the master (`elasticdl.master.shell.calls`).
 """
 
 from __future__ import annotations

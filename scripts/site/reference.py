@@ -25,7 +25,7 @@ from elasticdl.job.spec import JobSpec, KubernetesOptions, SlurmOptions
 from elasticdl.master.core import events as master_events
 from elasticdl.master.core.transitions import ROWS
 from elasticdl.master.core.values import JOB, Phase, WorkerState
-from elasticdl.master.shell.servicer import ALLOWED
+from elasticdl.master.shell.calls import ALLOWED
 from scripts.draw_states import draw_job, draw_worker_core, draw_workers
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from elasticdl.common.credentials import Endpoint
 from elasticdl.master.core.events import FromWorker
 from elasticdl.master.shell.agents import Agents
+from elasticdl.master.shell.calls import Server, Servicer, Sessions
 from elasticdl.master.shell.journal_file import Journal
-from elasticdl.master.shell.loop import Sessions
-from elasticdl.master.shell.servicer import Server, Servicer
 from elasticdl.proto import elasticdl_pb2 as pb
 
 DEADLINE = 30.0

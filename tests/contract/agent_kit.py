@@ -12,8 +12,7 @@ from elasticdl.common.credentials import LOGS, PLACE, Token, WorkerEnvironment
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.core.events import WorkerPending, WorkerPlaced
 from elasticdl.master.shell.agents import Agents
-from elasticdl.master.shell.loop import Sessions
-from elasticdl.master.shell.servicer import Server, Servicer, TokenAccess
+from elasticdl.master.shell.calls import Server, Servicer, Sessions, TokenAccess
 from elasticdl.places.base import Place, PlaceState
 from elasticdl.proto import elasticdl_pb2 as pb
 

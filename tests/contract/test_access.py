@@ -23,8 +23,8 @@ from elasticdl.common.errors import RefusedError, UnreachableError
 from elasticdl.job import messages as m
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.events import StopRequested
-from elasticdl.master.shell import servicer
-from elasticdl.master.shell.servicer import ALLOWED, Guard, TlsAccess, TokenAccess
+from elasticdl.master.shell import calls
+from elasticdl.master.shell.calls import ALLOWED, Guard, TlsAccess, TokenAccess
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
@@ -373,7 +373,7 @@ def test_a_last_word_to_a_master_that_leaves_is_for_the_next(roles, open_stream,
 
 
 def test_who_asks_is_told_what_the_master_waits_for(local_master, monkeypatch):
-    monkeypatch.setattr(servicer, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(calls, "SETTLE_SECONDS", 0.0)
     local_master.takes, local_master.status.reason = None, "waits until the job's state is saved: no space"
     told = r"it was told, and waits until the job's state is saved: no space$"
     with connect(local_master.endpoint(TOKEN)) as client, pytest.raises(UnreachableError, match=told):

@@ -23,9 +23,10 @@ from elasticdl.master.core.sizing import MeasuredSteps
 from elasticdl.master.core.speedup import Observation
 from elasticdl.master.core.values import Settings
 from elasticdl.master.core.worker_record import JobSnapshot, Snapshot
+from elasticdl.master.shell.calls import Mailbox, Sessions
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.loop import SLOW_SAVE_SECONDS as SLOW_SAVE_SECONDS
-from elasticdl.master.shell.loop import Loop, Mailbox, NoStore, Sessions, StateSaver
+from elasticdl.master.shell.loop import Loop, NoStore, StateSaver
 from elasticdl.master.shell.observers import Observer
 from elasticdl.places.base import Launcher
 from tests.simulation.job_invariants import check_job

@@ -10,7 +10,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core import events as i
 from elasticdl.master.core.values import World
 from elasticdl.master.core.worker_record import JobSnapshot, Snapshot
-from elasticdl.master.shell.loop import Sessions, to_event
+from elasticdl.master.shell.calls import Sessions, to_event
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.simulation.adapter import (
     HEARTBEAT_SECONDS,

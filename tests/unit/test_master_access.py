@@ -3,7 +3,7 @@
 import pytest
 
 from elasticdl.common.credentials import Role, Token
-from elasticdl.master.shell.servicer import ALLOWED, TokenAccess
+from elasticdl.master.shell.calls import ALLOWED, TokenAccess
 from elasticdl.proto import elasticdl_pb2 as pb
 
 

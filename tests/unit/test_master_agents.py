@@ -9,8 +9,7 @@ import pytest
 from elasticdl.master.core.events import ExitCause, FoundWorker, StacksFound, WorkerExited, WorkerPlaced
 from elasticdl.master.shell import agents as module
 from elasticdl.master.shell.agents import Agents
-from elasticdl.master.shell.loop import Mailbox, Sessions
-from elasticdl.master.shell.servicer import Servicer
+from elasticdl.master.shell.calls import Mailbox, Servicer, Sessions
 from elasticdl.places.base import Place, PlaceEnding, PlaceState
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.stories import on

@@ -18,8 +18,8 @@ from elasticdl.master.core import events as i
 from elasticdl.master.core.job_core import Job
 from elasticdl.master.core.values import Settings
 from elasticdl.master.core.worker_record import MOST_EPOCHS, Training
+from elasticdl.master.shell.calls import to_event, to_status
 from elasticdl.master.shell.journal_file import Journal
-from elasticdl.master.shell.loop import to_event, to_status
 from elasticdl.master.shell.observers import TensorBoard, summarize
 from elasticdl.proto import elasticdl_pb2 as pb
 

@@ -14,7 +14,7 @@ from elasticdl.master.core import events as i
 from elasticdl.master.core.job_core import Job
 from elasticdl.master.core.values import LIVE, Settings, WorkerState, World
 from elasticdl.master.core.worker_record import Records, WorkerRecord
-from elasticdl.master.shell.loop import to_event
+from elasticdl.master.shell.calls import to_event
 from elasticdl.proto import elasticdl_pb2 as pb
 
 OF_WORKERS = [name for name, kind in KINDS.items() if kind.of_worker]

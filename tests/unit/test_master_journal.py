@@ -25,7 +25,6 @@ from elasticdl.kube.client import ApiError
 from elasticdl.master.core import events as e
 from elasticdl.master.shell import journal_file
 from elasticdl.master.shell import loop as loop_module
-from elasticdl.master.shell import loop as saver_module
 from elasticdl.master.shell import state_config_map as state_module
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.serve import Master
@@ -172,8 +171,8 @@ class Town:
 def eager(monkeypatch):
     monkeypatch.setattr(loop_module, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(state_module, "NEWS_SECONDS", 0.0)
-    monkeypatch.setattr(saver_module, "RETRY_SECONDS", 0.001)
-    monkeypatch.setattr(saver_module, "CLOSE_SECONDS", 0.001)
+    monkeypatch.setattr(loop_module, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(loop_module, "CLOSE_SECONDS", 0.001)
 
 
 def journal_of(*actions):

@@ -16,8 +16,8 @@ from elasticdl.master.core.job_core import Job
 from elasticdl.master.core.values import Settings, World
 from elasticdl.master.core.worker_record import JobSnapshot, Snapshot
 from elasticdl.master.shell import loop as loop_module
-from elasticdl.master.shell import loop as saver_module
-from elasticdl.master.shell.loop import SAVE_SECONDS, Loop, Mailbox, Sessions, StateSaver
+from elasticdl.master.shell.calls import Mailbox, Sessions
+from elasticdl.master.shell.loop import SAVE_SECONDS, Loop, StateSaver
 from elasticdl.master.shell.observers import Observer
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.stories import on
@@ -181,7 +181,7 @@ async def test_nobody_is_told_that_a_world_is_broken_before_he_is_told_the_world
 @pytest.fixture
 def impatient(monkeypatch):
     monkeypatch.setattr(loop_module, "SLOW_SAVE_SECONDS", 0.01)
-    monkeypatch.setattr(saver_module, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(loop_module, "RETRY_SECONDS", 0.01)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -276,7 +276,7 @@ async def test_what_happens_together_is_saved_together(desk):
 
 
 def test_a_store_that_fails_gets_the_newest_when_it_works_again_and_no_other_is_made(monkeypatch, caplog):
-    monkeypatch.setattr(saver_module, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(loop_module, "RETRY_SECONDS", 0.0)
 
     async def run():
         store = Store()

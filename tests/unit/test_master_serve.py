@@ -13,10 +13,10 @@ from elasticdl.job.jobdir import JobDir
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import Phase
+from elasticdl.master.shell.calls import Server, TokenAccess
 from elasticdl.master.shell.loop import NoStore
 from elasticdl.master.shell.observers import Observer, Observers
 from elasticdl.master.shell.serve import Master, RelievedError, logging_to
-from elasticdl.master.shell.servicer import Server, TokenAccess
 
 
 class NoPlace:

@@ -13,7 +13,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.sizing import FIRST_SECONDS
 from elasticdl.master.core.speedup import Observation
 from elasticdl.master.core.worker_record import Snapshot
-from elasticdl.master.shell.loop import to_status
+from elasticdl.master.shell.calls import to_status
 
 SEEN = Observation(2, 64, 0.6)
 

@@ -17,8 +17,8 @@ from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube import job_objects, names
 from elasticdl.master.core.events import StopRequested
+from elasticdl.master.shell.calls import ALLOWED
 from elasticdl.master.shell.serve import Master, local_master
-from elasticdl.master.shell.servicer import ALLOWED
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "security.md").read_text()

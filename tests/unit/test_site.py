@@ -13,7 +13,7 @@ from elasticdl.cli.parsing import Command
 from elasticdl.job.journal import KINDS
 from elasticdl.master.core.events import ExitCause
 from elasticdl.master.core.values import WorkerState
-from elasticdl.master.shell.servicer import ALLOWED
+from elasticdl.master.shell.calls import ALLOWED
 from elasticdl.proto import elasticdl_pb2 as pb
 from scripts.site import library, pages, reference
 

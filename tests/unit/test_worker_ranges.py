@@ -9,7 +9,7 @@ from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.master.core.events import ScaleRequested
-from elasticdl.master.shell.servicer import Servicer
+from elasticdl.master.shell.calls import Servicer
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.worker.batch_sizes import rate_rules
 

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
+
+import grpc
 
 from elasticdl.common.retry import Background, until
 from elasticdl.master.core.events import (
@@ -29,7 +31,7 @@ from elasticdl.master.core.events import (
     WorkerPending,
     WorkerPlaced,
 )
-from elasticdl.master.shell.loop import Outbox
+from elasticdl.master.shell.calls import Context, Outbox, converse
 from elasticdl.places.base import STACKS_SECONDS, Place, PlaceEnding, PlaceState, StarterReport
 from elasticdl.places.worker_process import judge
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -84,6 +86,32 @@ class Agents:
         return self
 
     # ---- from agents ----
+
+    async def attend(
+        self,
+        messages: AsyncIterator[pb.AgentMessage],
+        context: Context,
+        settled: Settled,
+        welcome: Callable[[], pb.Welcome],
+    ) -> None:
+        """See `elasticdl.master.shell.calls.Attending`."""
+        first = await anext(messages, None)
+        if first is None or first.WhichOneof("body") != "hello" or not first.hello.place:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an agent begins with AgentHello, with its place")
+        line, place = self.open(first.hello, settled), first.hello.place
+        line.put(pb.AgentOrder(welcome=welcome()))
+
+        async def listen() -> bool:
+            await self.begun.wait()
+            self.greet(line, first.hello)
+            async for message in messages:
+                self.hear(line, place, message)
+            return True
+
+        try:
+            await converse(line, listen(), context, f"a newer agent of place {place} has come")
+        finally:
+            self.closed(line, place)
 
     def open(self, hello: pb.AgentHello, settled: Settled) -> Line:
         """A new stream, and how it begins; of two agents in one place the newer stays.

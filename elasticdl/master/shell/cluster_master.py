@@ -40,9 +40,9 @@ from elasticdl.kube.names import MASTER_PORT, METRICS_PORT, master_name, selecto
 from elasticdl.kube.pod import TEMPLATE_FILE
 from elasticdl.master.core.values import Phase
 from elasticdl.master.shell.agents import Agents
+from elasticdl.master.shell.calls import Server, TlsAccess
 from elasticdl.master.shell.metrics import MetricsServer, Prometheus
 from elasticdl.master.shell.serve import EXIT_CODES, EXIT_USER_ERROR, Master, RelievedError, handling, log_as, read_spec
-from elasticdl.master.shell.servicer import Server, TlsAccess
 from elasticdl.master.shell.state_config_map import ClusterState, request
 from elasticdl.places.base import Limits, PlaceReport, Report
 from elasticdl.places.judge import TRACKING, crash_loop, last_crashes

@@ -30,8 +30,9 @@ from elasticdl.master.core.job_core import Job
 from elasticdl.master.core.values import Phase, Settings
 from elasticdl.master.core.worker_record import Snapshot
 from elasticdl.master.shell.agents import Agents
+from elasticdl.master.shell.calls import Mailbox, Server, Servicer, Sessions, TokenAccess, to_status
 from elasticdl.master.shell.journal_file import Journal, StepLog
-from elasticdl.master.shell.loop import Loop, Mailbox, NoStore, Sessions, SnapshotStore, StateSaver, to_status
+from elasticdl.master.shell.loop import Loop, NoStore, SnapshotStore, StateSaver
 from elasticdl.master.shell.observers import (
     LiveFacts,
     Observer,
@@ -39,7 +40,6 @@ from elasticdl.master.shell.observers import (
     TensorBoard,
     write_summary,
 )
-from elasticdl.master.shell.servicer import Server, Servicer, TokenAccess
 from elasticdl.places.base import Launcher, Limits, Place, Report
 from elasticdl.places.fork_server import Spawner
 from elasticdl.places.launcher import PlaceLauncher

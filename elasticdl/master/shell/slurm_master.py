@@ -32,9 +32,9 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.events import EndJob
 from elasticdl.master.core.worker_record import Snapshot
 from elasticdl.master.shell.agents import Agents
+from elasticdl.master.shell.calls import Server, TlsAccess
 from elasticdl.master.shell.loop import SnapshotStore
 from elasticdl.master.shell.serve import EXIT_CODES, EXIT_USER_ERROR, Master, RelievedError, handling, log_as, read_spec
-from elasticdl.master.shell.servicer import Server, TlsAccess
 from elasticdl.master.shell.slurm_keeper import EXIT_AGAIN, EXIT_LEFT, LEAVE, STOP, is_replaced, restarts
 from elasticdl.places.base import Launcher, Limits, Report
 from elasticdl.places.launcher import PlaceLauncher, Seconds
