@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import datetime
 from enum import Enum
 from typing import Any, TextIO, cast
@@ -29,7 +29,6 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
-from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -290,7 +289,6 @@ def moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
-PASSING_SECONDS = 10.0
 REDRAW_SECONDS = 0.25
 JOIN_SECONDS = 1.0
 
@@ -344,33 +342,33 @@ def own_outlets() -> tuple[Outlet, Outlet]:
 
 
 class Screen:
-    """Shows a job while it runs, and what its workers print."""
+    """Shows a job while it runs, and what its workers print. As lines: what happened, what workers wait for, and progress each so many
+    steps."""
 
-    def __init__(self, clock: Callable[[], float], outlets: Iterable[Outlet]) -> None:
-        self._clock = clock
+    def __init__(self, write: Callable[[str], None], log_loss_steps: int, outlets: Iterable[Outlet] = ()) -> None:
+        self._write = write
+        self._every = log_loss_steps
         self._outlets = {outlet.stream: outlet for outlet in outlets}
-        self._newest: dict[str, str] = {}  # of what passes, by its kind: what is not written yet
-
-    def live(self) -> AbstractContextManager[object]:
-        """Holds the terminal while its context lasts, if it is one."""
-        return nullcontext()
+        self._shown = 0
+        self._waiting: set[str] = set()
 
     def show(self, status: pb.JobStatus) -> None:
         """The newest status."""
-        raise NotImplementedError
+        waiting = waiting_lines(status)
+        for key in waiting.keys() - self._waiting:
+            self._write(waiting[key])
+        self._waiting = set(waiting)
+        if status.step // self._every > self._shown // self._every:
+            self._shown = status.step
+            self._write(progress_line(status))
 
     def line(self, text: str) -> None:
         """Something that happened, to stay on the screen."""
-        raise NotImplementedError
+        self._write(text)
 
     def passing(self, kind: str, text: str) -> None:
         """Something that happens again and again, of which the newest is enough."""
-        self._newest[kind] = text
-
-    def write_newest(self) -> None:
-        """Of what passes, as nothing comes any more."""
-        for text in self._newest.values():
-            self.line(text)
+        self._write(text)
 
     def printed(self, lines: bytes, stream: Stream) -> None:
         """Whole lines of a worker, but perhaps for the end of the last; takes as long as whoever reads them."""
@@ -389,63 +387,16 @@ class Screen:
         """
 
 
-class PlainScreen(Screen):
-    """Lines: what happened, what workers wait for, and progress each so many steps.
-
-    Of what happens again and again there is one line in `PASSING_SECONDS`: epochs of a second do not hide the rest.
-    """
-
-    def __init__(
-        self,
-        write: Callable[[str], None],
-        log_loss_steps: int,
-        clock: Callable[[], float] = time.monotonic,
-        outlets: Iterable[Outlet] = (),
-    ) -> None:
-        super().__init__(clock, outlets)
-        self._write = write
-        self._every = log_loss_steps
-        self._shown = 0
-        self._waiting: set[str] = set()
-        self._written: dict[str, float] = {}  # when each kind of what passes was
-
-    def show(self, status: pb.JobStatus) -> None:
-        self._write_due(self._clock() - PASSING_SECONDS)
-        waiting = waiting_lines(status)
-        for key in waiting.keys() - self._waiting:
-            self._write(waiting[key])
-        self._waiting = set(waiting)
-        if status.step // self._every > self._shown // self._every:
-            self._shown = status.step
-            self._write(progress_line(status))
-
-    def line(self, text: str) -> None:
-        self.write_newest()
-        self._write(text)
-
-    def passing(self, kind: str, text: str) -> None:
-        super().passing(kind, text)
-        self._write_due(self._clock() - PASSING_SECONDS)
-
-    def write_newest(self) -> None:
-        """What was held back must not come after what happened later."""
-        self._write_due(math.inf)
-
-    def _write_due(self, before: float) -> None:
-        """Those kinds of which nothing was written since."""
-        for kind in [kind for kind in self._newest if self._written.get(kind, -math.inf) <= before]:
-            self._write(self._newest.pop(kind))
-            self._written[kind] = self._clock()
-
-
 class LiveScreen(Screen):
     """A panel at the foot of the terminal that is redrawn; what happened scrolls by above it."""
 
     def __init__(
         self, console: Console, clock: Callable[[], float] = time.monotonic, outlets: Iterable[Outlet] = ()
     ) -> None:
-        super().__init__(clock, outlets)
+        super().__init__(self._print, 0, outlets)
         self._console = console
+        self._clock = clock
+        self.newest: dict[str, str] = {}  # of what passes, by its kind
         self._unfinished: dict[tuple[Stream, str], list[str]] = {}
         # Whoever draws erases as many lines as the panel had: two at once would erase lines above a panel that has shrunk.
         self._drawing = threading.Lock()
@@ -454,6 +405,7 @@ class LiveScreen(Screen):
 
     @contextmanager
     def live(self) -> Iterator[None]:
+        """Holds the terminal while its context lasts."""
         over = threading.Event()
         # What is written on stdout may lead elsewhere.
         with Live(self, console=self._console, auto_refresh=False, transient=True, redirect_stdout=False) as live:
@@ -474,16 +426,15 @@ class LiveScreen(Screen):
     def show(self, status: pb.JobStatus) -> None:
         self._status, self._received = status, self._clock()
 
-    def line(self, text: str) -> None:
-        with self._drawing:
-            self._console.print(Text(text))
+    def passing(self, kind: str, text: str) -> None:
+        self.newest[kind] = text
 
     def printed(self, lines: bytes, stream: Stream) -> None:
         if not self.draws(stream):
             return super().printed(lines, stream)
         text = lines.decode(errors="replace")
         with self._drawing:
-            self._console.print(_AsItIs(text if text.endswith("\n") else text + "\n"), end="", soft_wrap=True)
+            self._console.out(text if text.endswith("\n") else text + "\n", end="", highlight=False)
         return None
 
     def draws(self, stream: Stream) -> bool:
@@ -495,9 +446,13 @@ class LiveScreen(Screen):
         else:
             self._unfinished.pop((stream, prefix), None)
 
+    def _print(self, text: str) -> None:
+        with self._drawing:
+            self._console.print(Text(text))
+
     def __rich__(self) -> RenderableType:
         """As it is at this moment, also when it is drawn again since something was printed above it."""
-        panel = render(self._status, self._clock() - self._received, tuple(self._newest.values()))
+        panel = render(self._status, self._clock() - self._received, tuple(self.newest.values()))
         unfinished = [line for lines in tuple(self._unfinished.values()) for line in lines]
         lines = [Text.from_ansi(line, no_wrap=True, overflow="crop") for line in unfinished]
         return Group(*lines, panel) if lines else panel
@@ -522,26 +477,19 @@ class _GoneOrNot:
             self._file.flush()
 
 
-class _AsItIs:
-    """Text whose colours, and whatever else it has for the terminal, are its own."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __rich_console__(self, *_: Any) -> Iterator[Segment]:
-        yield Segment(self._text)
-
-
 @contextmanager
 def open_screen(log_loss_steps: int, outlets: Iterable[Outlet] = ()) -> Iterator[Screen]:
     console = Console(file=cast(TextIO, _GoneOrNot(sys.stderr)), highlight=False)
-    is_live = console.is_terminal
-    screen = LiveScreen(console, outlets=outlets) if is_live else PlainScreen(tell, log_loss_steps, outlets=outlets)
+    if not console.is_terminal:
+        yield Screen(tell, log_loss_steps, outlets)
+        return
+    screen = LiveScreen(console, outlets=outlets)
     try:
         with screen.live():
             yield screen
     finally:
-        screen.write_newest()
+        for text in screen.newest.values():  # they went with the panel
+            screen.line(text)
 
 
 def render(status: pb.JobStatus, age: float, newest: Sequence[str] = ()) -> Panel:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from elasticdl.cli.pod_logs import PodPrinters
 from elasticdl.cli.printed import LONGEST_LINE, FilePrinters, LocalLogs, PrintedLines, Prints, Tail, apart, local_prints
-from elasticdl.cli.screens import LiveScreen, Outlet, PlainScreen, Stream, moment
+from elasticdl.cli.screens import LiveScreen, Outlet, Screen, Stream, moment
 from elasticdl.job.jobdir import create_job_dir
 from elasticdl.job.journal import WorldMark, split_at_mark, without_marks
 from elasticdl.job.spec import JobSpec
@@ -378,7 +378,7 @@ def test_a_pipe_whose_reader_is_gone_is_left_alone_and_told_once():
     reads, writes = os.pipe()
     os.close(reads)
     said = []
-    screen = PlainScreen(said.append, 100, outlets=[Outlet(writes, OUT)])
+    screen = Screen(said.append, 100, outlets=[Outlet(writes, OUT)])
     for _ in range(3):
         screen.printed(b"line\n", OUT)
     os.close(writes)

@@ -14,7 +14,7 @@ from rich.console import Console
 from elasticdl.cli import screens
 from elasticdl.cli import screens as wording
 from elasticdl.cli.course import show_course
-from elasticdl.cli.screens import LiveScreen, PlainScreen, open_screen, render
+from elasticdl.cli.screens import LiveScreen, Screen, open_screen, render
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import dump_entry, news
 from elasticdl.job.spec import JobSpec
@@ -61,7 +61,7 @@ def test_a_worker_is_shown_with_its_process_and_that_it_trains():
 
 def test_plain_lines_come_each_so_many_steps_and_tell_once_what_workers_wait_for():
     lines: list[str] = []
-    screen = PlainScreen(lines.append, log_loss_steps=100)
+    screen = Screen(lines.append, log_loss_steps=100)
     for step in (0, 1, 99, 100, 101, 350, 360):
         screen.show(status_of(step=step))
     whole = "epoch 2/4, step 100/5,000, loss 0.1235, 4,321 samples/s, 2 workers, elapsed 0:00:30, left 0:01:30"
@@ -94,26 +94,6 @@ def test_a_loss_that_the_script_does_not_tell_is_not_made_up():
     resumed = status_of(samples=64, loss=math.nan, samples_per_second=0.0)
     assert "nan" not in wording.progress_line(resumed)
     assert "loss nan" in wording.progress_line(status_of(loss=math.nan))  # it has diverged
-
-
-def test_of_what_comes_by_often_plain_lines_have_the_newest_every_ten_seconds():
-    lines: list[str] = []
-    now = 0.0
-    screen = PlainScreen(lines.append, log_loss_steps=100, clock=lambda: now)
-    for epoch in range(60):
-        now = 0.5 * epoch
-        screen.passing("epoch", f"epoch {epoch}")
-    assert lines == ["epoch 0", "epoch 20", "epoch 40"]
-    screen.line("worker 1 left")
-    assert lines[3:] == ["epoch 59", "worker 1 left"]
-    screen.passing("epoch", "epoch 60")
-    screen.passing("evaluation", "evaluation 1")
-    assert lines[5:] == ["evaluation 1"]
-    now += 11.0
-    screen.show(pb.JobStatus(phase="running"))
-    assert lines[6:] == ["epoch 60"]
-    screen.write_newest()
-    assert len(lines) == 7
 
 
 def test_on_a_terminal_the_newest_stands_in_the_panel_and_stays_when_it_goes(monkeypatch):
@@ -163,7 +143,7 @@ def test_a_long_reason_stands_once_among_news_and_events():
         {"time": n, "event": "worker_left", "worker": n, "reason": f"{MISSING}; {n}.log", "code": 1} for n in (1, 22)
     ]
     warning = {"time": 3, "event": "warning", "message": f"2 in a row: {left[1]['reason']}; the job goes on"}
-    screen = PlainScreen((lines := []).append, log_loss_steps=100)
+    screen = Screen((lines := []).append, log_loss_steps=100)
     show_course(map(dump_entry, [*left, warning]), screen, lambda heard: False, lambda entry: None)
     assert lines == [
         f"worker 1 left: {MISSING}; 1.log",
