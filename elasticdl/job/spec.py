@@ -1,7 +1,7 @@
 """The job specification: every option of a job, declared once.
 
 The command line, ``--config job.yaml`` and the JSON that a worker receives are all made from these fields
-(`elasticdl.cli.options`). The group of an option is the class that declares it.
+(`elasticdl.cli.commands.start`). The group of an option is the class that declares it.
 """
 
 from __future__ import annotations

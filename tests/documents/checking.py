@@ -20,8 +20,7 @@ from unittest import mock
 import click
 
 from elasticdl.cli.__main__ import COMMANDS, TABLE
-from elasticdl.cli.commands.start import SCRIPT_GROUPS
-from elasticdl.cli.options import make_spec, read_options
+from elasticdl.cli.commands.start import SCRIPT_GROUPS, make_spec, read_options
 from elasticdl.cli.parsing import Command, did_you_mean, underscored
 from elasticdl.common.errors import UserError
 from elasticdl.job.spec import OPTION_GROUPS

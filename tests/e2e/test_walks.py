@@ -38,7 +38,7 @@ LISTENERS = {
     *("master/core/watching.py", "master/shell/journal_file.py", "master/shell/observers.py"),
 }
 # Once the job runs its command only follows it.
-FOLLOWS = {"cli/local_run.py"}
+FOLLOWS = {"cli/folder_run.py"}
 # So many files may act. Somebody has to read them.
 MOST = {"death": 13, "start": 20, "status": 12}
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from test_cli_kubernetes import parts
 
-from elasticdl.cli import local_run
+from elasticdl.cli import folder_run
 from elasticdl.cli.cluster_run import Submission
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.common.reason import shown
@@ -29,13 +29,13 @@ def test_a_present_directory_that_is_gone_is_told_in_one_line(tmp_path, monkeypa
     folder.rmdir()
     assert shown(tmp_path / "train.py") == str(tmp_path / "train.py")
     with pytest.raises(UserError, match="the folder in which this was typed is gone: change to one that is there"):
-        local_run.checked_here(JobSpec(command=("true",)))
+        folder_run.checked_here(JobSpec(command=("true",)))
 
 
 def test_folders_become_absolute(tmp_path):
     (tmp_path / "train.csv").touch()
     spec = JobSpec(model_zoo="zoo", output="../out", training_data="train.csv", validation_data="synthetic:8")
-    absolute = local_run.with_absolute_paths(spec, tmp_path)
+    absolute = folder_run.with_absolute_paths(spec, tmp_path)
     assert absolute.model_zoo == str(tmp_path / "zoo")
     assert absolute.output == str(tmp_path.parent / "out")
     assert absolute.training_data == str(tmp_path / "train.csv")
@@ -45,7 +45,7 @@ def test_folders_become_absolute(tmp_path):
 
 def test_every_option_that_is_a_folder_is_treated_as_one():
     described = {name for name, field in JobSpec.model_fields.items() if str(field.description).startswith("folder")}
-    assert described == {*local_run.FOLDERS_READ, *jobdir.WRITTEN}
+    assert described == {*folder_run.FOLDERS_READ, *jobdir.WRITTEN}
 
 
 def test_a_file_is_no_folder_and_one_that_can_be_made_is_well(tmp_path):
@@ -73,16 +73,16 @@ def test_a_missing_program(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
     with pytest.raises(UserError, match="the program no-such-program is not found"):
-        local_run.require_executable(("no-such-program",))
+        folder_run.require_executable(("no-such-program",))
     with pytest.raises(UserError, match=r"did you mean `python train\.py`\?"):
-        local_run.require_executable(("train.py",))
-    local_run.require_executable(("sh", "-c", "true"))
+        folder_run.require_executable(("train.py",))
+    folder_run.require_executable(("sh", "-c", "true"))
 
 
 def test_a_bare_python_is_the_one_that_has_elasticdl():
-    assert local_run.with_this_python(("python", "train.py")) == (sys.executable, "train.py")
+    assert folder_run.with_this_python(("python", "train.py")) == (sys.executable, "train.py")
     for command in (("/usr/bin/python", "train.py"), ("sh", "-c", "python train.py")):
-        assert local_run.with_this_python(command) == command
+        assert folder_run.with_this_python(command) == command
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def check_that(tmp_path, monkeypatch):
 
     def install(code: str) -> None:
         (tmp_path / "pretend_check.py").write_text(code)
-        monkeypatch.setattr(local_run, "CHECK_MODULE", "pretend_check")
+        monkeypatch.setattr(folder_run, "CHECK_MODULE", "pretend_check")
         monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
     return install
@@ -101,7 +101,7 @@ def test_a_check_that_breaks_is_not_the_users_mistake(check_that):
     check_that("raise RuntimeError('broken')")
     with (
         pytest.raises(JobFailedError, match=r"(?s)the check of the job broke \(exit code 1\).*broken"),
-        local_run.checked_as_worker(JobSpec()),
+        folder_run.checked_as_worker(JobSpec()),
     ):
         pass
 
@@ -114,7 +114,7 @@ def test_what_the_users_module_starts_does_not_outlive_the_check(check_that, tmp
     start = f"subprocess.Popen(['sleep', '60'], stdout=open({str(alive)!r}, 'w'), stderr=subprocess.DEVNULL)"
     check_that(f"import subprocess, sys; {start}; print('wrong', file=sys.stderr); {ending}")
     try:
-        with pytest.raises(UserError) if ending else contextlib.nullcontext(), local_run.checked_as_worker(JobSpec()):
+        with pytest.raises(UserError) if ending else contextlib.nullcontext(), folder_run.checked_as_worker(JobSpec()):
             pass
         closed, _, _ = select.select([reader], [], [], 10)
         assert closed, "the process still has its end of the pipe"
@@ -126,7 +126,7 @@ def test_a_check_may_take_as_long_as_a_worker_may_to_start(check_that):
     check_that("import time; time.sleep(60)")
     with (
         pytest.raises(UserError, match=r"longer than a worker's start may, 0\.1 s: --start_timeout gives it more$"),
-        local_run.checked_as_worker(JobSpec(start_timeout=0.1)),
+        folder_run.checked_as_worker(JobSpec(start_timeout=0.1)),
     ):
         pass
 

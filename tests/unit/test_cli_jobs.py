@@ -17,7 +17,7 @@ from cli_fake_jobs import ended_job, new_job, run
 from cli_fake_master import DEADLINE, TOKEN, FakeMaster, serving
 from google.protobuf import json_format
 
-from elasticdl.cli import local_run
+from elasticdl.cli import folder_run
 from elasticdl.cli.course import show_course
 from elasticdl.cli.folder_job import KEPT_STATES, FolderJob, Life, handle_of, prune_jobs
 from elasticdl.cli.pod_logs import PodPrinters
@@ -100,12 +100,12 @@ def test_a_process_that_got_the_number_of_a_dead_master_is_not_the_master(capsys
 
 
 def test_a_job_whose_check_takes_long_is_not_taken_for_lost():
-    with local_run.new_job(JobSpec(job_name="one")) as (job, _):
+    with folder_run.new_job(JobSpec(job_name="one")) as (job, _):
         os.utime(job.path, (1e9, 1e9))
         assert handle_of(job).life() is Life.STARTING
         with (
             pytest.raises(UserError, match="there is a job named one already"),
-            local_run.new_job(JobSpec(job_name="one")),
+            folder_run.new_job(JobSpec(job_name="one")),
         ):
             pass
     assert [path.name for path in job.path.iterdir() if path.is_file()] == ["job.json"]
@@ -114,7 +114,7 @@ def test_a_job_whose_check_takes_long_is_not_taken_for_lost():
 def test_a_job_that_was_killed_at_its_start_is_lost_also_when_it_has_come_back(dead_pid):
     old = new_job("one")
     write_aside(old.starter, json.dumps({"address": "", "token": "", "pid": dead_pid}))
-    with pytest.raises(UserError), local_run.new_job(JobSpec(job_name="one")):
+    with pytest.raises(UserError), folder_run.new_job(JobSpec(job_name="one")):
         raise UserError("something is wrong with the job")
     assert handle_of(old).life() is Life.LOST
 
@@ -123,11 +123,11 @@ def test_a_folder_that_cant_be_looked_at_stays_and_is_in_nobodys_way():
     """As one that another user has made."""
     strange = new_job("strange")
     strange.master.mkdir()
-    with local_run.new_job(JobSpec(job_name="one")):
+    with folder_run.new_job(JobSpec(job_name="one")):
         pass
     prune_jobs(keep=0)
     with pytest.raises(UserError, match="there is a job named strange already"):
-        local_run.new_job(JobSpec(job_name="strange")).__enter__()
+        folder_run.new_job(JobSpec(job_name="strange")).__enter__()
     assert strange.master.is_dir()
 
 
@@ -139,9 +139,9 @@ def test_where_the_disk_is_full_the_job_that_gave_way_comes_back(monkeypatch):
     def full(path, text):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr(local_run, "write_aside", full)
+    monkeypatch.setattr(folder_run, "write_aside", full)
     for _ in range(2):
-        with pytest.raises(OSError, match="No space left"), local_run.new_job(JobSpec(job_name="one")):
+        with pytest.raises(OSError, match="No space left"), folder_run.new_job(JobSpec(job_name="one")):
             pass
     assert {path.name: path.read_bytes() for path in old.path.iterdir() if path.is_file()} == before
     assert [path.name for path in jobs_root().iterdir()] == ["one"]
@@ -149,7 +149,7 @@ def test_where_the_disk_is_full_the_job_that_gave_way_comes_back(monkeypatch):
 
 def test_an_old_job_whose_status_is_damaged_gives_way():
     ended_job("one").status.write_text("{damaged")
-    with local_run.new_job(JobSpec(job_name="one")) as (job, _):
+    with folder_run.new_job(JobSpec(job_name="one")) as (job, _):
         pass
     assert not job.status.exists()
     assert [path.name for path in jobs_root().iterdir()] == ["one"]
@@ -167,14 +167,14 @@ def test_of_two_commands_that_make_a_job_of_one_name_at_once_one_has_it(monkeypa
 
     def make():
         try:
-            with local_run.new_job(JobSpec(job_name="one")) as (job, _):
+            with folder_run.new_job(JobSpec(job_name="one")) as (job, _):
                 found.extend(path.name for path in kept_states(job.path))
                 ended.wait(DEADLINE)
         except UserError as error:
             refused.append(str(error))
             ended.set()
 
-    monkeypatch.setattr(local_run, "goes_on", goes_on_slowly)
+    monkeypatch.setattr(folder_run, "goes_on", goes_on_slowly)
     threads = [threading.Thread(target=make) for _ in range(2)]
     for thread in threads:
         thread.start()

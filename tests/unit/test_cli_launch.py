@@ -26,12 +26,12 @@ DRIVER = """
 import sys
 from elasticdl.cli.__main__ import main
 from cli_fake_master import PlayedMaster
-from elasticdl.cli import local_run
+from elasticdl.cli import folder_run
 from elasticdl.master.shell import serve
 
 serve.local_master = PlayedMaster
-local_run.CLOSING_TIME = 2.0
-local_run.CHECK_MODULE = "pretend_check"
+folder_run.CLOSING_TIME = 2.0
+folder_run.CHECK_MODULE = "pretend_check"
 sys.exit(main(sys.argv[1:]))
 """
 

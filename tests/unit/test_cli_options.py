@@ -15,8 +15,7 @@ from pydantic import ValidationError
 import elasticdl
 from elasticdl.cli import entry
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.commands.start import run, train
-from elasticdl.cli.options import make_spec, read_options
+from elasticdl.cli.commands.start import make_spec, read_options, run, train
 from elasticdl.cli.signals import CAUGHT
 from elasticdl.common.errors import UserError
 from elasticdl.job.spec import OPTION_GROUPS, JobSpec, KubernetesOptions, fields_of

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from elasticdl.cli import folder_job, slurm_run
+from elasticdl.cli import folder_job, folder_run
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.folder_job import SlurmJob, handle_of
 from elasticdl.common.errors import UserError
@@ -88,7 +88,7 @@ def test_a_master_may_answer_though_slurm_does_not(slurm, job, capsys):
 def test_what_is_wrong_with_the_arguments_for_workers_is_told_before_a_master_is_submitted(slurm, job):
     slurm.says("sbatch", "printf 'sbatch: error: no such partition\\nallocation failure: bad\\n' >&2; exit 1")
     with pytest.raises(UserError) as told:
-        slurm_run.submit(job, JobSpec(launcher="slurm", slurm_args="--partition=x"))
+        folder_run.submit(job, JobSpec(launcher="slurm", slurm_args="--partition=x"))
     assert str(told.value) == "--slurm_args: Slurm refuses sbatch: no such partition; allocation failure: bad"
     assert len(slurm.calls("sbatch")) == 1
 
@@ -102,9 +102,9 @@ def test_a_batch_job_whose_number_can_not_be_kept_is_cancelled(slurm, job, monke
 
     slurm.says("sbatch", "echo 7")
     slurm.says("scancel", scancel)
-    monkeypatch.setattr(slurm_run, "write_aside", full)
+    monkeypatch.setattr(folder_run, "write_aside", full)
     with pytest.raises(OSError, match="No space left"):
-        slurm_run.submit(job, JobSpec(launcher="slurm"))
+        folder_run.submit(job, JobSpec(launcher="slurm"))
     assert slurm.calls("scancel") == ["scancel --quiet 7"]
     assert ("warning: Slurm's job 7 could not be cancelled: " in capsys.readouterr().err) == bool(scancel)
 

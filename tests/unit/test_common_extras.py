@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cli import slurm_run
+from elasticdl.cli import folder_run
 from elasticdl.common.errors import UserError
 from elasticdl.job.spec import JobSpec
 
@@ -48,9 +48,9 @@ def test_the_master_and_the_command_line_need_none_of_the_extras():
 def test_what_a_job_of_slurm_lacks_is_one_line(monkeypatch):
     monkeypatch.delitem(sys.modules, "elasticdl.common.certificates", raising=False)
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    monkeypatch.setattr(slurm_run, "require_slurm", lambda: None)
+    monkeypatch.setattr(folder_run, "require_slurm", lambda: None)
     with pytest.raises(UserError, match=r"^jobs of Slurm need the package cryptography: pip install '\.\[slurm\]' "):
-        slurm_run.run_job(JobSpec(), detach=True)
+        folder_run.run_on_slurm(JobSpec(), detach=True)
 
 
 def test_nothing_tells_to_install_the_package_of_another_project():

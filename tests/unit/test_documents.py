@@ -8,7 +8,7 @@ import re
 import pytest
 import yaml
 
-from elasticdl.cli.options import Given, make_spec
+from elasticdl.cli.commands.start import Given, make_spec
 from tests.documents.checking import Wrong, check_call, check_command, check_mention, check_names, options_of
 from tests.documents.reading import DOCUMENTS, ROOT, How, PythonBlock, Span, read
 

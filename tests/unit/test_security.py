@@ -10,7 +10,7 @@ import pytest
 from cryptography import x509
 from test_cli_kubernetes import parts
 
-from elasticdl.cli import slurm_run
+from elasticdl.cli import folder_run
 from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import LOOPBACK, Role, Token, WorkerEnvironment
 from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir
@@ -68,10 +68,10 @@ def _calls(role):
 
 def test_only_the_user_can_read_the_keys_of_a_slurm_job(tmp_path, monkeypatch):
     monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path))
-    monkeypatch.setattr(slurm_run, "submit", lambda job, spec: "7")
-    monkeypatch.setattr(slurm_run, "require_slurm", lambda: None)
+    monkeypatch.setattr(folder_run, "submit", lambda job, spec: "7")
+    monkeypatch.setattr(folder_run, "require_slurm", lambda: None)
     spec = JobSpec(job_name="mine", launcher="slurm", command=("true",))
-    assert slurm_run.run_job(spec, detach=True) == 0
+    assert folder_run.run_on_slurm(spec, detach=True) == 0
     folder = JobDir(tmp_path / "jobs" / "mine").tls
     assert {each.name for each in folder.iterdir()} == {str(role) for role in Role}
     kinds = {(each.is_dir(), stat.S_IMODE(each.stat().st_mode)) for each in [folder.parent, *folder.rglob("*")]}

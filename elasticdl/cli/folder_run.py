@@ -1,6 +1,6 @@
-"""A job on this machine, from its start to its end: the command is its master.
+"""Starting a job that has a folder, and following it: on this machine, or on a Slurm cluster, whose nodes share the folder.
 
-The master has the main thread, as its workers end with that one (`elasticdl.common.process_group`). In another one the job is followed as any
+On this machine the command is the job's master. The master has the main thread, as its workers end with that one (`elasticdl.common.process_group`). In another one the job is followed as any
 job is: its course goes to the screen, as what its workers print does, and signals, which the main thread notes, become requests to stop.
 """
 
@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,26 +20,28 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from elasticdl.cli.course import Follower, follow
-from elasticdl.cli.folder_job import BatchJob, FolderJob, Life, goes_on, handle_of, prune_jobs
+from elasticdl.cli.folder_job import BatchJob, FolderJob, Life, SlurmJob, goes_on, handle_of, prune_jobs
 from elasticdl.cli.job_handle import Heard
 from elasticdl.cli.parsing import made_up_name
 from elasticdl.cli.printed import apart, local_prints
 from elasticdl.cli.screens import Screen, insists, own_outlets, tell
 from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
 from elasticdl.common.credentials import refuse_variables
-from elasticdl.common.errors import ElasticDLError, JobFailedError, UserError
+from elasticdl.common.errors import ElasticDLError, JobFailedError, UnreachableError, UserError, import_extra
 from elasticdl.common.front_ends import RUN_MODULE
 from elasticdl.common.process_group import ProcessGroup, tethered
 from elasticdl.job import jobdir
 from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir, elsewhere, jobs_root, kept_states, write_aside
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.core.events import StopRequested
+from elasticdl.places import slurm
 from elasticdl.places.fork_server import CannotFork
 from elasticdl.places.preload import NoSuchProgram, program_of
 
@@ -242,6 +245,8 @@ def _one_at_a_time() -> Iterator[None]:
         yield
 
 
+# ---- on this machine ----
+
 CLOSING_TIME = 5.0  # seconds that a master gets beyond the workers' grace
 KILL_SECONDS = 3.0  # that a master gets to stop at once
 POLL, UP_POLL = 0.1, 0.01
@@ -249,7 +254,7 @@ POLL, UP_POLL = 0.1, 0.01
 _log = logging.getLogger(__name__)
 
 
-def run_job(spec: JobSpec) -> int:
+def run_here(spec: JobSpec) -> int:
     """Check, start, follow; returns the exit code, and nothing of the job is left running, whatever happens.
 
     The workers' framework is imported while the job is checked.
@@ -420,3 +425,88 @@ class _Interrupts:
         else:
             self.deadline = now
             self.screen.line("killing all workers")
+
+
+# ---- on a Slurm cluster ----
+
+KEEPER_MODULE = "elasticdl.master.shell.slurm_keeper"
+
+
+def run_on_slurm(spec: JobSpec, *, detach: bool) -> int:
+    """Check, submit, follow; returns the exit code. Once it is submitted, the job does not need this command.
+
+    Raises:
+        UserError: something is wrong with the job; nothing was started.
+        JobFailedError: the job failed, was stopped or is lost.
+        Interrupted: a signal came; a job that is submitted goes on.
+    """
+    require_slurm()
+    issue = import_extra("elasticdl.common.certificates", "jobs of Slurm", "slurm").issue
+    with caught(interrupt):
+        spec = checked_here(spec)
+    signals = SignalLog()
+    with caught(signals.add), new_job(spec) as (job, spec):
+        if not spec.command:
+            with checked_as_worker(spec, impatient=lambda: signals.first is not None):
+                pass
+        signals.raise_first()
+        for role, files in issue(job.name, datetime.now(UTC)).items():
+            files.write(job.tls / role)
+        number = submit(job, spec)
+    see = elsewhere(f"elasticdl status {job.name}")
+    tell(f"job {job.name} submitted: its master is Slurm's job {number}; see `{see}`{insists(spec, job.name)}")
+    signals.raise_first()
+    if detach:
+        return 0
+    outlets, batch = own_outlets(), BatchJob(job)
+    follower = Follower(
+        prints=lambda screen: local_prints(job, spec, screen, *outlets),
+        farewell=f"job {job.name} goes on: `{elsewhere(f'elasticdl stop {job.name}')}` stops it",
+        lost=batch.cancel,  # what is left of it, as after its folder was removed
+    )
+    return follow(SlurmJob(job, batch), spec, follower)
+
+
+def require_slurm() -> None:
+    """
+    Raises:
+        UserError: this is no machine from which batch jobs are submitted.
+    """
+    if missing := [name for name in ("sbatch", "squeue", "scancel") if shutil.which(name) is None]:
+        raise UserError(
+            f"--launcher slurm: {missing[0]} is not found: start the job on a machine from which you submit to Slurm"
+        )
+
+
+def submit(job: JobDir, spec: JobSpec) -> str:
+    """Returns the number of the batch job. If its node is lost, Slurm starts it on another.
+
+    Raises:
+        UserError: Slurm refuses it, or does not answer.
+        OSError: the number can't be written down; the batch job is cancelled again.
+    """
+    # What is wrong with these would be seen only when the master asks for the first worker.
+    worker = ["--test-only", "--ntasks=1", *shlex.split(spec.slurm_args), "--wrap=true"]
+    _submit(["sbatch", *worker], "--slurm_args")
+    script = shlex.join(["exec", *RUN_MODULE, KEEPER_MODULE, "--job_dir", str(job.path)])
+    arguments = ["--requeue", "--open-mode=append", *shlex.split(spec.slurm_master_args)]
+    words = slurm.sbatch(f"elasticdl-{job.name}-master", str(job.master_log), arguments, script)
+    number = slurm.number_of(_submit(words, "--slurm_master_args"))
+    try:
+        write_aside(job.batch, number)
+    except OSError:  # nobody would find it, and the job's folder goes
+        try:
+            slurm.run("scancel", "--quiet", number)
+        except ElasticDLError as error:
+            tell(f"warning: Slurm's job {number} could not be cancelled: {error}")
+        raise
+    return number
+
+
+def _submit(words: list[str], option: str) -> str:
+    try:
+        return slurm.run(*words)
+    except UserError as error:
+        raise UserError(f"{option}: {error}") from None
+    except UnreachableError as error:
+        raise UserError(f"nothing was submitted: {error}") from None
