@@ -79,12 +79,12 @@ class PrintedLines:
         if whole or is_long:
             self._show(whole + rest * is_long)
 
-    def end(self, *, with_newline: bool = True) -> None:
+    def end(self) -> None:
         """There is no more of it."""
         rest, self._rest = self._rest, b""
         if rest:
             self._screen.unfinished(b"", self._stream, self._prefix)
-            self._show((_still(rest) if self._is_drawn else rest) + b"\n" * with_newline)
+            self._show((_still(rest) if self._is_drawn else rest) + b"\n")
 
     def has_shown(self, text: str) -> bool:
         return text.encode(errors="replace") in self._shown
@@ -127,7 +127,6 @@ class _Output:
         self.worker = worker
         self.lines = lines
         self.is_shown = is_shown
-        self.world = 0  # in which what comes next was printed; 0 before the first
         self.mark: WorldMark | None = None  # at which it stands
         self._source = source
         self._rest = b""  # read, and not looked at
@@ -143,31 +142,22 @@ class _Output:
             if self.mark is not None:
                 return
 
-    @property
-    def next_world(self) -> int:
-        """That of the mark at which it stands; else the one in which it was printed so far."""
-        return self.mark.world if self.mark else self.world
-
     def pass_mark(self, ranks: tuple[int, ...] | None) -> None:
         """From here on it is shown if it is of one of these ranks."""
         if self.mark is None:
             return
-        self.world, rank, self.mark = self.mark.world, self.mark.rank, None
+        rank, self.mark = self.mark.rank, None
         if _is_among(rank, ranks):
             self.is_shown = True
-        else:
-            self.hide()
-
-    def hide(self) -> None:
-        if self.is_shown:
+        elif self.is_shown:
             self.lines.end()
-        self.is_shown = False
+            self.is_shown = False
 
-    def end(self, *, with_newline: bool) -> None:
+    def end(self) -> None:
         rest, self._rest = self._rest, b""
         if self.is_shown and rest:  # no mark after all
             self.lines.feed(rest)
-        self.lines.end(with_newline=with_newline)
+        self.lines.end()
 
 
 class Prints:
@@ -179,19 +169,14 @@ class Prints:
 
     Args:
         ranks: To show; None for all workers.
-        with_newlines: A last line that has none is ended, as something else follows it there.
     """
 
-    def __init__(
-        self, ranks: tuple[int, ...] | None, screen: Screen, printers: Printers | None, *, with_newlines: bool = True
-    ) -> None:
+    def __init__(self, ranks: tuple[int, ...] | None, screen: Screen, printers: Printers | None) -> None:
         self._ranks = ranks
         self._screen = screen
         self._printers = None if ranks == () else printers
-        self._with_newlines = with_newlines or ranks is None or len(ranks) > 1
         self._heard: queue.SimpleQueue[tuple[int, tuple[int, ...]]] = queue.SimpleQueue()
         self._world = 0  # the newest that was heard of
-        self._members: set[int] = set()  # of all worlds
         self._left: set[int] = set()
         self._outputs: dict[int, list[_Output]] = {}
         self._sought = set(ranks or ())  # who has, or had, one of the ranks
@@ -236,7 +221,6 @@ class Prints:
                 self._take(*self._heard.get_nowait())
         if self._printers is None:
             return
-        self._hide_absent()
         trouble = self._printers.collect(None if self._ranks is None else self._sought, to_end=to_end)
         if trouble and trouble not in self._told:
             self._told.add(trouble)
@@ -245,13 +229,15 @@ class Prints:
             self._take_up(worker, is_shown=self._ranks is None)
         while found := self._advance():
             self._advance()  # all that was printed before these marks is shown now
-            passing = [each for each in self._every() if self._may_pass(each, to_end=to_end)]
-            if not passing:
+            worlds = {
+                each: each.mark.world
+                for each in self._every()
+                if each.mark and (to_end or self._may_pass(each, each.mark))
+            }
+            if not worlds:
                 break
-            world = min(each.next_world for each in passing)
-            self._end_left()
             for output in found:
-                if output in passing and output.next_world == world:
+                if worlds.get(output) == min(worlds.values()):
                     output.pass_mark(self._ranks)
 
     # -- details --
@@ -262,7 +248,7 @@ class Prints:
             is_last = self._over.wait(PRINTS_POLL)
             self.look(to_end=is_last)
         for output in self._every():
-            output.end(with_newline=self._with_newlines)
+            output.end()
 
     def _take(self, world: int, workers: tuple[int, ...]) -> None:
         """``world``: which was formed of these workers; 0: they have left."""
@@ -270,7 +256,6 @@ class Prints:
             self._left.update(workers)
             return
         self._world = max(self._world, world)
-        self._members.update(workers)
         for worker in (workers[rank] for rank in self._ranks or () if rank < len(workers)):
             self._sought.add(worker)
             self._take_up(worker, is_shown=False)
@@ -291,30 +276,13 @@ class Prints:
         """Show all as far as it goes; returns those that stand at a mark."""
         for output in self._every():
             output.advance()
-        if self._with_newlines or any(each.is_shown and each.worker not in self._left for each in self._every()):
-            self._end_left()
+            if output.worker in self._left and output.mark is None:
+                output.end()
         return [output for output in self._every() if output.mark]
 
-    def _end_left(self) -> None:
-        """Something else follows the last lines of those that have left."""
-        for output in self._every():
-            if output.worker in self._left and output.mark is None:
-                output.end(with_newline=True)
-
-    def _may_pass(self, output: _Output, *, to_end: bool) -> bool:
+    def _may_pass(self, output: _Output, mark: WorldMark) -> bool:
         """Who comes to a rank waits for the journal, which tells who has left before: their last lines are ended then."""
-        if output.mark is None:
-            return False
-        comes_to_it = not output.is_shown and _is_among(output.mark.rank, self._ranks)
-        return to_end or output.mark.world <= self._world or not comes_to_it
-
-    def _hide_absent(self) -> None:
-        """Once the job has begun, nobody stands for a rank who is not in its world."""
-        for worker in self._sought - self._members if self._members else ():
-            self._sought.discard(worker)
-            for output in self._outputs[worker]:
-                output.advance()
-                output.hide()
+        return mark.world <= self._world or output.is_shown or not _is_among(mark.rank, self._ranks)
 
 
 def _is_among(rank: int, ranks: tuple[int, ...] | None) -> bool:
@@ -456,5 +424,4 @@ def local_prints(job: JobDir, spec: JobSpec, screen: Screen, out: Outlet, err: O
     files = {Stream.OUT: job.worker_out if is_apart else job.worker_log}
     if is_apart and spec.command:
         files[Stream.ERR] = job.worker_log
-    shares_place = out.is_terminal or out.ends_at(err)
-    return Prints(spec.shown_ranks(), screen, FilePrinters(job, files), with_newlines=shares_place)
+    return Prints(spec.shown_ranks(), screen, FilePrinters(job, files))

@@ -53,7 +53,7 @@ class Shown:
 class Job:
     """A job's folder in which the test plays the workers that print, and the master whose journal is followed."""
 
-    def __init__(self, ranks="0", *, stdout_apart=False, with_newlines=True):
+    def __init__(self, ranks="0", *, stdout_apart=False):
         self.dir = create_job_dir("job")
         self.now, self.version = 1000.0, 0
         self.unheard = None  # entries that are heard later, if any are
@@ -62,7 +62,7 @@ class Job:
         if stdout_apart:
             self.files = {OUT: self.dir.worker_out, ERR: self.dir.worker_log}
         ranks = JobSpec(log_ranks=ranks).shown_ranks()
-        self.prints = Prints(ranks, self.shown, FilePrinters(self.dir, self.files), with_newlines=with_newlines)
+        self.prints = Prints(ranks, self.shown, FilePrinters(self.dir, self.files))
 
     def launched(self, *workers):
         for worker in workers:
@@ -136,38 +136,6 @@ def test_another_rank_0_goes_on_where_the_last_one_ended(looks_often):
     assert job.look() == "loads\nstep 1\nstep 2\nstep 3\nstep 3\nstep 4\n"
 
 
-def test_where_nothing_else_goes_the_output_ends_as_the_script_has_ended_it():
-    job = Job(with_newlines=False)
-    job.launched(0, 1)
-    job.world(0, 1)
-    job.print(0, "step 1")  # and is killed
-    job.record("worker_left", worker=0, code=-9)
-    job.world(1)
-    job.look()
-    job.print(1, "step 1, the last")
-    job.record("worker_left", worker=1, code=0)
-    job.look()
-    with job.prints.shown(wait=lambda: True):
-        pass
-    assert job.shown.texts[OUT] == "step 1\nstep 1, the last"
-
-
-def test_where_nothing_else_goes_the_last_line_of_one_who_leaves_late_is_glued_to_no_other():
-    job = Job(with_newlines=False)
-    job.launched(0, 1)
-    job.world(0, 1)
-    job.print(0, "saving")  # drained: it leaves after the next world was formed
-    job.world(1)
-    job.print(1, "step 1\n")
-    job.look()
-    job.record("worker_left", worker=0, code=0)
-    job.look()
-    job.print(1, "step 2")
-    with job.prints.shown(wait=lambda: True):
-        pass
-    assert job.shown.texts[OUT] == "step 1\nsaving\nstep 2"
-
-
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("seed", range(40))
 def test_what_was_printed_by_whoever_had_rank_0_is_shown_once_however_worlds_and_looks_come(seed, is_late):
@@ -225,17 +193,6 @@ def test_before_the_first_world_it_is_worker_0_and_after_it_nothing_is_said_agai
     job.print(1, "step 1\n")
     assert job.look() == "Traceback\nstep 1\n"
     assert [job.prints.has_shown(text) for text in ("Traceback", "Traceback\nValueError")] == [True, False]
-
-
-def test_worker_0_is_not_shown_once_the_job_has_begun_without_it():
-    job = Job()
-    job.launched(0, 1)
-    job.print(0, "loads\n")
-    job.world(1)
-    job.print(1, "step 1\n")
-    assert job.look() == "loads\nstep 1\n"
-    job.print(0, "loads on\n")
-    assert job.look() == "loads\nstep 1\n"
 
 
 def test_all_workers_have_their_names_before_each_line():
@@ -319,8 +276,8 @@ def test_an_unfinished_line_is_shown_when_its_worker_has_ended_or_it_is_very_lon
     lines.feed(b"x" * LONGEST_LINE)
     assert shown.texts[OUT] == "a\nb" + "x" * LONGEST_LINE
     lines.feed(b"c")
-    lines.end(with_newline=False)
-    assert shown.texts[OUT].endswith("xc")
+    lines.end()
+    assert shown.texts[OUT].endswith("xc\n")
     assert shown.begun == ""
 
 
