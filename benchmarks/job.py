@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.processes import Failed, Growing, Processes, wait_until
-from elasticdl.cli.job_handle import connect
+from elasticdl.cli.folder_job import handle_of
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.journal import Entry, parse_entry
 from elasticdl.job.spec import WorkerRange
@@ -80,10 +80,7 @@ class ElasticJob:
         self._process = self._processes.start(self._name, self._command, env)
 
     def scale(self, minimum: int, maximum: int) -> None:
-        address = self.dir.read_master()
-        if address is None:
-            raise Failed(f"job {self._name} has no master any more")
-        with connect(address.endpoint) as client:
+        with handle_of(self.dir).master() as client:
             client.scale(WorkerRange(minimum=minimum, maximum=maximum))
 
     def stop(self, seconds: float = 30.0) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
@@ -69,16 +69,17 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
         follower.prints(screen).shown(wait=lambda: not noted.take()) as prints,
         job.following(statuses=True, patient=follower.patient) as following,
     ):
-        silence, watch = Silence(job, screen), follower.watch(screen, following)
-
-        def leaves(heard: Heard | None) -> bool:
+        silence, watch, once = Silence(job, screen), follower.watch(screen, following), Once()
+        for heard in following:
+            if isinstance(heard, pb.JobStatus):
+                last = heard
+                screen.show(heard)
+            elif heard:
+                show_entry(heard, screen, once, prints.hear)
             silence.hear(heard, following.failure, time.monotonic())
             watch(heard)
-            if isinstance(heard, pb.JobStatus):
-                last.CopyFrom(heard)
-            return follower.farewell is not None and noted.first is not None
-
-        show_course(following, screen, leaves, prints.hear)
+            if follower.farewell is not None and noted.first is not None:
+                break
         follower.at_end()
     if follower.farewell is not None and noted.first is not None:
         if follower.farewell:
@@ -142,26 +143,19 @@ class Silence:
             self._screen.line(why)
 
 
-def show_course(
-    following: Iterable[Heard | None],
-    screen: Screen,
-    leaves: Callable[[Heard | None], bool],
-    hear: Callable[[Entry], object],
-) -> None:
-    """Until the job is over. ``leaves``: asked after each thing that came, and whenever nothing came; ``hear``: is told each entry."""
-    once = Once()
-    for heard in following:
-        if isinstance(heard, pb.JobStatus):
-            screen.show(heard)
-        elif heard and (entry := parse_entry(heard)) is not None:
-            # Who follows a job of this machine keeps it alive: an entry that is damaged, or made up, must not end the training.
-            with suppress(Exception):
-                text = news(entry)
-                if text is not None and KINDS[entry["event"]].passing:
-                    screen.passing(entry["event"], text)
-                elif text is not None:
-                    screen.line(once(text, *reasons_of(entry)))
-            with suppress(Exception):
-                hear(entry)
-        if leaves(heard):
-            break
+def show_entry(line: str, screen: Screen, once: Once, hear: Callable[[Entry], object]) -> None:
+    """``hear``: is told the entry.
+
+    Who follows a job of this machine keeps it alive: an entry that is damaged, or made up, must not end the training.
+    """
+    entry = parse_entry(line)
+    if entry is None:
+        return
+    with suppress(Exception):
+        text = news(entry)
+        if text is not None and KINDS[entry["event"]].passing:
+            screen.passing(entry["event"], text)
+        elif text is not None:
+            screen.line(once(text, *reasons_of(entry)))
+    with suppress(Exception):
+        hear(entry)

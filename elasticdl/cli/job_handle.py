@@ -7,8 +7,8 @@ import math
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from typing import ClassVar, Protocol, TypeAlias, TypeVar
 
@@ -40,7 +40,7 @@ Reply = TypeVar("Reply")
 
 
 class MasterClient:
-    """The calls of the command line. Use `connect`, which closes the channel."""
+    """The calls of the command line."""
 
     def __init__(self, channel: grpc.Channel, master: Endpoint) -> None:
         self._channel = channel
@@ -103,13 +103,6 @@ class MasterClient:
             raise UnreachableError(f"{self._master.title} did not answer: {code.name.lower()}: {details}") from error
 
 
-@contextmanager
-def connect(master: Endpoint) -> Iterator[MasterClient]:
-    """A client that is closed at the end."""
-    with open_channel(master.address, master.credentials) as channel:
-        yield MasterClient(channel, master)
-
-
 FOLLOW_POLL = 0.05
 AGAIN_SECONDS = 1.0  # before a master is asked once more
 REFUSED_SECONDS = (
@@ -125,8 +118,7 @@ class Following:
     for. None whenever nothing has come for a moment.
 
     A thread for each reads what masters tell, through any change of masters. That may be lost with a master, or break off on its way.
-    So at the end comes what was kept: the rest of the journal with those of its lines that have no number, as they are damaged, and the
-    last status.
+    So at the end comes what was kept: the rest of the journal, and the last status.
     """
 
     def __init__(self, job: JobHandle, *, statuses: bool, patient: bool = False) -> None:
@@ -229,15 +221,10 @@ class Following:
 
     def _read_entries(self, master: MasterClient | None) -> None:
         """``master``: None at the end, for what is kept. Each master tells what the one before it has told, and so does what is kept."""
-        unnumbered: list[str] = []  # each reading has them
         for line in master.events(self._number, follow=True) if master else self._job.entries(self._number):
             if (number := number_of(line)) > self._number:
                 self._number = number
                 self._inbox.put(line)
-            elif not number and not master:
-                unnumbered.append(line)
-        for line in unnumbered:
-            self._inbox.put(line)
 
     def _read_statuses(self, master: MasterClient | None) -> None:
         for status in master.watch() if master else [self._job.kept_status()]:
@@ -388,8 +375,8 @@ class JobHandle(Protocol):
     @contextmanager
     def reached(self) -> Iterator[MasterClient]:
         """A client of its master, whichever that is at the moment. Raises as `reach`."""
-        with self.reach() as endpoint, connect(endpoint) as client:
-            yield client
+        with self.reach() as endpoint, open_channel(endpoint.address, endpoint.credentials) as channel:
+            yield MasterClient(channel, endpoint)
 
     @contextmanager
     def master(self) -> Iterator[MasterClient]:
@@ -450,28 +437,25 @@ def statuses_of(jobs: Sequence[JobHandle]) -> list[pb.JobStatus]:
     Several are asked at a time, as a master that does not answer is waited for. Whoever is interrupted does not wait for the others:
     threads of a pool would be waited for as the process ends.
     """
-    questions: queue.SimpleQueue[tuple[JobHandle, Future[pb.JobStatus]]] = queue.SimpleQueue()
-    answers: list[Future[pb.JobStatus]] = [Future() for _ in jobs]
-    for question in zip(jobs, answers, strict=True):
-        questions.put(question)
+    questions, answers = deque(enumerate(jobs)), dict[int, pb.JobStatus]()
 
     def work() -> None:
-        with suppress(queue.Empty):
+        with suppress(IndexError):
             while True:
-                job, answer = questions.get_nowait()
+                number, job = questions.popleft()
                 try:
-                    answer.set_result(job.status())
+                    answers[number] = job.status()
                 except Exception as error:  # noqa: BLE001 - it has just gone, or its files are damaged
-                    why = flat(error) or type(error).__name__
-                    lost = pb.JobStatus(job_name=job.name, phase="unreachable", reason=why, elapsed=-1, time_left=-1)
-                    answer.set_result(lost)
+                    answers[number] = pb.JobStatus(job_name=job.name, phase="unreachable", elapsed=-1, time_left=-1)
+                    answers[number].reason = flat(error) or type(error).__name__
 
-    for _ in jobs[:AT_ONCE]:
-        threading.Thread(target=work, name="ask", daemon=True).start()
-    for answer in answers:
-        while not answer.done():
-            wait([answer], POLL)  # in short waits: a signal that comes just before one has its handler called after it
-    return [answer.result() for answer in answers]
+    threads = [threading.Thread(target=work, name="ask", daemon=True) for _ in jobs[:AT_ONCE]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(POLL)  # in short waits: a signal that comes just before one has its handler called after it
+    return [answers[number] for number in range(len(jobs))]
 
 
 def choose(name: str | None, known: Collection[str], running: Sequence[str], where: str = "", hint: str = "") -> str:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from elasticdl.cli import screens
 from elasticdl.cli import screens as wording
-from elasticdl.cli.course import show_course
+from elasticdl.cli.course import show_entry
 from elasticdl.cli.screens import LiveScreen, Screen, open_screen, render
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import dump_entry, news
@@ -144,7 +144,9 @@ def test_a_long_reason_stands_once_among_news_and_events():
     ]
     warning = {"time": 3, "event": "warning", "message": f"2 in a row: {left[1]['reason']}; the job goes on"}
     screen = Screen((lines := []).append, log_loss_steps=100)
-    show_course(map(dump_entry, [*left, warning]), screen, lambda heard: False, lambda entry: None)
+    once = wording.Once()
+    for entry in (*left, warning):
+        show_entry(dump_entry(entry), screen, once, lambda entry: None)
     assert lines == [
         f"worker 1 left: {MISSING}; 1.log",
         f"worker 22 left: {AGAIN}",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
@@ -194,17 +193,13 @@ def show_one(console: Console, job: JobHandle) -> None:
 def events(job: str | None, follow: bool, as_json: bool, **given: Any) -> int:
     handle = find(job, given)
     with closing(handle.journal(follow=follow)) as journal:
-        damaged, once = 0, screens.Once()
+        once = screens.Once()
         for line in journal:
             entry = parse_entry(line)
-            if entry is None:
-                damaged += bool(line.strip())  # who goes on in a journal may begin a new line first
-            elif as_json:
+            if entry and as_json:
                 print(line, flush=follow)
-            elif entry["event"] != STEPS:  # one a second, which nobody wants to read
+            elif entry and entry["event"] != STEPS:  # one a second, which nobody wants to read
                 print(screens.event_line(entry, once), flush=follow)
-    if damaged:
-        print(f"damaged lines of the journal, which are left out: {damaged:,}", file=sys.stderr)
     return 0
 
 
