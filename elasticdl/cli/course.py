@@ -29,7 +29,6 @@ from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
 Watch = Callable[[Heard | None], object]
-UNREACHED = "unreached"
 UNREACHED_SECONDS = 10.0  # a master that has just been started takes some of them to listen
 
 
@@ -109,12 +108,12 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
 
 
 class Silence:
-    """Tells why nothing is heard of a job's master, when that changes, and that it is heard again."""
+    """Tells why nothing is heard of a job's master, each reason once, and that it is heard again."""
 
     def __init__(self, job: JobHandle, screen: Screen) -> None:
         self._job = job
         self._screen = screen
-        self._told = ""
+        self._told: set[str] = set()
         self._unreached = math.inf  # since when it runs and does not answer
         self._is_unreached = False  # and that was told
 
@@ -123,23 +122,24 @@ class Silence:
         if isinstance(heard, pb.JobStatus):
             if self._is_unreached:
                 self._screen.line("its master is reached again")
-            self._told, self._unreached, self._is_unreached = "", math.inf, False
+            self._told, self._unreached, self._is_unreached = set(), math.inf, False
         elif heard is None and isinstance(failure, AbsentError):
             self._unreached = math.inf
-            self._tell(failure.kind, str(failure))
+            self._tell(str(failure))
         elif heard is None and failure is not None:
             self._unreached = min(self._unreached, now)
             if now - self._unreached >= UNREACHED_SECONDS:
-                self._tell(UNREACHED, f"its master can't be reached: {failure}; it is tried again")
+                self._tell(f"its master can't be reached: {failure}; it is tried again")
 
-    def _tell(self, kind: str, why: str) -> None:
-        if kind == self._told:
+    def _tell(self, why: str) -> None:
+        if why in self._told:
             return
-        self._told, over = kind, ""
+        self._told.add(why)
+        over = ""
         with suppress(UnreachableError):  # that the cluster does not answer may be the very thing to tell
             over = self._job.over()
         if not over:  # else how it ended is told at the end
-            self._is_unreached = self._is_unreached or kind == UNREACHED
+            self._is_unreached = self._is_unreached or self._unreached < math.inf
             self._screen.line(why)
 
 

@@ -239,11 +239,7 @@ Lines: TypeAlias = Generator[str, None, None]  # as they come; to be closed
 
 
 class AbsentError(UnreachableError):
-    """No master runs at the moment; why. ``kind``: what stays the same while the words change, as of an image that is tried for again."""
-
-    def __init__(self, why: str, kind: str = "") -> None:
-        super().__init__(why)
-        self.kind = kind or why
+    """No master runs at the moment; why."""
 
 
 class JobHandle(Protocol):

@@ -30,7 +30,7 @@ ANY_JOB = f"{names.APPLICATION_LABEL}={names.APPLICATION},{names.JOB_LABEL}"
 
 class NoMasterError(AbsentError):
     def __init__(self, why: Waiting) -> None:
-        super().__init__(why.reason, "image" if why.image else "")
+        super().__init__(why.reason)
         self.why = why
 
 

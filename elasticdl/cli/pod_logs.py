@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import heapq
 import itertools
 import queue
 import re
@@ -19,7 +20,7 @@ import urllib3
 
 from elasticdl.cli.job_handle import Lines
 from elasticdl.cli.printed import PRINTS_POLL, Printers, Source
-from elasticdl.cli.screens import Dating, Stream, by_writer, merged, prefix, tell
+from elasticdl.cli.screens import Stream, by_writer, prefix, tell
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
 from elasticdl.job.journal import Entry, unmarked
@@ -52,31 +53,25 @@ def read_logs(client: Client, job: str, worker: int | None, pod_name: str = "") 
     """
     all_pods = find_pods(client, job)
     its_own = _named(pod_name, all_pods) if pod_name else []
-    # By writer and pod: one master follows another, and each has its own clock.
-    written: dict[str, dict[str, list[tuple[str, str]]]] = {}
-    datings = collections.defaultdict[tuple[str, str], Dating](Dating)
+    written = collections.defaultdict[str, list[LogLine]](list)  # by pod
     with contextlib.closing(LogReaders(client, follow=False)) as readers:
         readers.take_up(its_own or all_pods)
         for line in readers.rest(READ_SECONDS):
-            if (text := unmarked(line.text)[0]) is not None:
-                start = prefix(line.writer) if worker is None else ""
-                dated = datings[line.writer, line.pod].of("", line.when), start + text
-                written.setdefault(line.writer, {}).setdefault(line.pod, []).append(dated)
+            written[line.pod].append(line)
         if readers.refusal:
             raise UserError(readers.refusal)
         failures = readers.unread.values()
-    if failures and not (written if worker is None else f"worker-{worker}" in written):
+    lines = [*_shown(heapq.merge(*written.values(), key=lambda line: line.when), worker)]
+    if failures and not lines:
         raise UnreachableError("; ".join(sorted(failures)))
     if worker is None:
         for failure in failures:
             tell(failure)
-        yield from merged(lines for writer in by_writer(written) for lines in written[writer].values())
-    elif its_lines := written.get(f"worker-{worker}"):
-        yield from merged(its_lines.values())
-    elif not its_own and worker not in map(_number_of, all_pods):  # else it may not have printed yet
-        names = ", ".join(by_writer(written))
+    elif not (lines or its_own or worker in map(_number_of, all_pods)):  # else it may not have printed yet
+        names = ", ".join(by_writer({line.writer for each in written.values() for line in each}))
         has = f"it has logs of {names}" if names else "it has no logs yet"
         raise UserError(f"job {job} has no logs of worker {worker}; {has}")
+    yield from lines
 
 
 def follow_logs(
@@ -90,23 +85,24 @@ def follow_logs(
     pod_name = pod_name if _named(pod_name, find_pods(client, job)) else ""  # who may not is told now
     with contextlib.closing(LogReaders(client)) as readers:
         ended, told = False, set[str]()
-
-        def shown(lines: Iterator[LogLine]) -> Iterator[str]:
-            for each in lines:
-                text, _ = unmarked(each.text)
-                if text is not None and worker in (None, _number(each.writer)):
-                    yield prefix(each.writer) + text if worker is None else text
-
         while not ended:
             with contextlib.suppress(UnreachableError):
                 ended = bool(has_ended())  # asked first, so that no pod is missed
                 readers.take_up(_named(pod_name, find_pods(client, job)))
-            yield from shown(readers.rest() if ended else readers.lines(LOOK_SECONDS))
+            yield from _shown(readers.rest() if ended else readers.lines(LOOK_SECONDS), worker)
             if readers.refusal:
                 raise UserError(readers.refusal)
             for name in set(readers.unread) - told:
                 tell(readers.unread[name])
                 told.add(name)
+
+
+def _shown(lines: Iterable[LogLine], worker: int | None) -> Iterator[str]:
+    """Without marks, of one worker or of all writers."""
+    for each in lines:
+        text, _ = unmarked(each.text)
+        if text is not None and worker in (None, _number(each.writer)):
+            yield prefix(each.writer) + text if worker is None else text
 
 
 def _named(name: str, pods: list[Object]) -> list[Object]:

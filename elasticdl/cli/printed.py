@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import os
 import queue
@@ -13,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from elasticdl.cli.screens import Dating, Outlet, Screen, Stream, by_writer, merged, moment, prefix
+from elasticdl.cli.screens import Outlet, Screen, Stream, by_writer, moment, prefix
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.journal import Entry, WorldMark, parse_entry, split_at_mark, unmarked
 from elasticdl.job.spec import JobSpec
@@ -255,6 +256,8 @@ class Prints:
         if not world:
             self._left.update(workers)
             return
+        if not self._world:
+            self._sought.clear()  # nobody stands for a rank any more
         self._world = max(self._world, world)
         for worker in (workers[rank] for rank in self._ranks or () if rank < len(workers)):
             self._sought.add(worker)
@@ -302,6 +305,7 @@ def prefix_among(ranks: Collection[int] | None, worker: int) -> str:
 
 SUFFIXES = (".out", ".log")  # of two lines of the same time the one on stdout first
 STARTED = "worker_started"
+_TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]?\d*")
 
 
 class LocalLogs:
@@ -319,7 +323,8 @@ class LocalLogs:
         for entry in (parse_entry(line) for line in self._journal.lines() if STARTED in line):
             if entry and entry["event"] == STARTED:
                 self._started[f"worker-{entry['worker']}"] = moment(entry["time"])
-        yield from merged([*file.dated_lines(self._started.get(file.writer, ""))] for file in self.files())
+        dated = ([*file.dated_lines(self._started.get(file.writer, ""))] for file in self.files())
+        yield from (line for _, line in heapq.merge(*dated, key=lambda item: item[0]))
 
     def rest(self) -> Iterator[str]:
         """Last lines that are not finished."""
@@ -376,14 +381,19 @@ class _LogFile(Tail):
     def __init__(self, path: Path, start: str) -> None:
         super().__init__(path)
         self.writer, self.start = path.stem, start
-        self._dating = Dating()
+        self._last = ""  # when the last line was written
         self._entered = ""  # when its worker entered the newest world
 
     def dated_lines(self, started: str) -> Iterator[tuple[str, str]]:
+        """With the time that a line begins with, if it was written then: since its worker has entered its world, or was ``started``.
+        Else with the first moment that it may be."""
         now = moment(time.time())
         for text, mark in map(unmarked, self.lines()):
             if text is not None:
-                yield self._dating.of(text, self._entered or started, now), self.start + text
+                found, earliest = _TIMESTAMP.match(text), self._entered or started
+                told = found[0].replace("T", " ").replace(",", ".") if found else ""
+                self._last = max(self._last, told if earliest <= told <= now else earliest)
+                yield self._last, self.start + text
             self._entered = mark.when if mark else self._entered
 
 

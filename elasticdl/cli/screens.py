@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import heapq
 import json
 import math
 import os
@@ -41,11 +40,9 @@ from elasticdl.proto import elasticdl_pb2 as pb
 # How numbers, statuses, journal entries and logs read: pure functions that return text.
 
 
-LATEST = "~"  # later than any moment
 # A reason that is longer than the first is shown once; after that its beginning. So many are remembered.
 LONG_REASON, BEGINNING, REASONS = 100, 60, 16
 _WHOLE = ("world_version", "step", "total_steps", "samples", "compared_step")
-_TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]?\d*")
 
 
 class Once:
@@ -263,25 +260,6 @@ def prefix(writer: str) -> str:
 def by_writer(names: Iterable[str]) -> list[str]:
     """The master, then the workers by number."""
     return sorted(names, key=lambda name: (name != "master", len(name), name))
-
-
-def merged(streams: Iterable[Iterable[tuple[str, str]]]) -> Iterator[str]:
-    """The lines of several writers in the order of time. Each writer's lines come in their order, with the moments of `Dating`."""
-    return (line for _, line in heapq.merge(*streams, key=lambda item: item[0]))
-
-
-class Dating:
-    """Says when the lines of one log were written, one after the other, as text that sorts by time."""
-
-    def __init__(self) -> None:
-        self._last = ""
-
-    def of(self, line: str, earliest: str = "", latest: str = LATEST) -> str:
-        """The time that the line begins with, if it was written then: between these moments. Else the first moment that it may be."""
-        found = _TIMESTAMP.match(line)
-        told = found[0].replace("T", " ").replace(",", ".") if found else ""
-        self._last = max(self._last, told if earliest <= told <= latest else earliest)
-        return self._last
 
 
 def moment(seconds: float) -> str:

@@ -104,12 +104,13 @@ def test_a_job_that_was_deleted_while_it_has_no_master_is_none_of_the_watchs_bus
 
 
 def test_why_a_master_does_not_run_is_told_once_and_again_when_it_changes():
-    """An image is tried for again and again."""
+    """An image is tried for again and again, and two reasons take turns."""
     quota, starting = Waiting("quota"), Waiting("its master is starting")
     view = silent(seen := [])
     for now, why in enumerate((quota, quota, *map(missing, ("not found", "Back-off") * 2), starting)):
         view.hear(None, NoMasterError(why), float(now))
-    assert seen == ["quota", "the image can't be pulled: not found", "its master is starting"]
+    image = "the image can't be pulled:"
+    assert seen == ["quota", f"{image} not found", f"{image} Back-off", "its master is starting"]
 
 
 def test_a_master_that_runs_and_is_not_reached_is_told_and_that_it_is_reached_again():
