@@ -446,9 +446,8 @@ def run_on_slurm(spec: JobSpec, *, detach: bool) -> int:
         spec = checked_here(spec)
     signals = SignalLog()
     with caught(signals.add), new_job(spec) as (job, spec):
-        if not spec.command:
-            with checked_as_worker(spec, impatient=lambda: signals.first is not None):
-                pass
+        with _checking(spec, signals):
+            pass
         signals.raise_first()
         for role, files in issue(job.name, datetime.now(UTC)).items():
             files.write(job.tls / role)

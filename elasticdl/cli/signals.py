@@ -12,7 +12,6 @@ from contextlib import contextmanager
 CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # One wish that comes twice: the kernel and the shell both send SIGHUP when a terminal closes; `timeout` signals a process and its group.
 ECHO_SECONDS = 1.0
-POLL = 0.1  # seconds
 
 
 class Interrupted(BaseException):
@@ -41,25 +40,11 @@ class SignalLog:
         self._last = -math.inf  # when the last signal came
         self.first: int | None = None
 
-    def add(self, number: int) -> bool:
-        """Returns whether the signal is a wish of its own."""
+    def add(self, number: int) -> None:
         before, self._last = self._last, self._clock()
-        if number != signal.SIGINT and self._last - before < ECHO_SECONDS:
-            return False
-        self.first = self.first or number
-        self._pending.append(number)
-        return True
-
-    def add_or_raise(self, number: int) -> None:
-        """The first lets what is under way wind down; the second breaks that off."""
-        impatient = self.first is not None
-        if self.add(number) and impatient:
-            raise Interrupted(number)
-
-    def wait(self) -> None:
-        """Until the first comes. A long sleep would not end if the signal came just before it: only then is the handler called."""
-        while self.first is None:
-            time.sleep(POLL)
+        if number == signal.SIGINT or self._last - before >= ECHO_SECONDS:
+            self.first = self.first or number
+            self._pending.append(number)
 
     def raise_first(self) -> None:
         if self.first is not None:

@@ -20,7 +20,7 @@ from unittest import mock
 import click
 
 from elasticdl.cli.__main__ import COMMANDS, TABLE
-from elasticdl.cli.commands.start import SCRIPT_GROUPS, make_spec, read_options
+from elasticdl.cli.commands.start import SCRIPT_GROUPS, make_spec
 from elasticdl.cli.parsing import Command, did_you_mean, underscored
 from elasticdl.common.errors import UserError
 from elasticdl.job.spec import OPTION_GROUPS
@@ -112,8 +112,7 @@ def _check_elasticdl(words: list[str]) -> None:
     try:
         context = _read(COMMANDS, words, click.Context(COMMANDS, info_name="elasticdl"))
         if words[0] in _GROUPS:
-            given = read_options(context.params, _GROUPS[words[0]])
-            make_spec(given, context.params.get("program", ()))
+            make_spec(context.params, _GROUPS[words[0]], context.params.get("program", ()))
     except click.exceptions.Exit:  # it asked for help
         return
     except click.UsageError as error:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 import elasticdl
 from elasticdl.cli import entry
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.commands.start import make_spec, read_options, run, train
+from elasticdl.cli.commands.start import make_spec, run, train
 from elasticdl.cli.signals import CAUGHT
 from elasticdl.common.errors import UserError
 from elasticdl.job.spec import OPTION_GROUPS, JobSpec, KubernetesOptions, fields_of
@@ -49,7 +49,7 @@ FIELDS = [name for group in OPTION_GROUPS for name in fields_of(group)]
 
 def spec_of(*argv: str) -> JobSpec:
     context = train.make_context("train", list(argv), parent=click.Context(train, info_name="elasticdl"))
-    return make_spec(read_options(context.params, OPTION_GROUPS))
+    return make_spec(context.params, OPTION_GROUPS)
 
 
 def companion(name: str) -> list[str]:

@@ -8,7 +8,7 @@ import re
 import pytest
 import yaml
 
-from elasticdl.cli.commands.start import Given, make_spec
+from elasticdl.job.spec import JobSpec
 from tests.documents.checking import Wrong, check_call, check_command, check_mention, check_names, options_of
 from tests.documents.reading import DOCUMENTS, ROOT, How, PythonBlock, Span, read
 
@@ -78,7 +78,7 @@ def test_names_in_sentences_and_tables_exist():
 
 def test_the_config_file_of_the_documents_is_one():
     block = re.search(r"```yaml\n(.*?)```", (ROOT / "docs" / "cli.md").read_text(), re.DOTALL)
-    assert make_spec(Given(yaml.safe_load(block[1]), {})).model_def == "digits.cnn_torch"
+    assert JobSpec.model_validate(yaml.safe_load(block[1])).model_def == "digits.cnn_torch"
 
 
 # ---- the reading and the checking themselves ----

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,7 +14,6 @@ from elasticdl.cli.commands.look import KEPT_SECONDS, KEPT_TIMES, LiveBoard, his
 from elasticdl.job.facts import Facts
 from elasticdl.proto import elasticdl_pb2 as pb
 
-MONTH = 30 * 86400.0
 HERE, THERE = ("", "j"), ("lab", "l")
 
 
@@ -130,29 +128,6 @@ def test_a_page_that_several_ask_for_is_made_once(look):
         go_on.set()
         assert asked[0].result() is asked[1].result()
     assert job.read == 1
-
-
-def test_a_page_tells_the_step_of_a_long_job_before_its_journal_does(look):
-    told = {"step": 9_000, "loss": 0.25, "samples": 32 * 9_000, "samples_per_second": 640.0, "world_version": 1}
-    facts = look.at(Handle(disturbed()[:9], **told), now=STARTED + MONTH).facts(job=HERE)
-    assert (facts["step"], facts["loss"], facts["samples/s"]) == ("9,000", "0.25", "640")
-
-
-@pytest.mark.parametrize(
-    ("told", "wanted"),
-    [
-        ({"step": 702, "world_version": 2, "loss": 0.5, "samples": 9, "samples_per_second": 8.0}, (702, 0.5, 8.0)),
-        ({"step": 702, "world_version": 2, "loss": 0.5, "samples": 0}, (702, None, 0.0)),
-        ({"step": 702, "world_version": 2, "loss": math.nan, "samples": 9}, (702, None, 0.0)),
-        ({"step": 701, "world_version": 2, "loss": 0.5, "samples": 9}, (701, 1.0, 256.0)),
-        ({"step": 900, "world_version": 1, "loss": 0.5, "samples": 9}, (701, 1.0, 256.0)),
-    ],
-)
-def test_of_journal_and_status_the_newer_one_tells_the_step(told, wanted):
-    history = Facts()
-    history.read(disturbed()[:-1])
-    found = with_status(history, pb.JobStatus(phase="running", **told), STARTED + 95)
-    assert (found.step, found.loss, found.rate) == wanted
 
 
 def test_one_job_that_fails_and_a_cluster_that_is_away_take_nothing_from_the_others(look):

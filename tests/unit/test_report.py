@@ -189,7 +189,7 @@ def test_ctrl_c_ends_the_dashboard_and_once_more_at_once(home, monkeypatch, caps
 
     class Pressed(LiveServer):
         def url(self, *job):
-            press_ctrl_c()
+            threading.Timer(0.3, press_ctrl_c).start()
             return super().url(*job)
 
     monkeypatch.setattr("elasticdl.cli.commands.look.LiveServer", Pressed)

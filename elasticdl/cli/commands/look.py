@@ -11,14 +11,13 @@ from __future__ import annotations
 import errno
 import functools
 import hmac
-import math
 import os
 import secrets
 import socketserver
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -31,7 +30,7 @@ from elasticdl.cli import screens
 from elasticdl.cli.commands.jobs import PLACE, all_jobs, find, job_argument, place_of
 from elasticdl.cli.job_handle import JobHandle, statuses_of
 from elasticdl.cli.parsing import Option, command
-from elasticdl.cli.signals import SignalLog, caught
+from elasticdl.cli.signals import Interrupted
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.common.reason import flat
 from elasticdl.job.facts import Facts
@@ -47,6 +46,7 @@ KEPT_SECONDS = 3.0
 KEPT_TIMES = 4.0
 LOOPBACK = "127.0.0.1"
 SILENCE_SECONDS = 20.0
+POLL = 0.1  # seconds
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "json": "application/json"}
 _LENGTH = 32  # bytes of the secret
 Key = tuple[str, str]  # namespace and name
@@ -125,15 +125,16 @@ def dashboard(job: str | None, port: int, **given: Any) -> int:
     handle = find(job, given) if job is not None else None
     if handle is None and place_of(given):
         all_jobs(given)  # a context that there is not is told now
-    signals = SignalLog()
     board = LiveBoard(functools.partial(all_jobs, given))
-    with caught(signals.add_or_raise), closing(LiveServer(board, port)) as server:
+    # The first signal ends the waiting, another one what still goes on then.
+    with closing(LiveServer(board, port)) as server, suppress(Interrupted):
         where = server.url(handle.namespace, handle.name) if handle else server.url()
         print(
             f"{where}\nuntil Ctrl-C; keep the address to yourself, as whoever has it on this machine can look",
             flush=True,
         )
-        signals.wait()
+        while True:  # a long sleep would not end if the signal came just before it
+            time.sleep(POLL)
     return 0
 
 
@@ -248,25 +249,10 @@ def with_status(found: Facts, status: pb.JobStatus | None, now: float) -> Facts:
         found.began = found.until = now
     if found.over or status is None:
         return found
-    if goes_on:
-        _take_steps(found, status)
-        if found.phase not in ("pending", status.phase):  # the journal is the newer one
-            return found
+    if goes_on and found.phase not in ("pending", status.phase):  # the journal is the newer one
+        return found
     found.phase, found.reason, found.over = status.phase, status.reason, screens.is_over(status)
     return found
-
-
-def _take_steps(found: Facts, status: pb.JobStatus) -> None:
-    """With the step of the status if the journal does not tell it yet: that of a long job tells steps late.
-
-    Steps go back only as a new world begins, which the journal tells at once: a status of the world before is older.
-    """
-    world = found.worlds[-1].version if found.worlds else 0
-    if status.step <= found.step or status.world_version < world:
-        return
-    found.step = status.step
-    found.loss = status.loss if status.samples and math.isfinite(status.loss) else None
-    found.rate = status.samples_per_second if math.isfinite(status.samples_per_second) else None
 
 
 class LiveServer(ThreadingHTTPServer):

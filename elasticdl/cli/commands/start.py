@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -92,26 +91,23 @@ def _metavar(field: Any) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
-    """The options somebody gave, by name, and how they wrote each, for the start of a message."""
-
-    values: Mapping[str, object]
-    places: Mapping[str, str]
-
-
-def read_options(params: Mapping[str, object], groups: Groups) -> Given:
-    """What the command line and its ``--config`` file say.
+def make_spec(params: Mapping[str, object], groups: Groups, command: tuple[str, ...] = ()) -> JobSpec:
+    """What the command line and its ``--config`` file say, converted and checked.
 
     Raises:
-        UserError: the file can't be read, is no mapping, or has a key that is no option.
+        UserError: the file can't be read, is no mapping, or has a key that is no option; or one line about the first option that is wrong.
     """
     known = [name for group in groups for name in fields_of(group)]
     flags = {name: params[name] for name in known if params.get(name) is not None}
     file = params.get("config")
     config = {} if file is None else _read_config(Path(str(file)), known)
-    places = {name: f"{file}: {name}: {value}" for name, value in config.items()}
-    return Given({**config, **flags}, {**places, **{name: f"--{name} {value}" for name, value in flags.items()}})
+    values = {**config, **flags}
+    try:
+        return JobSpec.model_validate({**values, "command": command})
+    except ValidationError as error:
+        places = {name: f"{file}: {name}: {value}" for name, value in config.items()}
+        places |= {name: f"--{name} {value}" for name, value in flags.items()}
+        raise UserError(_explain(error.errors(), values, places)) from None
 
 
 def _read_config(path: Path, known: Sequence[str]) -> dict[str, object]:
@@ -131,28 +127,16 @@ def _read_config(path: Path, known: Sequence[str]) -> dict[str, object]:
     return content
 
 
-def make_spec(given: Given, command: tuple[str, ...] = ()) -> JobSpec:
-    """Convert and check everything.
-
-    Raises:
-        UserError: one line about the first option that is wrong.
-    """
-    try:
-        return JobSpec.model_validate({**given.values, "command": command})
-    except ValidationError as error:
-        raise UserError(_explain(error.errors(), given)) from None
-
-
-def _explain(findings: Sequence[ErrorDetails], given: Given) -> str:
-    """One line from the first of pydantic's findings: the option, its value, and what would be right."""
+def _explain(findings: Sequence[ErrorDetails], values: Mapping[str, object], places: Mapping[str, str]) -> str:
+    """One line from the first of pydantic's findings: the option as it was written (``places``), and what would be right."""
     first = findings[0]
     if not first["loc"]:  # about several options at once; the text names them
         return _wanted("", first)
     name = str(first["loc"][0])
     # Of an option of several types there is one for each.
     wanted = " or ".join(dict.fromkeys(_wanted(name, each) for each in findings if each["loc"][:1] == (name,)))
-    value = given.values.get(name)
-    return f"{given.places[name]}: {wanted.removeprefix(f'{value}: ').removeprefix(f'{value!r} ')}"
+    value = values.get(name)
+    return f"{places[name]}: {wanted.removeprefix(f'{value}: ').removeprefix(f'{value!r} ')}"
 
 
 def _wanted(name: str, found: ErrorDetails) -> str:
@@ -190,7 +174,7 @@ class _ScriptCommand(Command):
     f"As in: {EXAMPLE}. A script of your own is for `elasticdl run`.",
 )
 def train(**given: object) -> int:
-    spec = make_spec(read_options(given, OPTION_GROUPS))
+    spec = make_spec(given, OPTION_GROUPS)
     if not spec.model_def:
         raise UserError("--model_def is missing: name a module below --model_zoo, as in --model_def digits.cnn_torch")
     return _run_anywhere(spec, given)
@@ -206,11 +190,10 @@ def train(**given: object) -> int:
     "library has), or was written for Horovod's elastic mode, which needs no change.",
 )
 def run(program: Sequence[str], **given: object) -> int:
-    read = read_options(given, SCRIPT_GROUPS)
     if not program:
         raise UserError("the program is missing: put it after --, as in `elasticdl run -- python train.py`")
     _refuse_starters(program)
-    return _run_anywhere(make_spec(read, tuple(program)), given)
+    return _run_anywhere(make_spec(given, SCRIPT_GROUPS, tuple(program)), given)
 
 
 def _refuse_starters(program: Sequence[str]) -> None:
