@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from elasticdl.cli.course import Follower, follow
+from elasticdl.cli.follow import Follower, Prints, follow
 from elasticdl.cli.namespace_job import NamespaceJob, NoMasterError
 from elasticdl.cli.parsing import made_up_name
 from elasticdl.cli.pod_logs import PodPrinters
-from elasticdl.cli.printed import Prints
-from elasticdl.cli.screens import insists, tell
+from elasticdl.cli.screens import tell
 from elasticdl.cli.signals import SignalLog, caught, interrupt
 from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import Role, refuse_variables
@@ -252,7 +251,7 @@ def run_job(spec: JobSpec, *, yaml: str, dry_run: bool, detach: bool) -> int:
         submission.make(signals.raise_first)
     # Commands without a place mean a job of this machine that has the same name.
     handle = NamespaceJob(client, parts.spec.job_name, ClusterTarget(client.namespace, spec.kube_context))
-    see = f"`elasticdl status {handle.name}{handle.flags}`{insists(parts.spec, handle.name, handle.flags)}"
+    see = f"`elasticdl status {handle.name}{handle.flags}`"
     tell(f"job {handle.name} submitted to {handle.whereabouts}; see {see}")
     signals.raise_first()
     return 0 if detach else follow_submitted(handle, parts.spec)

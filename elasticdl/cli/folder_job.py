@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import math
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import ClassVar
 
+from elasticdl.cli.follow import Tail
 from elasticdl.cli.job_handle import AbsentError, JobHandle, Lines
-from elasticdl.cli.printed import LocalLogs, Tail
-from elasticdl.cli.screens import by_writer
+from elasticdl.cli.screens import by_writer, moment, prefix
 from elasticdl.common.credentials import Endpoint
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.facts import Facts
 from elasticdl.job.jobdir import JobDir, MasterAddress, kept_states, list_jobs
+from elasticdl.job.journal import parse_entry, unmarked
 from elasticdl.places.base import PlaceState
 from elasticdl.places.slurm import UnknownJobError, run, state_of, workers_name
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -243,3 +247,72 @@ def goes_on(job: JobDir) -> bool:
         return not handle_of(job).over()
     except OSError:
         return True
+
+
+# The logs of a job of this machine as one: its master's and its workers' lines, in the order of time.
+#
+# Few of the lines that workers print begin with a time. Of the others it is known after which mark they were written
+# (`elasticdl.job.journal`), or that their worker had been started.
+
+
+SUFFIXES = (".out", ".log")  # of two lines of the same time the one on stdout first
+STARTED = "worker_started"
+_TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]?\d*")
+
+
+class LocalLogs:
+    """``worker``: only this one's lines, as it wrote them."""
+
+    def __init__(self, job: JobDir, worker: int | None) -> None:
+        self._folder = job.logs
+        self._only = None if worker is None else job.worker_log(worker).stem
+        self._journal = Tail(job.journal)
+        self._started: dict[str, str] = {}  # when, by the name of the worker's log
+        self._files: dict[Path, _LogFile] = {}
+
+    def look(self) -> Iterator[str]:
+        """Whole lines that have come since the last look."""
+        for entry in (parse_entry(line) for line in self._journal.lines() if STARTED in line):
+            if entry and entry["event"] == STARTED:
+                self._started[f"worker-{entry['worker']}"] = moment(entry["time"])
+        dated = ([*file.dated_lines(self._started.get(file.writer, ""))] for file in self.files())
+        yield from (line for _, line in heapq.merge(*dated, key=lambda item: item[0]))
+
+    def rest(self) -> Iterator[str]:
+        """Last lines that are not finished."""
+        return (file.start + rest for file in self._files.values() if (rest := file.rest()))
+
+    def files(self) -> list[_LogFile]:
+        """That there are."""
+        try:
+            there = {self._folder / name for name in os.listdir(self._folder)}
+        except FileNotFoundError:  # somebody has removed the folder, perhaps with the job
+            return []
+        writers = [self._only] if self._only else by_writer({path.stem for path in there if path.suffix == ".log"})
+        paths = [self._folder / f"{writer}{suffix}" for writer in writers for suffix in SUFFIXES]
+        for path in paths:
+            if path in there and path not in self._files:
+                self._files[path] = _LogFile(path, "" if self._only else prefix(path.stem))
+        return [self._files[path] for path in paths if path in there]
+
+
+class _LogFile(Tail):
+    """``start``: of each line that is shown."""
+
+    def __init__(self, path: Path, start: str) -> None:
+        super().__init__(path)
+        self.writer, self.start = path.stem, start
+        self._last = ""  # when the last line was written
+        self._entered = ""  # when its worker entered the newest world
+
+    def dated_lines(self, started: str) -> Iterator[tuple[str, str]]:
+        """With the time that a line begins with, if it was written then: since its worker has entered its world, or was ``started``.
+        Else with the first moment that it may be."""
+        now = moment(time.time())
+        for text, mark in map(unmarked, self.lines()):
+            if text is not None:
+                found, earliest = _TIMESTAMP.match(text), self._entered or started
+                told = found[0].replace("T", " ").replace(",", ".") if found else ""
+                self._last = max(self._last, told if earliest <= told <= now else earliest)
+                yield self._last, self.start + text
+            self._entered = mark.when if mark else self._entered

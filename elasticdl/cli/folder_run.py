@@ -26,12 +26,11 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from elasticdl.cli.course import Follower, follow
 from elasticdl.cli.folder_job import BatchJob, FolderJob, Life, SlurmJob, goes_on, handle_of, prune_jobs
+from elasticdl.cli.follow import Follower, apart, follow, local_prints
 from elasticdl.cli.job_handle import Heard
 from elasticdl.cli.parsing import made_up_name
-from elasticdl.cli.printed import apart, local_prints
-from elasticdl.cli.screens import Screen, insists, own_outlets, tell
+from elasticdl.cli.screens import Screen, own_outlets, tell
 from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
 from elasticdl.common.credentials import refuse_variables
 from elasticdl.common.errors import ElasticDLError, JobFailedError, UnreachableError, UserError, import_extra
@@ -291,7 +290,7 @@ async def _run(spec: JobSpec, signals: SignalLog) -> int:
             await job.is_up()
         if signals.first is None:
             status = elsewhere(f"elasticdl status {job.name}")
-            tell(f"job {job.name} started; in another terminal: {status}{insists(spec, job.name)}")
+            tell(f"job {job.name} started; in another terminal: {status}")
         follower = Follower(
             prints=lambda screen: local_prints(folder, spec, screen, *outlets),
             watch=lambda screen, _: _Interrupts(job, screen, spec.stop_grace).hear,
@@ -453,7 +452,7 @@ def run_on_slurm(spec: JobSpec, *, detach: bool) -> int:
             files.write(job.tls / role)
         number = submit(job, spec)
     see = elsewhere(f"elasticdl status {job.name}")
-    tell(f"job {job.name} submitted: its master is Slurm's job {number}; see `{see}`{insists(spec, job.name)}")
+    tell(f"job {job.name} submitted: its master is Slurm's job {number}; see `{see}`")
     signals.raise_first()
     if detach:
         return 0

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import urllib3
 
+from elasticdl.cli.follow import PRINTS_POLL, Printers, Source
 from elasticdl.cli.job_handle import Lines
-from elasticdl.cli.printed import PRINTS_POLL, Printers, Source
 from elasticdl.cli.screens import Stream, by_writer, prefix, tell
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError

@@ -34,7 +34,6 @@ from rich.text import Text
 from elasticdl.job.facts import Facts
 from elasticdl.job.jobdir import STOPPED_STEM
 from elasticdl.job.journal import Entry, metrics_text, plural
-from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
 # How numbers, statuses, journal entries and logs read: pure functions that return text.
@@ -68,15 +67,6 @@ def duration(seconds: float) -> str:
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}"
-
-
-def insists(spec: JobSpec, name: str, flags: str = "") -> str:
-    """A line after another, for a job that begins and was given a single number of workers: how it goes on with fewer."""
-    least, most = spec.num_workers.minimum, spec.num_workers.maximum
-    if spec.gang or not 1 < least == most:
-        return ""
-    go_on = f"`elasticdl scale {name}{flags} 1-{most}` lets it go on with fewer"
-    return f"\nit waits whenever fewer than {most} workers are ready (--num_workers {most}); {go_on}"
 
 
 def count_of(done: int, total: int) -> str:

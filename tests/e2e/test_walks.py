@@ -33,7 +33,7 @@ VALUES = {
 }
 # What records, shows, or looks at the job with each tick and finds nothing here.
 LISTENERS = {
-    *("cli/course.py", "cli/folder_job.py", "cli/job_handle.py", "cli/printed.py", "cli/screens.py", "cli/signals.py"),
+    *("cli/folder_job.py", "cli/follow.py", "cli/job_handle.py", "cli/screens.py", "cli/signals.py"),
     *("job/facts.py", "job/journal.py", "master/core/rule.py", "master/core/slowness.py", "master/core/speedup.py"),
     *("master/core/watching.py", "master/shell/journal_file.py", "master/shell/observers.py"),
 }

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from test_cli_kubernetes import RUNNING, OneJob
 
-from elasticdl.cli import course, job_handle
+from elasticdl.cli import follow, job_handle
 from elasticdl.cli.cluster_run import MasterWatch
 from elasticdl.cli.job_handle import AbsentError, JobHandle
 from elasticdl.cli.namespace_job import NamespaceJob, NoMasterError
@@ -29,7 +29,7 @@ def watching(job=None):
 
 def silent(seen):
     """Of a job that goes on."""
-    return course.Silence(SimpleNamespace(over=lambda: ""), SimpleNamespace(line=seen.append))
+    return follow.Silence(SimpleNamespace(over=lambda: ""), SimpleNamespace(line=seen.append))
 
 
 def pod(state=None, **status):
@@ -138,7 +138,7 @@ def test_that_the_cluster_does_not_answer_is_told_and_it_is_not_asked_all_the_ti
         asked.append(1)
         raise UnreachableError("the cluster does not answer")
 
-    view = course.Silence(SimpleNamespace(over=over), SimpleNamespace(line=seen.append))
+    view = follow.Silence(SimpleNamespace(over=over), SimpleNamespace(line=seen.append))
     for now in (5.0, 15.0, 15.05, 15.1):
         view.hear(None, UnreachableError("the cluster does not answer"), now)
     view.hear(pb.JobStatus(), None, 16.0)
@@ -149,7 +149,7 @@ def test_that_the_cluster_does_not_answer_is_told_and_it_is_not_asked_all_the_ti
 def test_of_a_job_that_is_over_neither_silence_nor_its_end_is_told():
     asked, seen = [], []
     over = SimpleNamespace(over=lambda: asked.append(1) or "it has ended")
-    view = course.Silence(over, SimpleNamespace(line=seen.append))
+    view = follow.Silence(over, SimpleNamespace(line=seen.append))
     for now in (5.0, 15.0, 15.05, 15.1):
         view.hear(None, UnreachableError("the master does not answer"), now)
     view.hear(pb.JobStatus(), None, 16.0)

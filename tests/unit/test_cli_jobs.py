@@ -18,10 +18,9 @@ from cli_fake_master import DEADLINE, TOKEN, FakeMaster, serving
 from google.protobuf import json_format
 
 from elasticdl.cli import folder_run
-from elasticdl.cli.course import show_entry
 from elasticdl.cli.folder_job import KEPT_STATES, FolderJob, Life, handle_of, prune_jobs
+from elasticdl.cli.follow import Prints, show_entry
 from elasticdl.cli.pod_logs import PodPrinters
-from elasticdl.cli.printed import Prints
 from elasticdl.cli.screens import Once
 from elasticdl.common.errors import UserError
 from elasticdl.job.jobdir import JobDir, MasterAddress, jobs_root, kept_states, list_jobs, write_aside

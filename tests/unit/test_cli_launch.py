@@ -122,7 +122,6 @@ def test_a_job_from_start_to_end(command, tmp_path):
     lines = err.splitlines()
     assert lines[0] == f"job one started; in another terminal: ELASTICDL_HOME={tmp_path / 'home'} elasticdl status one"
     assert "world 1: 2 workers (0, 1): 2 workers are ready" in lines
-    assert lines[1].startswith("it waits whenever fewer than 2 workers are ready (--num_workers 2); ")
     assert [line.split(",")[1] for line in lines if line.startswith("epoch ")] == [" step 10/20", " step 20/20"]
     assert "evaluation at step 20: accuracy 0.5" in lines
     assert any(line.startswith("job one succeeded: 20 steps, epoch 2/2") for line in lines)

@@ -7,9 +7,9 @@ import urllib3
 from test_cli_printed import OUT, Log, Pods, Shown, entered, shown_of
 
 from elasticdl.cli import pod_logs
+from elasticdl.cli.follow import Prints
 from elasticdl.cli.namespace_job import NamespaceJob
 from elasticdl.cli.pod_logs import PodPrinters
-from elasticdl.cli.printed import Prints
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
 from elasticdl.job.journal import dump_entry
 from elasticdl.kube.client import NoAnswerError, NotDoneError

@@ -15,8 +15,9 @@ from datetime import datetime
 import pytest
 from rich.console import Console
 
+from elasticdl.cli.folder_job import LocalLogs
+from elasticdl.cli.follow import LONGEST_LINE, FilePrinters, PrintedLines, Prints, Tail, apart, local_prints
 from elasticdl.cli.pod_logs import PodPrinters
-from elasticdl.cli.printed import LONGEST_LINE, FilePrinters, LocalLogs, PrintedLines, Prints, Tail, apart, local_prints
 from elasticdl.cli.screens import LiveScreen, Outlet, Screen, Stream, moment
 from elasticdl.job.jobdir import create_job_dir
 from elasticdl.job.journal import WorldMark, split_at_mark, without_marks

@@ -13,11 +13,10 @@ from rich.console import Console
 
 from elasticdl.cli import screens
 from elasticdl.cli import screens as wording
-from elasticdl.cli.course import show_entry
+from elasticdl.cli.follow import show_entry
 from elasticdl.cli.screens import LiveScreen, Screen, open_screen, render
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import dump_entry, news
-from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
 ONCE = wording.Once()
@@ -70,21 +69,6 @@ def test_plain_lines_come_each_so_many_steps_and_tell_once_what_workers_wait_for
         workers = [pb.WorkerStatus(worker_id=n, state="pending", reason=why) for n in range(2)]
         screen.show(pb.JobStatus(phase="pending", workers=workers))
     assert lines[3:] == ["workers 0, 1 wait: no node", "workers 0, 1 wait: quota"]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"num_workers": 4}, "it waits whenever fewer than 4 workers are ready (--num_workers 4); {}"),
-        ({"num_workers": "2-4"}, ""),
-        ({"num_workers": 1}, ""),
-        ({"num_workers": 4, "gang": True, "image": "i"}, ""),
-    ],
-)
-def test_of_a_job_that_insists_on_its_workers_it_is_said_as_it_begins(options, said):
-    go_on = "`elasticdl scale digits --namespace=n 1-4` lets it go on with fewer"
-    told = wording.insists(JobSpec(**options), "digits", " --namespace=n")
-    assert told == (f"\n{said.format(go_on)}" if said else "")
 
 
 def test_a_loss_that_the_script_does_not_tell_is_not_made_up():

@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from elasticdl.cli import course, screens
+from elasticdl.cli import screens
 from elasticdl.cli.folder_job import goes_on, handle_of
+from elasticdl.cli.follow import follow as follow_to_end
 from elasticdl.cli.job_handle import JobHandle, choose, statuses_of
 from elasticdl.cli.parsing import Option, command
 from elasticdl.cli.screens import render, tell
@@ -132,7 +133,7 @@ def status(job: str | None, follow: bool, as_json: bool, **given: Any) -> int:
         raise UserError("status has --json or --follow; `elasticdl events --json --follow` tells programs what happens")
     if follow:
         handle = find(job, given)
-        return course.follow(handle, handle.spec())
+        return follow_to_end(handle, handle.spec())
     if as_json:
         for each in [find(job, given).status()] if job is not None else statuses_of(all_jobs(given)):
             print(screens.status_json(each))

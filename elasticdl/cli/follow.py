@@ -1,23 +1,44 @@
-"""What workers print, for whoever follows their job: whole lines, of the ranks that were asked for, wherever they are read from."""
+"""Following a job to its end, on a screen: what happens in it, its statuses, what its workers print, and how it ended.
+
+Of what workers print whole lines are shown, of the ranks that were asked for, wherever they are read from.
+"""
 
 from __future__ import annotations
 
-import heapq
 import itertools
+import math
 import os
 import queue
 import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from elasticdl.cli.screens import Outlet, Screen, Stream, by_writer, moment, prefix
+from elasticdl.cli.job_handle import AbsentError, Following, Heard, JobHandle
+from elasticdl.cli.screens import (
+    Once,
+    Outlet,
+    Screen,
+    Stream,
+    is_over,
+    kept_text,
+    open_screen,
+    own_outlets,
+    reasons_of,
+    summary_lines,
+    tell,
+)
+from elasticdl.cli.signals import SignalLog, caught
+from elasticdl.common.errors import JobFailedError, UnreachableError
+from elasticdl.job.facts import Facts
 from elasticdl.job.jobdir import JobDir
-from elasticdl.job.journal import Entry, WorldMark, parse_entry, split_at_mark, unmarked
+from elasticdl.job.journal import KINDS, Entry, WorldMark, news, parse_entry, split_at_mark
 from elasticdl.job.spec import JobSpec
+from elasticdl.proto import elasticdl_pb2 as pb
 
 # A line may be longer than this, or never end; then it is shown in parts.
 LONGEST_LINE = 1 << 16
@@ -297,53 +318,6 @@ def prefix_among(ranks: Collection[int] | None, worker: int) -> str:
     return "" if ranks is not None and len(ranks) == 1 else f"[worker {worker}] "
 
 
-# The logs of a job of this machine as one: its master's and its workers' lines, in the order of time.
-#
-# Few of the lines that workers print begin with a time. Of the others it is known after which mark they were written
-# (`elasticdl.job.journal`), or that their worker had been started.
-
-
-SUFFIXES = (".out", ".log")  # of two lines of the same time the one on stdout first
-STARTED = "worker_started"
-_TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]?\d*")
-
-
-class LocalLogs:
-    """``worker``: only this one's lines, as it wrote them."""
-
-    def __init__(self, job: JobDir, worker: int | None) -> None:
-        self._folder = job.logs
-        self._only = None if worker is None else job.worker_log(worker).stem
-        self._journal = Tail(job.journal)
-        self._started: dict[str, str] = {}  # when, by the name of the worker's log
-        self._files: dict[Path, _LogFile] = {}
-
-    def look(self) -> Iterator[str]:
-        """Whole lines that have come since the last look."""
-        for entry in (parse_entry(line) for line in self._journal.lines() if STARTED in line):
-            if entry and entry["event"] == STARTED:
-                self._started[f"worker-{entry['worker']}"] = moment(entry["time"])
-        dated = ([*file.dated_lines(self._started.get(file.writer, ""))] for file in self.files())
-        yield from (line for _, line in heapq.merge(*dated, key=lambda item: item[0]))
-
-    def rest(self) -> Iterator[str]:
-        """Last lines that are not finished."""
-        return (file.start + rest for file in self._files.values() if (rest := file.rest()))
-
-    def files(self) -> list[_LogFile]:
-        """That there are."""
-        try:
-            there = {self._folder / name for name in os.listdir(self._folder)}
-        except FileNotFoundError:  # somebody has removed the folder, perhaps with the job
-            return []
-        writers = [self._only] if self._only else by_writer({path.stem for path in there if path.suffix == ".log"})
-        paths = [self._folder / f"{writer}{suffix}" for writer in writers for suffix in SUFFIXES]
-        for path in paths:
-            if path in there and path not in self._files:
-                self._files[path] = _LogFile(path, "" if self._only else prefix(path.stem))
-        return [self._files[path] for path in paths if path in there]
-
-
 class Tail:
     """What comes to a file, which need not be there yet. It is not kept in memory: there may be much of it."""
 
@@ -373,28 +347,6 @@ class Tail:
     def rest(self) -> str:
         """The unfinished last line."""
         return self._rest.decode(errors="replace")
-
-
-class _LogFile(Tail):
-    """``start``: of each line that is shown."""
-
-    def __init__(self, path: Path, start: str) -> None:
-        super().__init__(path)
-        self.writer, self.start = path.stem, start
-        self._last = ""  # when the last line was written
-        self._entered = ""  # when its worker entered the newest world
-
-    def dated_lines(self, started: str) -> Iterator[tuple[str, str]]:
-        """With the time that a line begins with, if it was written then: since its worker has entered its world, or was ``started``.
-        Else with the first moment that it may be."""
-        now = moment(time.time())
-        for text, mark in map(unmarked, self.lines()):
-            if text is not None:
-                found, earliest = _TIMESTAMP.match(text), self._entered or started
-                told = found[0].replace("T", " ").replace(",", ".") if found else ""
-                self._last = max(self._last, told if earliest <= told <= now else earliest)
-                yield self._last, self.start + text
-            self._entered = mark.when if mark else self._entered
 
 
 # The files of a worker, by the streams that they are shown on.
@@ -435,3 +387,139 @@ def local_prints(job: JobDir, spec: JobSpec, screen: Screen, out: Outlet, err: O
     if is_apart and spec.command:
         files[Stream.ERR] = job.worker_log
     return Prints(spec.shown_ranks(), screen, FilePrinters(job, files))
+
+
+# The course of a job.
+
+
+Watch = Callable[[Heard | None], object]
+UNREACHED_SECONDS = 10.0  # a master that has just been started takes some of them to listen
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """Who follows a job, and what they do about it: by default nothing, as somebody who looks at a job that others have started.
+
+    Attributes:
+        prints: Shows what the workers print.
+        watch: Makes what looks after the master. That is called with each thing that has come and, whenever nothing has come for a
+            moment, with None.
+        patient: The job's end is waited for also by who may not hear of it before.
+        farewell: What is said when a signal ends the following, as the job goes on. None: a signal does not end the following.
+        at_end: Called when nothing more comes, while it is still shown what the workers print.
+        lost: Called if the job is lost.
+    """
+
+    prints: Callable[[Screen], Prints] = lambda screen: Prints((), screen, None)
+    watch: Callable[[Screen, Following], Watch] = lambda screen, following: lambda heard: None
+    patient: bool = False
+    farewell: str | None = ""
+    at_end: Callable[[], object] = lambda: None
+    lost: Callable[[], None] = lambda: None
+
+
+def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signals: SignalLog | None = None) -> int:
+    """Until the job is over; returns the exit code. ``signals``: what the caller notes, in the main thread.
+
+    Raises:
+        JobFailedError: it failed, was stopped or is lost.
+        Interrupted: a signal has ended the following, or the job.
+    """
+    noted, last = signals or SignalLog(), pb.JobStatus()
+    with (
+        caught(noted.add) if signals is None else nullcontext(),
+        open_screen(spec.log_loss_steps, own_outlets()) as screen,
+        follower.prints(screen).shown(wait=lambda: not noted.take()) as prints,
+        job.following(statuses=True, patient=follower.patient) as following,
+    ):
+        silence, watch, once = Silence(job, screen), follower.watch(screen, following), Once()
+        for heard in following:
+            if isinstance(heard, pb.JobStatus):
+                last = heard
+                screen.show(heard)
+            elif heard:
+                show_entry(heard, screen, once, prints.hear)
+            silence.hear(heard, following.failure, time.monotonic())
+            watch(heard)
+            if follower.farewell is not None and noted.first is not None:
+                break
+        follower.at_end()
+    if follower.farewell is not None and noted.first is not None:
+        if follower.farewell:
+            tell(follower.farewell)
+        noted.raise_first()
+    status = job.status()
+    if status.phase == "lost" and is_over(last):
+        status = last  # its master told the end and could not write it down, as on a full disk
+    if status.phase == "lost":
+        follower.lost()
+    # The user's traceback, if that was the cause, and a worker has not just printed it.
+    if status.phase == "failed" and status.traceback and not prints.has_shown(status.traceback.strip()):
+        tell(status.traceback.rstrip())
+    facts = Facts().read(job.journal()).conclude()
+    kept = kept_text(status, facts, on_cluster=bool(job.namespace))
+    if status.phase in ("succeeded", "stopped"):
+        tell("\n".join(summary_lines(status, facts, spec.output, kept)))
+    if status.phase == "stopped":
+        noted.raise_first()
+        raise JobFailedError(f"job {job.name} was stopped{f' ({status.reason})' if status.reason else ''}")
+    if status.phase != "succeeded":
+        if kept:
+            tell(kept)
+        where = job.where_logs()
+        raise JobFailedError(f"job {job.name} {status.phase}: {status.reason}{where and f'; all logs: {where}'}")
+    return 0
+
+
+class Silence:
+    """Tells why nothing is heard of a job's master, each reason once, and that it is heard again."""
+
+    def __init__(self, job: JobHandle, screen: Screen) -> None:
+        self._job = job
+        self._screen = screen
+        self._told: set[str] = set()
+        self._unreached = math.inf  # since when it runs and does not answer
+        self._is_unreached = False  # and that was told
+
+    def hear(self, heard: Heard | None, failure: Exception | None, now: float) -> None:
+        """``failure``: why no status is heard at the moment."""
+        if isinstance(heard, pb.JobStatus):
+            if self._is_unreached:
+                self._screen.line("its master is reached again")
+            self._told, self._unreached, self._is_unreached = set(), math.inf, False
+        elif heard is None and isinstance(failure, AbsentError):
+            self._unreached = math.inf
+            self._tell(str(failure))
+        elif heard is None and failure is not None:
+            self._unreached = min(self._unreached, now)
+            if now - self._unreached >= UNREACHED_SECONDS:
+                self._tell(f"its master can't be reached: {failure}; it is tried again")
+
+    def _tell(self, why: str) -> None:
+        if why in self._told:
+            return
+        self._told.add(why)
+        over = ""
+        with suppress(UnreachableError):  # that the cluster does not answer may be the very thing to tell
+            over = self._job.over()
+        if not over:  # else how it ended is told at the end
+            self._is_unreached = self._is_unreached or self._unreached < math.inf
+            self._screen.line(why)
+
+
+def show_entry(line: str, screen: Screen, once: Once, hear: Callable[[Entry], object]) -> None:
+    """``hear``: is told the entry.
+
+    Who follows a job of this machine keeps it alive: an entry that is damaged, or made up, must not end the training.
+    """
+    entry = parse_entry(line)
+    if entry is None:
+        return
+    with suppress(Exception):
+        text = news(entry)
+        if text is not None and KINDS[entry["event"]].passing:
+            screen.passing(entry["event"], text)
+        elif text is not None:
+            screen.line(once(text, *reasons_of(entry)))
+    with suppress(Exception):
+        hear(entry)
