@@ -439,7 +439,6 @@ def run_on_slurm(spec: JobSpec, *, detach: bool) -> int:
         JobFailedError: the job failed, was stopped or is lost.
         Interrupted: a signal came; a job that is submitted goes on.
     """
-    require_slurm()
     issue = import_extra("elasticdl.common.certificates", "jobs of Slurm", "slurm").issue
     with caught(interrupt):
         spec = checked_here(spec)
@@ -465,17 +464,6 @@ def run_on_slurm(spec: JobSpec, *, detach: bool) -> int:
     return follow(SlurmJob(job, batch), spec, follower)
 
 
-def require_slurm() -> None:
-    """
-    Raises:
-        UserError: this is no machine from which batch jobs are submitted.
-    """
-    if missing := [name for name in ("sbatch", "squeue", "scancel") if shutil.which(name) is None]:
-        raise UserError(
-            f"--launcher slurm: {missing[0]} is not found: start the job on a machine from which you submit to Slurm"
-        )
-
-
 def submit(job: JobDir, spec: JobSpec) -> str:
     """Returns the number of the batch job. If its node is lost, Slurm starts it on another.
 
@@ -485,7 +473,7 @@ def submit(job: JobDir, spec: JobSpec) -> str:
     """
     # What is wrong with these would be seen only when the master asks for the first worker.
     worker = ["--test-only", "--ntasks=1", *shlex.split(spec.slurm_args), "--wrap=true"]
-    _submit(["sbatch", *worker], "--slurm_args")
+    _submit(["sbatch", *worker], "--slurm_args" if spec.slurm_args else "--launcher slurm")
     script = shlex.join(["exec", *RUN_MODULE, KEEPER_MODULE, "--job_dir", str(job.path)])
     arguments = ["--requeue", "--open-mode=append", *shlex.split(spec.slurm_master_args)]
     words = slurm.sbatch(f"elasticdl-{job.name}-master", str(job.master_log), arguments, script)

@@ -85,6 +85,12 @@ def test_a_master_may_answer_though_slurm_does_not(slurm, job, capsys):
     assert "127.0.0.1:1" in capsys.readouterr().err
 
 
+def test_a_machine_without_slurm_is_one_line(job, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match=r"^--launcher slurm: can't run sbatch: No such file or directory; is this "):
+        folder_run.submit(job, JobSpec(launcher="slurm"))
+
+
 def test_what_is_wrong_with_the_arguments_for_workers_is_told_before_a_master_is_submitted(slurm, job):
     slurm.says("sbatch", "printf 'sbatch: error: no such partition\\nallocation failure: bad\\n' >&2; exit 1")
     with pytest.raises(UserError) as told:

@@ -48,7 +48,6 @@ def test_the_master_and_the_command_line_need_none_of_the_extras():
 def test_what_a_job_of_slurm_lacks_is_one_line(monkeypatch):
     monkeypatch.delitem(sys.modules, "elasticdl.common.certificates", raising=False)
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    monkeypatch.setattr(folder_run, "require_slurm", lambda: None)
     with pytest.raises(UserError, match=r"^jobs of Slurm need the package cryptography: pip install '\.\[slurm\]' "):
         folder_run.run_on_slurm(JobSpec(), detach=True)
 

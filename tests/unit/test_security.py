@@ -69,7 +69,6 @@ def _calls(role):
 def test_only_the_user_can_read_the_keys_of_a_slurm_job(tmp_path, monkeypatch):
     monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path))
     monkeypatch.setattr(folder_run, "submit", lambda job, spec: "7")
-    monkeypatch.setattr(folder_run, "require_slurm", lambda: None)
     spec = JobSpec(job_name="mine", launcher="slurm", command=("true",))
     assert folder_run.run_on_slurm(spec, detach=True) == 0
     folder = JobDir(tmp_path / "jobs" / "mine").tls
