@@ -33,7 +33,7 @@ from elasticdl.job.quantities import (
     parse_volumes,
 )
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube import job_objects
+from elasticdl.kube import manifests
 from elasticdl.kube.client import (
     ABSENT,
     CLUSTER_WIDE,
@@ -47,10 +47,9 @@ from elasticdl.kube.client import (
     connect,
     namespace_of,
 )
-from elasticdl.kube.job_objects import ManifestInputs
 from elasticdl.kube.kubeconfig import ClusterTarget
+from elasticdl.kube.manifests import Manifest, ManifestInputs, as_yaml, master_template, merge, worker_template
 from elasticdl.kube.names import VOLCANO_GROUP, master_name, without_name
-from elasticdl.kube.pod import Manifest, as_yaml, master_template, merge, worker_template
 
 # Submitting a job: first it is asked whether its pods would be taken, then all of it is made, or none.
 #
@@ -120,13 +119,13 @@ class Submission:
             UserError: the cluster refuses something.
             UnreachableError: it does not answer any more.
         """
-        manifest = job_objects.make_job(self.parts, submitted=True)
+        manifest = manifests.make_job(self.parts, submitted=True)
         name, job = manifest["metadata"]["name"], None
         try:
             job = self._make(manifest)
-            for manifest in job_objects.companions(self.parts):
+            for manifest in manifests.companions(self.parts):
                 pause()
-                self._make(job_objects.owned(manifest, job))
+                self._make(manifests.owned(manifest, job))
             pause()
             self.client.patch("Job", name, {"spec": {"parallelism": 1}})
         except BaseException as error:
@@ -201,7 +200,7 @@ class Submission:
     def _try_pod(self, pod: Manifest, role: Role) -> None:
         """Raises NotDoneError if the cluster refuses such a pod; who may make none can't ask."""
         try:
-            self.client.create(job_objects.pod_of(self.parts, pod, role), dry_run=True)
+            self.client.create(manifests.pod_of(self.parts, pod, role), dry_run=True)
         except NotDoneError as error:
             if error.by_rights:
                 return
@@ -282,7 +281,7 @@ def _write(parts: ManifestInputs, file: str) -> int:
 
 
 def _dumped(parts: ManifestInputs) -> str:
-    return as_yaml([*job_objects.companions(parts), job_objects.make_job(parts)])
+    return as_yaml([*manifests.companions(parts), manifests.make_job(parts)])
 
 
 def follow_submitted(handle: NamespaceJob, spec: JobSpec) -> int:

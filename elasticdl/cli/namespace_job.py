@@ -20,7 +20,7 @@ from elasticdl.kube import names
 from elasticdl.kube.client import ABSENT, Client, NotDoneError, Object, connect, end_group
 from elasticdl.kube.job_pods import find_master, forwarded
 from elasticdl.kube.kubeconfig import ClusterTarget
-from elasticdl.kube.pod import SPEC_FILE, is_over, is_running
+from elasticdl.kube.manifests import SPEC_FILE, is_over, is_running
 from elasticdl.master.shell.state_config_map import State, unpack_state
 from elasticdl.places.judge import MASTER_STARTS, Waiting, why_no_master
 from elasticdl.places.worker_pods import last_refusal, last_warning

@@ -26,8 +26,8 @@ from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
 from elasticdl.job.journal import Entry, unmarked
 from elasticdl.kube.client import Client, NotDoneError, Object
 from elasticdl.kube.job_pods import find_pods
+from elasticdl.kube.manifests import is_over
 from elasticdl.kube.names import WORKER_LABEL
-from elasticdl.kube.pod import is_over
 
 LOOK_SECONDS = 2.0  # between two looks for further pods
 JOIN_SECONDS = 5.0

@@ -20,8 +20,8 @@ from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
 from elasticdl.common.reason import flat
 from elasticdl.kube import kubeconfig
 from elasticdl.kube.kubeconfig import ClusterTarget, is_configured
+from elasticdl.kube.manifests import OVER, is_kept
 from elasticdl.kube.names import CONTAINER
-from elasticdl.kube.pod import OVER, is_kept
 
 # What may come of a request to an API server: one error for each, in one line.
 

@@ -22,7 +22,7 @@ from elasticdl.common.credentials import LOOPBACK, Role
 from elasticdl.common.errors import ElasticDLError
 from elasticdl.kube import names
 from elasticdl.kube.client import Client, Object, path_of
-from elasticdl.kube.pod import is_running
+from elasticdl.kube.manifests import is_running
 
 # The server's protocol: the first byte of a frame is its channel, of data or of errors; the first frame of a channel
 # holds only the port's number.

@@ -30,8 +30,8 @@ from datetime import datetime
 from typing import Any
 
 from elasticdl.common.reason import flat
+from elasticdl.kube.manifests import is_deleted, is_over
 from elasticdl.kube.names import CONTAINER, owner_uids
-from elasticdl.kube.pod import is_deleted, is_over
 from elasticdl.master.core.events import ExitCause
 from elasticdl.places.worker_process import judge_exit
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from elasticdl.kube.pod import is_deleted
+from elasticdl.kube.manifests import is_deleted
 from elasticdl.master.core.events import ExitCause
 from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceState
 from elasticdl.places.judge import Ended, Waiting, doubt, judge, judge_end, log_of

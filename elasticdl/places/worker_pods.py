@@ -12,6 +12,7 @@ from elasticdl.common.credentials import Role
 from elasticdl.common.reason import flat
 from elasticdl.job.quantities import Priority
 from elasticdl.kube.client import FORBIDDEN, INVALID, ApiError, Client, end_group
+from elasticdl.kube.manifests import size_of
 from elasticdl.kube.names import (
     KUEUE_GROUP_LABEL,
     PLACE_LABEL,
@@ -23,7 +24,6 @@ from elasticdl.kube.names import (
     worker_name,
 )
 from elasticdl.kube.object_watch import Source
-from elasticdl.kube.pod import size_of
 from elasticdl.places.base import Limits
 
 Manifest = dict[str, Any]

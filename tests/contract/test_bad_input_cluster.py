@@ -15,7 +15,7 @@ from elasticdl.cli.__main__ import main
 from elasticdl.cli.cluster_run import Submission, make_parts
 from elasticdl.common.credentials import Role
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube import job_objects
+from elasticdl.kube import manifests
 from elasticdl.kube.client import Client, connect
 from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.names import labels
@@ -224,11 +224,11 @@ def made(place, **change):
     """A job, submitted unless its specification says something more; returns what its pods are owned by."""
     spec = JobSpec.model_validate({"image": "local/host", "job_name": "digits", "model_def": "m"})
     parts = make_parts(spec, place.namespace, datetime.now(UTC))
-    job = place.create(job_objects.make_job(parts, submitted=not change))
-    for manifest in job_objects.companions(parts):
+    job = place.create(manifests.make_job(parts, submitted=not change))
+    for manifest in manifests.companions(parts):
         if manifest["metadata"]["name"] == "digits-spec":
             manifest["data"]["job.json"] = json.dumps({**json.loads(spec.to_json()), **change})
-        place.create(job_objects.owned(manifest, job))
+        place.create(manifests.owned(manifest, job))
     return {"apiVersion": "batch/v1", "kind": "Job", "name": "digits-master", "uid": job["metadata"]["uid"]}
 
 

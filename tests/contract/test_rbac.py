@@ -11,7 +11,7 @@ from elasticdl.cli.cluster_run import Submission, make_parts
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UserError
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube import job_objects, kubeconfig
+from elasticdl.kube import kubeconfig, manifests
 from elasticdl.kube.client import ApiError, connect
 from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.names import state_name
@@ -76,7 +76,7 @@ def allowed(api, namespace):
 def test_the_masters_account_may_do_what_its_role_says_and_nothing_else(cluster, master, place, tmp_path):
     said = {
         (verb, group, resource, name)
-        for rule in job_objects.rules(JOB)
+        for rule in manifests.rules(JOB)
         for verb in rule["verbs"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
@@ -100,7 +100,7 @@ def test_tried_out_with_the_token_of_the_masters_own_pod(master, place, parts):
     core, batch = client.CoreV1Api(master.api), client.BatchV1Api(master.api)
     assert master.read("Job", MASTER)["metadata"]["name"] == MASTER
     assert master.patch("ConfigMap", state_name(JOB), {"data": {"x": "1"}})["data"] == {"x": "1"}
-    pod = job_objects.pod_of(parts, parts.worker, Role.WORKER)
+    pod = manifests.pod_of(parts, parts.worker, Role.WORKER)
     made = WorkerPodApi(master, JOB).create({**pod, "metadata": {**pod["metadata"], "name": "digits-worker-0"}})
     assert "token" not in str(made["spec"]["volumes"]), "a worker is given a token"
     WorkerPodApi(master, JOB).delete_all(0)
@@ -127,6 +127,6 @@ def test_only_the_masters_pod_has_a_token(cluster, place, parts):
     """As the API server itself completes them."""
     core = client.CoreV1Api(cluster.client())
     for pod, role in ((parts.master, Role.MASTER), (parts.worker, Role.WORKER)):
-        made = core.create_namespaced_pod(place.namespace, job_objects.pod_of(parts, pod, role), dry_run="All")
+        made = core.create_namespaced_pod(place.namespace, manifests.pod_of(parts, pod, role), dry_run="All")
         mounts = [each.mount_path for container in made.spec.containers for each in container.volume_mounts]
         assert any("serviceaccount" in path for path in mounts) == (role is Role.MASTER)

@@ -15,7 +15,7 @@ from kubernetes import client
 from elasticdl.cli.cluster_run import Submission, make_parts
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube import job_objects
+from elasticdl.kube import manifests
 from elasticdl.kube.client import connect
 from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.names import JOB_LABEL
@@ -88,7 +88,7 @@ def test_another_rendering_leaves_the_keys_of_a_running_job_alone(place, cluster
     for number in range(2):
         made = submission(place, envs=f"RENDERING={number}").parts
         file = tmp_path / f"{number}.yaml"
-        file.write_text(yaml.safe_dump_all([*job_objects.companions(made), job_objects.make_job(made)]))
+        file.write_text(yaml.safe_dump_all([*manifests.companions(made), manifests.make_job(made)]))
         command = [kubectl, "--kubeconfig", str(cluster.kubeconfig), "apply", "-f", str(file)]
         applied.append(subprocess.run(command, capture_output=True, text=True, check=False, timeout=60))
         if not number:
@@ -162,7 +162,7 @@ def test_a_cluster_that_does_not_answer(place, cluster, tmp_path, monkeypatch):
 
 def test_what_was_made_is_deleted_when_something_fails_half_way(place):
     said = []
-    place.create(job_objects.companions(submission(place).parts)[-1])
+    place.create(manifests.companions(submission(place).parts)[-1])
     with pytest.raises(UserError, match="there is a Service digits-master in namespace"):
         submission(place, said).make()
     until_left(lambda: names_there(place), {("Service", "digits-master")})
@@ -184,7 +184,7 @@ def lose(core, name, namespace, how):
 
 def test_ten_masters_lost_in_a_row_are_followed_without_a_back_off_and_the_end_of_the_last_is_counted(place, cluster):
     core, batch = client.CoreV1Api(cluster.client()), client.BatchV1Api(cluster.client())
-    made = job_objects.make_job(make_parts(job(), place.namespace, datetime.now(UTC)))
+    made = manifests.make_job(make_parts(job(), place.namespace, datetime.now(UTC)))
     script = "trap 'exit 143' TERM; while [ -z \"$(ls $0 2>/dev/null)\" ]; do sleep 0.1; done"
     end = f"/tmp/{place.namespace}-end"
     container = {"name": "elasticdl", "image": "local/host", "command": ["sh", "-c", script, end]}

@@ -18,7 +18,7 @@ from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.common.reason import shown
 from elasticdl.job import jobdir
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube import job_objects
+from elasticdl.kube import manifests
 from elasticdl.kube.client import FORBIDDEN, NoAnswerError, NotDoneError, path_of
 
 
@@ -144,7 +144,7 @@ def test_without_volcano_a_gang_is_warned_of_and_has_no_group():
     submission = Submission(place, gang, said.append)
     submission.check()
     assert said == ["warning: --queue volcano=lab: the cluster has no Volcano to heed it"]
-    assert "PodGroup" not in {each["kind"] for each in job_objects.companions(submission.parts)}
+    assert "PodGroup" not in {each["kind"] for each in manifests.companions(submission.parts)}
     (worker,) = [each for each in made if each["metadata"]["labels"].get("elasticdl.org/role") == "worker"]
     assert "scheduling.k8s.io/group-name" not in worker["metadata"]["annotations"], "its group may not be there yet"
 
@@ -186,7 +186,7 @@ def test_a_gang_of_volcanos_has_the_priority_of_its_pods(tmp_path, given, told):
 
     def group_class(**options):
         made = parts(gang=True, queue="volcano=lab", num_workers="3", **options)
-        (group,) = [each for each in job_objects.companions(made) if each["kind"] == "PodGroup"]
+        (group,) = [each for each in manifests.companions(made) if each["kind"] == "PodGroup"]
         return group["spec"].get("priorityClassName")
 
     assert group_class(worker_pod_priority=given) == told

@@ -18,10 +18,10 @@ from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.jobdir import create_job_dir, write_aside
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube import job_objects
+from elasticdl.kube import manifests
 from elasticdl.kube.client import Client
 from elasticdl.kube.kubeconfig import ClusterTarget
-from elasticdl.kube.pod import as_yaml
+from elasticdl.kube.manifests import as_yaml
 from elasticdl.master.shell.state_config_map import STATUS, pack
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -34,7 +34,7 @@ def parts(**options):
 
 def test_a_master_may_change_pods_where_they_are_a_group_of_kueues():
     def verbs(**options):
-        (role,) = [each for each in job_objects.companions(parts(**options)) if each["kind"] == "Role"]
+        (role,) = [each for each in manifests.companions(parts(**options)) if each["kind"] == "Role"]
         (rule,) = [rule for rule in role["rules"] if rule["resources"] == ["pods"]]
         return set(rule["verbs"])
 
@@ -46,14 +46,14 @@ def test_a_master_may_change_pods_where_they_are_a_group_of_kueues():
 
 def test_an_account_of_the_users_is_used_as_it_is():
     made = parts(service_account="me")
-    kinds = {manifest["kind"] for manifest in job_objects.companions(made)}
+    kinds = {manifest["kind"] for manifest in manifests.companions(made)}
     assert kinds == {"Secret", "ConfigMap", "NetworkPolicy", "Service"}
     assert made.master["spec"]["serviceAccountName"] == "me"
 
 
 def test_each_role_has_its_own_secret_and_the_pods_theirs_only():
     made = parts()
-    secrets = {each["metadata"]["name"] for each in job_objects.companions(made) if each["kind"] == "Secret"}
+    secrets = {each["metadata"]["name"] for each in manifests.companions(made) if each["kind"] == "Secret"}
     assert secrets == {f"digits-{role}-tls" for role in Role}
     for pod, role in ((made.master, "master"), (made.worker, "worker")):
         mounted = [volume["secret"]["secretName"] for volume in pod["spec"]["volumes"] if "secret" in volume]
@@ -62,18 +62,18 @@ def test_each_role_has_its_own_secret_and_the_pods_theirs_only():
 
 def test_a_gang_of_volcanos_has_a_group_of_its_size_in_its_queue():
     made = parts(gang=True, queue="volcano=lab", num_workers="3")
-    (group,) = [each for each in job_objects.companions(made) if each["kind"] == "PodGroup"]
+    (group,) = [each for each in manifests.companions(made) if each["kind"] == "PodGroup"]
     assert (group["apiVersion"], group["spec"]) == ("scheduling.volcano.sh/v1beta1", {"minMember": 3, "queue": "lab"})
     assert group["metadata"]["name"] == made.worker["metadata"]["annotations"]["scheduling.k8s.io/group-name"]
     for others in ({}, {"queue": "volcano=lab"}, {"queue": "kueue=lab", "gang": True, "num_workers": "3"}):
-        assert "PodGroup" not in {each["kind"] for each in job_objects.companions(parts(**others))}
+        assert "PodGroup" not in {each["kind"] for each in manifests.companions(parts(**others))}
 
 
 def test_a_submitted_job_goes_by_itself_some_time_after_its_end_and_one_from_a_file_stays():
-    assert job_objects.make_job(parts(ttl=60), submitted=True)["spec"]["ttlSecondsAfterFinished"] == 60
-    assert job_objects.make_job(parts(), submitted=True)["spec"]["ttlSecondsAfterFinished"] == 7 * 24 * 3600
-    assert "ttlSecondsAfterFinished" not in job_objects.make_job(parts(ttl=0), submitted=True)["spec"]
-    assert "ttlSecondsAfterFinished" not in job_objects.make_job(parts())["spec"]
+    assert manifests.make_job(parts(ttl=60), submitted=True)["spec"]["ttlSecondsAfterFinished"] == 60
+    assert manifests.make_job(parts(), submitted=True)["spec"]["ttlSecondsAfterFinished"] == 7 * 24 * 3600
+    assert "ttlSecondsAfterFinished" not in manifests.make_job(parts(ttl=0), submitted=True)["spec"]
+    assert "ttlSecondsAfterFinished" not in manifests.make_job(parts())["spec"]
 
 
 @pytest.mark.parametrize("word", ["y", "1e3", "0o7", "null"])
@@ -105,9 +105,9 @@ def test_a_master_is_as_urgent_as_its_workers(tmp_path, options, master):
 
 def test_values_of_variables_are_in_a_secret_of_the_job_and_nowhere_else():
     made = parts(envs="TOKEN=hush")
-    holders = [each for each in job_objects.companions(made) if "aHVzaA==" in json.dumps(each)]
+    holders = [each for each in manifests.companions(made) if "aHVzaA==" in json.dumps(each)]
     assert [(each["kind"], each["metadata"]["name"]) for each in holders] == [("Secret", "digits-envs")]
-    assert "hush" not in json.dumps([*job_objects.companions(made), job_objects.make_job(made)])
+    assert "hush" not in json.dumps([*manifests.companions(made), manifests.make_job(made)])
 
 
 def test_a_template_for_all_pods_names_the_workers_account_and_not_the_masters(tmp_path):
@@ -120,7 +120,7 @@ def test_a_template_for_all_pods_names_the_workers_account_and_not_the_masters(t
 
 
 def test_masters_that_never_get_to_work_are_not_started_for_weeks_and_the_next_does_not_wait_for_the_end_of_one():
-    spec = job_objects.make_job(parts())["spec"]
+    spec = manifests.make_job(parts())["spec"]
     assert spec["backoffLimit"] <= 100
     # With a policy the Job waits until the pod of a node that is lost is gone.
     assert "podFailurePolicy" not in spec
@@ -136,11 +136,11 @@ def test_manifests_are_written_for_others_to_apply_and_only_for_the_owner_to_rea
     assert told.startswith(f"job digits written to {file}, with its secret keys: ")
     assert "apply this file only: each --yaml makes other keys" in told
     assert file.stat().st_mode & 0o777 == 0o600
-    manifests = list(yaml.safe_load_all(file.read_text()))
-    assert (manifests[-1]["kind"], manifests[-1]["spec"]["parallelism"]) == ("Job", 1)
-    assert {each["metadata"]["namespace"] for each in manifests} == {"lab"}
-    assert [each["immutable"] for each in manifests if each["kind"] == "Secret"] == [True] * 4
-    (spec,) = [each for each in manifests if each["metadata"]["name"] == "digits-spec"]
+    made = list(yaml.safe_load_all(file.read_text()))
+    assert (made[-1]["kind"], made[-1]["spec"]["parallelism"]) == ("Job", 1)
+    assert {each["metadata"]["namespace"] for each in made} == {"lab"}
+    assert [each["immutable"] for each in made if each["kind"] == "Secret"] == [True] * 4
+    (spec,) = [each for each in made if each["metadata"]["name"] == "digits-spec"]
     assert JobSpec.from_json(spec["data"]["job.json"]).model_def == "m"
     assert json.loads(spec["data"]["worker.json"])["spec"]["containers"][0]["image"] == "i"
 

@@ -8,7 +8,7 @@ import pytest
 from elasticdl.common.credentials import Role, interface_of
 from elasticdl.common.errors import UserError
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube.pod import finish_pod, master_pod, merge, with_pod_templates, worker_pod
+from elasticdl.kube.manifests import finish_pod, master_pod, merge, with_pod_templates, worker_pod
 
 
 def job(**options):

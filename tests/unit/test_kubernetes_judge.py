@@ -7,7 +7,7 @@ from kubernetes_kit import NAMESPACE, PODS, RUNNING, condition, pod, terminated,
 
 from elasticdl.job.quantities import Priority
 from elasticdl.job.spec import JobSpec, WorkerRange
-from elasticdl.kube.pod import worker_template
+from elasticdl.kube.manifests import worker_template
 from elasticdl.master.core.events import ExitCause
 from elasticdl.places.judge import (
     MOST_CRASHES,

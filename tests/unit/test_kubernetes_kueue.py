@@ -12,7 +12,7 @@ from kubernetes_scene import name, pods_scene
 from elasticdl.cli import namespace_job
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.kube.client import ApiError, NotDoneError, NotThereError
-from elasticdl.kube.pod import worker_template
+from elasticdl.kube.manifests import worker_template
 from elasticdl.master.shell import cluster_master
 from elasticdl.places.base import Place, PlaceState
 from elasticdl.places.pod_places import PodTimeouts

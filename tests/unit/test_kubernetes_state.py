@@ -20,7 +20,7 @@ from elasticdl.common.errors import ReplacedError, UnreachableError, UserError
 from elasticdl.job.journal import dump_entry
 from elasticdl.job.messages import Member
 from elasticdl.job.spec import MOST_WORKERS, WorkerRange
-from elasticdl.kube import job_objects
+from elasticdl.kube import manifests
 from elasticdl.kube.client import ApiError, NotDoneError
 from elasticdl.master.core.values import Phase, WorkerState, World
 from elasticdl.master.core.worker_record import JobSnapshot, Snapshot, TrainingSnapshot, WorkerSnapshot
@@ -416,7 +416,7 @@ def test_a_right_that_the_masters_account_has_not_got_is_not_waited_for_as_an_an
 
 
 def test_an_account_that_may_do_all_that_its_role_says_has_what_it_takes():
-    (verbs,) = [each["verbs"] for each in job_objects.rules("digits") if each["resources"] == ["pods"]]
+    (verbs,) = [each["verbs"] for each in manifests.rules("digits") if each["resources"] == ["pods"]]
     require_rights(Forbidding(*verbs))
 
 

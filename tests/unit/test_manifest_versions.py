@@ -13,9 +13,8 @@ from referencing import Registry, Resource
 
 from elasticdl.cli.__main__ import main
 from elasticdl.job.quantities import parse_priority
-from elasticdl.kube.job_objects import owned
+from elasticdl.kube.manifests import TEMPLATE_FILE, owned
 from elasticdl.kube.names import spec_name
-from elasticdl.kube.pod import TEMPLATE_FILE
 from elasticdl.places.worker_pods import WorkerPods, owner_references
 
 OLDEST, NEWEST = 26, 37

@@ -20,7 +20,7 @@ from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import Role, TlsFolder
 from elasticdl.job.messages import Pace, StepReport
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube import job_objects, names
+from elasticdl.kube import manifests, names
 from elasticdl.master.shell.journal_file import StepLog
 from elasticdl.master.shell.metrics import MetricsServer, Prometheus
 from elasticdl.master.shell.observers import LiveFacts
@@ -208,7 +208,7 @@ def test_the_dashboard_says_nothing_that_grafana_does_not_know(name, another):
 def test_the_service_monitor_finds_the_service_of_a_job():
     monitor = yaml.safe_load((DOCS / "servicemonitor.yaml").read_text())["spec"]
     spec = JobSpec.model_validate({"image": "team/job:1", "job_name": "digits", "num_workers": "2"})
-    made = job_objects.companions(make_parts(spec, "lab", datetime.now(UTC)))
+    made = manifests.companions(make_parts(spec, "lab", datetime.now(UTC)))
     (service,) = [each for each in made if each["kind"] == "Service"]
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     (endpoint,) = monitor["endpoints"]
@@ -219,7 +219,7 @@ def test_the_service_monitor_finds_the_service_of_a_job():
 
 def test_metrics_alone_are_let_in_from_elsewhere_and_to_the_master_only():
     spec = JobSpec.model_validate({"image": "team/job:1", "job_name": "digits", "num_workers": "2"})
-    made = job_objects.companions(make_parts(spec, "lab", datetime.now(UTC)))
+    made = manifests.companions(make_parts(spec, "lab", datetime.now(UTC)))
     policies = {each["metadata"]["name"]: each["spec"] for each in made if each["kind"] == "NetworkPolicy"}
     assert policies.keys() == {"digits", "digits.metrics"}
     assert policies["digits.metrics"]["podSelector"]["matchLabels"][names.ROLE_LABEL] == "master"

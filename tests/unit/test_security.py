@@ -15,7 +15,7 @@ from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import LOOPBACK, Role, Token, WorkerEnvironment
 from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube import job_objects, names
+from elasticdl.kube import manifests, names
 from elasticdl.master.core.events import StopRequested
 from elasticdl.master.shell.calls import ALLOWED
 from elasticdl.master.shell.serve import Master, local_master
@@ -27,7 +27,7 @@ TENANTS = {"pods", "events"}
 
 
 def made(kind, **options):
-    return [each for each in job_objects.companions(parts(**options)) if each["kind"] == kind]
+    return [each for each in manifests.companions(parts(**options)) if each["kind"] == kind]
 
 
 # ---- the document ----
@@ -175,7 +175,7 @@ def test_the_master_has_a_role_in_one_namespace():
     assert {each["metadata"]["namespace"] for each in (role, binding, account)} == {"lab"}
     assert binding["roleRef"]["kind"] == "Role"
     assert [each["name"] for each in binding["subjects"]] == [account["metadata"]["name"]]
-    assert not [each for each in job_objects.companions(parts()) if each["kind"].startswith("Cluster")]
+    assert not [each for each in manifests.companions(parts()) if each["kind"].startswith("Cluster")]
 
 
 @pytest.mark.parametrize("options", [{}, {"gang": True, "num_workers": "2"}])

@@ -36,8 +36,8 @@ from elasticdl.job.quantities import parse_priority
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.client import CONFLICT, FORBIDDEN, Client, NotDoneError, connect
 from elasticdl.kube.kubeconfig import ClusterTarget
+from elasticdl.kube.manifests import TEMPLATE_FILE
 from elasticdl.kube.names import MASTER_PORT, METRICS_PORT, master_name, selector, state_name
-from elasticdl.kube.pod import TEMPLATE_FILE
 from elasticdl.master.core.values import Phase
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.calls import Server, TlsAccess

@@ -24,8 +24,8 @@ from elasticdl.common.backoff import Backoff
 from elasticdl.common.errors import ReplacedError, UserError
 from elasticdl.common.retry import retry
 from elasticdl.kube.client import CONFLICT, ApiError, Client, NotDoneError
+from elasticdl.kube.manifests import Manifest
 from elasticdl.kube.names import master_name, state_name
-from elasticdl.kube.pod import Manifest
 from elasticdl.master.core.values import Phase
 from elasticdl.master.core.worker_record import Snapshot
 
