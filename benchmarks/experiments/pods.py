@@ -20,9 +20,8 @@ from benchmarks.experiments.measures import Change
 from benchmarks.processes import Failed
 from elasticdl.common.backoff import Backoff
 from elasticdl.job.quantities import GPU
-from elasticdl.kube.client import ANSWER_SECONDS, Client
+from elasticdl.kube.client import ANSWER_SECONDS, Client, Source, Watch
 from elasticdl.kube.names import JOB_LABEL, ROLE_LABEL
-from elasticdl.kube.object_watch import Source, Watch
 
 LISTED_SECONDS = 30.0
 

@@ -30,10 +30,9 @@ from typing import Any, TypeVar
 from elasticdl.common.backoff import Backoff
 from elasticdl.common.errors import UnreachableError
 from elasticdl.common.retry import Background, retry, until
-from elasticdl.kube.client import CONFLICT, INVALID, ApiError, NotThereError
+from elasticdl.kube.client import CONFLICT, INVALID, ApiError, NotThereError, Watch
 from elasticdl.kube.manifests import is_deleted, is_over
 from elasticdl.kube.names import without_name
-from elasticdl.kube.object_watch import Watch
 from elasticdl.master.core.events import ExitCause, LauncherFailed
 from elasticdl.places.base import Place, PlaceChanged, PlaceReport, PlaceState
 from elasticdl.places.ledger import Ledger, Reports

@@ -11,7 +11,7 @@ from typing import Any
 from elasticdl.common.credentials import Role
 from elasticdl.common.reason import flat
 from elasticdl.job.quantities import Priority
-from elasticdl.kube.client import FORBIDDEN, INVALID, ApiError, Client, end_group
+from elasticdl.kube.client import FORBIDDEN, INVALID, ApiError, Client, Source, end_group
 from elasticdl.kube.manifests import size_of
 from elasticdl.kube.names import (
     KUEUE_GROUP_LABEL,
@@ -23,7 +23,6 @@ from elasticdl.kube.names import (
     selector,
     worker_name,
 )
-from elasticdl.kube.object_watch import Source
 from elasticdl.places.base import Limits
 
 Manifest = dict[str, Any]

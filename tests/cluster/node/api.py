@@ -7,8 +7,7 @@ from typing import Any
 
 from kubernetes.client import ApiClient, ApiException, Configuration
 
-from elasticdl.kube.client import ANSWER_SECONDS, JSON, Client
-from elasticdl.kube.object_watch import SILENCE_SECONDS, WATCH_SECONDS, Changes, Source
+from elasticdl.kube.client import ANSWER_SECONDS, JSON, SILENCE_SECONDS, WATCH_SECONDS, Changes, Client, Source
 from tests.cluster.pki import Pair
 
 Json = dict[str, Any]
@@ -43,7 +42,7 @@ class Api(Client):
 
 
 class PodsOfNode(Source):
-    """What `elasticdl.kube.object_watch.Watch` follows."""
+    """What `elasticdl.kube.client.Watch` follows."""
 
     def __init__(self, api: Api, node: str) -> None:
         self._api = api

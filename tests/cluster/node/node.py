@@ -15,8 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from elasticdl.common.backoff import Backoff
-from elasticdl.kube.client import ABSENT, CONFLICT, ApiError
-from elasticdl.kube.object_watch import Watch
+from elasticdl.kube.client import ABSENT, CONFLICT, ApiError, Watch
 from tests.cluster.node.api import Api, Json, PodsOfNode
 from tests.cluster.node.logs import PORT, bind
 from tests.cluster.node.pod import GPU, Devices, Host, Pod
