@@ -5,7 +5,6 @@ from master_kit import LONG, Yard, killed, only
 
 from elasticdl.job import messages
 from elasticdl.master.core import events as e
-from elasticdl.master.core import rendezvous
 from elasticdl.master.core.events import Record, Tell
 from elasticdl.master.core.values import World
 
@@ -81,20 +80,18 @@ def test_steady_arrivals_are_not_waited_for_forever():
     assert m.now <= 5 * WINDOW + 0.2
 
 
-def test_a_large_world_waits_longer_for_further_newcomers_and_for_nobody_once_it_has_lost_a_member(monkeypatch):
-    monkeypatch.setattr(rendezvous, "MEMBERS_IN_WINDOW", 2)
-
+def test_a_world_waits_for_further_newcomers_and_for_nobody_once_it_has_lost_a_member():
     def world_of_four_and_two_newcomers():
         m = Meeting(minimum=4, maximum=8)
-        version = m.world_of(0, 1, 2, 3)  # which was formed after the short window
+        version = m.world_of(0, 1, 2, 3)
         m.come(4)
-        assert m.advance(1.9 * WINDOW) == []
+        assert m.advance(0.9 * WINDOW) == []
         m.come(5)
         assert m.advance(0.2 * WINDOW) == []
         return m, version
 
     m, version = world_of_four_and_two_newcomers()
-    assert m.advance(1.7 * WINDOW) == []
+    assert m.advance(0.7 * WINDOW) == []
     assert m.advance(0.2 * WINDOW) == [Tell((0, 1, 2, 3), messages.Change(version, "workers 4, 5 join"))]
     m, version = world_of_four_and_two_newcomers()
     assert m.exit(3) == [Tell((0, 1, 2), messages.Broken(version, "worker 3 killed: detail"))]

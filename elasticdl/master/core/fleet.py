@@ -64,8 +64,8 @@ _UNCLEAN = set(ExitCause) - {ExitCause.CLEAN}
 #
 # Workers that were launched before a wait began, or are lost during it, do not lengthen it: they share it. After the wait their
 # replacements come one after another, spread over as much time again. So one of them tries it first; if it is lost, the others
-# go on waiting. A replacement that reaches a world ends the streaks of its cause and of its node, and whoever waited for these
-# waits no longer. Whoever could not start may have reached a world: that streak ends when one that was launched later makes steps.
+# go on waiting. A worker that reaches a world for the first time ends the streaks of causes, and that of its node, and whoever waited
+# for these waits no longer. Whoever could not start may have reached a world: that streak ends when one launched later makes steps.
 # Streaks are forgotten after an hour without a loss. A person is told once when a wait gets long, and sees it for as long as it lasts.
 
 
@@ -180,8 +180,8 @@ class Losses:
 
     def reached_world(self, record: WorkerRecord) -> tuple[Streak | None, ...]:
         """A worker has, for the first time: the streaks that this ends."""
-        of_cause = self._causes.pop(record.replaces, None) if record.replaces else None
-        return of_cause, self._nodes.pop(record.node, None)
+        of_causes = [self._causes.pop(cause) for cause in list(self._causes) if cause]
+        return (*of_causes, self._nodes.pop(record.node, None))
 
     def avoided(self, now: float) -> tuple[str, ...]:
         """Nodes to keep replacements off, the worst first."""
@@ -301,12 +301,11 @@ def after_training(event: WorkerExited, step: int) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A worker has left, and a replacement is due. ``away_from``: the node of the worker that left, if it was slow. ``cause``: why the
-    worker was lost, if it had been in no world. ``wait``: if the replacement has to wait."""
+    """A worker has left, and a replacement is due. ``away_from``: the node of the worker that left, if it was slow. ``wait``: if the
+    replacement has to wait."""
 
     reason: str
     away_from: str = ""
-    cause: ExitCause | None = None
     wait: ReplacementWait | None = None
 
     def waits(self, now: float) -> bool:
@@ -406,15 +405,12 @@ class Fleet:
         """A replacement is due for this worker. ``departure``: why, for people; ``why``: the same, without the worker's number.
         ``cause``: why it was lost; None if it was told to leave. Returns what a person must know."""
         self._now, wait, is_told = now, None, False
-        has_crashed = cause in CRASHES and not record.unfit
-        if has_crashed:
+        if cause in CRASHES and not record.unfit:
             wait = wait_after(self.crashes.in_a_row, why, now)
         elif cause and (record.unfit or not record.world_version):
             wait = self._losses.count(record, cause, why, self.next_id, now)
             is_told = wait.delay >= TOLD_DELAY and not wait.streak.told
-        slow = record.node if record.slow else ""
-        early = cause if wait and not (has_crashed or record.unfit) else None
-        self.departures.append(Departure(departure, slow, early, wait))
+        self.departures.append(Departure(departure, record.node if record.slow else "", wait))
         if wait is None or not is_told:
             return ""
         wait.streak.told = True
@@ -479,8 +475,6 @@ class Fleet:
         reason = f"in place of another: {departure.reason}" if departure else "asked for"
         record = self._records[self.next_id] = WorkerRecord(self.next_id, reason)
         slow = [departure.away_from] if departure and departure.away_from else []
-        if departure:
-            record.replaces = departure.cause
         self.next_id += 1
         away_from = tuple(dict.fromkeys([*slow, *self._losses.avoided(self._now)]))
         fields = {"worker": record.worker_id, "reason": reason, "replaces": departure is not None}

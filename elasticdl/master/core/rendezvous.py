@@ -2,7 +2,7 @@
 
 Rules
 1. A change begins at once when a member is lost, leaves, or says that its world broke; and, when standbys wait and there
-   is room, after a window in which others may arrive. The window of a large world is longer, as its change takes longer.
+   is room, after a window in which others may arrive.
 2. Members are told: to leave together after their step (planned), or at once (broken). A loss during a planned change
    makes it a broken one.
 3. When no member is left that has not asked, the next world is made of all who have asked and have a session. We wait for
@@ -31,8 +31,6 @@ from elasticdl.master.core.worker_record import JobSnapshot, NotificationLevel, 
 REASONS_SHOWN = 3
 # Standbys wait at most so many windows for others, however steadily those arrive.
 LONGEST_WAIT_IN_WINDOWS = 5
-# The window is as long as the specification says up to so many members, and above that grows with them.
-MEMBERS_IN_WINDOW = 1000
 # A broken world is normally left well within this, seconds.
 RECOVERY_FROM_BREAK = 1.0
 NOBODY = -1
@@ -252,8 +250,8 @@ class Rendezvous:
         if now < self._window_end:
             return False
         queued = [record.queued_at for record in self._records.each_of(WorkerState.STANDBY, connected=True)]
-        window = self._join_window * max(1.0, self._records.count(WorkerState.MEMBER) / MEMBERS_IN_WINDOW)
-        self._window_end = min(max(queued) + window, min(queued) + LONGEST_WAIT_IN_WINDOWS * window)
+        longest = LONGEST_WAIT_IN_WINDOWS * self._join_window
+        self._window_end = min(max(queued) + self._join_window, min(queued) + longest)
         return now >= self._window_end
 
     def _describe(self, standbys: Sequence[WorkerRecord]) -> str:

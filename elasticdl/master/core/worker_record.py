@@ -18,7 +18,7 @@ from elasticdl.common.errors import first_finding
 from elasticdl.common.reason import describe, parse
 from elasticdl.job.messages import Finished, Notice, Progress, StepReport, StepTimes, newest_marks
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.events import ExitCause, Record
+from elasticdl.master.core.events import Record
 from elasticdl.master.core.speedup import Observation
 from elasticdl.master.core.values import LIVE, Crashes, Outcome, Phase, WorkerState, World
 
@@ -173,7 +173,6 @@ class WorkerRecord:
     waits_for_successor: bool = False  # LIVE: leaves as soon as another member has its state
     failure: str = ""  # why it has crashed, whatever its exit code says
     unfit: bool = False  # it could not begin to train, where others can
-    replaces: ExitCause | None = None  # how its predecessor was lost, if that had been in no world
     deadline: float | None = None  # until it has to be ready, or gone
     quiet_since: float | None = None  # it runs without a session: has had none, or its training is over
     suspicion: Suspicion | None = None  # it was asked where it stands
