@@ -24,7 +24,7 @@ from pathlib import Path
 import grpc
 
 from elasticdl.common.channel import TOKEN_KEY
-from elasticdl.job.jobdir import JobDir
+from elasticdl.job.jobdir import JobDir, MasterAddress
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.core.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.master.shell.serve import local_master
@@ -125,7 +125,10 @@ def awaited(number: signal.Signals) -> asyncio.Event:
 async def host(job_dir: JobDir, log: Path, first: int, hosts: int) -> None:
     """Some workers, until this process is killed. The log appears when they can begin."""
     begin, lose = awaited(BEGIN), awaited(LOSE)
-    workers, master = JobSpec.from_json(job_dir.spec.read_text()).num_workers.maximum, job_dir.read_master()
+    workers, master = (
+        JobSpec.from_json(job_dir.spec.read_text()).num_workers.maximum,
+        MasterAddress.read(job_dir.master),
+    )
     assert master is not None
     options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
     channels = [grpc.aio.insecure_channel(master.address, options=options) for _ in range(CHANNELS)]

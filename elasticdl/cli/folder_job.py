@@ -152,7 +152,7 @@ class FolderJob(JobHandle):
         return (Life.STARTING if age < STARTING_SECONDS else Life.LOST), ""
 
     def life(self) -> Life:
-        return self.look(self.folder.read_master())[0]
+        return self.look(MasterAddress.read(self.folder.master))[0]
 
     def over(self) -> str:
         life = self.life()
@@ -170,7 +170,7 @@ class FolderJob(JobHandle):
 
     @contextmanager
     def reach(self) -> Iterator[Endpoint]:
-        master = self.folder.read_master()
+        master = MasterAddress.read(self.folder.master)
         life, why = self.look(master)
         if life is not Life.RUNNING or master is None:
             raise AbsentError(why or str(life.value) or "its master is not there")

@@ -97,7 +97,7 @@ class MasterAddress:
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """None if the file is not there, is damaged, or is of another version."""
+        """None if the file is not there, as no master runs, or none has started yet; or if it is damaged, or of another version."""
         try:
             return TypeAdapter(cls).validate_python(asdict(cls(**json.loads(path.read_text()))))
         except (FileNotFoundError, ValueError, TypeError):
@@ -152,13 +152,6 @@ class JobDir:
     def worker_out(self, worker_id: int) -> Path:
         """What the worker prints on stdout, if that is kept apart from its log."""
         return self.logs / f"worker-{worker_id}.out"
-
-    def write_master(self, address: MasterAddress) -> None:
-        address.write(self.master)
-
-    def read_master(self) -> MasterAddress | None:
-        """None when no master runs, or none has started yet."""
-        return MasterAddress.read(self.master)
 
     def write_status(self, status: Message) -> None:
         from google.protobuf import json_format  # large, and seldom needed

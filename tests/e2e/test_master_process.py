@@ -8,6 +8,7 @@ import grpc
 import pytest
 from running_job import DEADLINE, start
 
+from elasticdl.job.jobdir import MasterAddress
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
@@ -19,7 +20,7 @@ def session(tmp_path):
     """Opens sessions of worker 0, whose own process waits; returns what is said, and the answers."""
     with start(tmp_path, "run", "--num_workers", "1", "--stop_grace", "1", "--", "sleep", str(DEADLINE)) as job:
         job.wait_for("a worker", lambda: job.entries("worker_started"))
-        address = job.job.read_master()
+        address = MasterAddress.read(job.job.master)
         said = []
 
         def begin(*words):
@@ -66,7 +67,7 @@ def test_sigterm_stops_the_job_and_a_second_signal_at_once(tmp_path):
     with start(tmp_path, "run", "--num_workers", "2", "--stop_grace", "1000", "--", *worker) as job:
         world = job.wait_for_world(size=2)
         job.signal(world["members"][1], signal.SIGSTOP)  # it would use up the grace period
-        assert job.job.read_master().pid == job.process.pid
+        assert MasterAddress.read(job.job.master).pid == job.process.pid
         job.process.send_signal(signal.SIGTERM)
         job.wait_for("the end to be decided", lambda: "stopping" in [e["phase"] for e in job.entries("phase")])
         job.process.send_signal(signal.SIGINT)  # several of the others within a second would count as one

@@ -7,7 +7,7 @@ import signal
 
 from running_job import ZOO, run_cli, start
 
-from elasticdl.job.jobdir import kept_states
+from elasticdl.job.jobdir import MasterAddress, kept_states
 
 pytest_plugins = ["tests.slurm.fixtures"]
 
@@ -40,13 +40,13 @@ def test_a_job_grows_is_preempted_and_outlives_its_master(slurm, tmp_path):
         world = job.wait_for_world(size=3, after=world["world"])
 
         job.wait_for_step(job.steps_recorded() + 20)  # by then that world is saved
-        address = job.job.read_master()
+        address = MasterAddress.read(job.job.master)
         os.kill(address.pid, signal.SIGKILL)
         job.wait_for("the next master", lambda: job.entries("master_restarted"))
         (second,) = job.entries("master_restarted")
         assert (second["world"], second["missing"]) == (world["world"], [])
         job.wait_for_step(job.steps_recorded() + 20)
-        assert job.job.read_master() != address
+        assert MasterAddress.read(job.job.master) != address
 
         slurm.run("scontrol", "requeue", (job.job.path / "batch").read_text())
         job.wait_for(

@@ -179,7 +179,7 @@ class PlayedMaster:
 
         master.Stop = stop
         with serving(master) as address:
-            self._job.write_master(address)
+            address.write(self._job.master)
             self.is_up.set()
             if self._part == "vanishes":
                 raise RuntimeError("last words")

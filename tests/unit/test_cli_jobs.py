@@ -50,7 +50,7 @@ def running():
     job, master = new_job("live"), FakeMaster("live")
     master.update(phase="running", step=3, total_steps=10)
     with serving(master) as address:
-        job.write_master(address)
+        address.write(job.master)
         yield master
 
 
@@ -64,12 +64,12 @@ def test_the_life_of_a_job(dead_pid):
     MasterAddress.of_this_process().write(job.starter)
     os.utime(job.path, (1e9, 1e9))
     assert handle_of(job).life() is Life.STARTING, "its check takes long"
-    job.write_master(MasterAddress("127.0.0.1:1", TOKEN, os.getpid()))
+    MasterAddress("127.0.0.1:1", TOKEN, os.getpid()).write(job.master)
     assert handle_of(job).life() is Life.RUNNING
     job.starter.unlink()
-    job.write_master(MasterAddress("127.0.0.1:1", TOKEN, dead_pid))
+    MasterAddress("127.0.0.1:1", TOKEN, dead_pid).write(job.master)
     assert handle_of(job).life() is Life.LOST
-    job.write_master(MasterAddress.of_this_process("127.0.0.1:1", TOKEN))
+    MasterAddress.of_this_process("127.0.0.1:1", TOKEN).write(job.master)
     assert handle_of(job).life() is Life.RUNNING
     made_up = [json.dumps({"address": "127.0.0.1:1", "token": TOKEN, "pid": pid}) for pid in ("1", 0, -1, 10**30)]
     for damaged in ("{", "[]", '{"address": "127.0.0.1:1", "of_next_year": 1}', *made_up):
@@ -83,7 +83,7 @@ def test_the_life_of_a_job(dead_pid):
 def test_the_job_of_another_machine_that_shares_the_folder_is_not_taken_for_lost(capsys, dead_pid):
     """The process with that number is there, and can't be seen from here."""
     job = new_job("one")
-    job.write_master(MasterAddress("127.0.0.1:1", TOKEN, dead_pid, host="another"))
+    MasterAddress("127.0.0.1:1", TOKEN, dead_pid, host="another").write(job.master)
     assert handle_of(job).life() is Life.RUNNING
     prune_jobs(keep=0)
     assert job.path.exists()
@@ -264,7 +264,7 @@ def test_a_shell_completes_commands_options_and_names(capsys, monkeypatch, runni
 
 def test_jobs_are_listed_and_shown(capsys, running, dead_pid):
     ended_job("done", reason="training is complete", metrics={"accuracy": 0.5})
-    new_job("gone").write_master(MasterAddress("127.0.0.1:1", TOKEN, dead_pid))
+    MasterAddress("127.0.0.1:1", TOKEN, dead_pid).write(new_job("gone").master)
     code, out, err = run(capsys, "status")
     assert (code, err) == (0, "")
     rows = {line.split()[0]: line for line in out.splitlines()[1:]}
@@ -294,7 +294,7 @@ def test_the_only_running_job_need_not_be_named(capsys, running):
     assert run(capsys, "scale", "live", "3") == (0, "from 3 to 3 workers\n", "")
     assert [(request.min_workers, request.max_workers) for request in running.requests] == [(2, 4), (3, 3)]
     assert run(capsys, "scale", "live", "9") == (2, "", "elasticdl scale: this machine has 8 slots\n")
-    new_job("other").write_master(MasterAddress("127.0.0.1:1", TOKEN, os.getpid()))
+    MasterAddress("127.0.0.1:1", TOKEN, os.getpid()).write(new_job("other").master)
     code, _, err = run(capsys, "scale", "3")
     assert code == 2
     assert err.startswith("elasticdl scale: 2 jobs are running, so name one: ")
@@ -315,7 +315,7 @@ def test_a_wrong_number_of_workers(capsys, running, workers):
 
 
 def test_a_master_that_does_not_answer_is_one_line(capsys):
-    new_job("deaf").write_master(MasterAddress("127.0.0.1:1", TOKEN, os.getpid()))
+    MasterAddress("127.0.0.1:1", TOKEN, os.getpid()).write(new_job("deaf").master)
     code, _, err = run(capsys, "scale", "deaf", "2")
     told = (
         f"elasticdl scale: the master at 127.0.0.1:1 (process {os.getpid()}) is not reached: the connection is refused"
@@ -440,7 +440,7 @@ def test_a_stopped_job_that_could_not_write_how_it_ended_is_told(capsys, running
 
 def test_of_a_lost_job_the_step_and_the_age_are_told_that_its_journal_tells(capsys, dead_pid):
     job = new_job("gone")
-    job.write_master(MasterAddress("127.0.0.1:1", TOKEN, dead_pid))
+    MasterAddress("127.0.0.1:1", TOKEN, dead_pid).write(job.master)
     steps = [{"time": 100.0 + n, "event": "steps", "step": 10 * n, "steps": 10} for n in range(1, 2000)]
     entries = [{"time": 100.0, "event": "job_started"}, *steps, {"time": 3000.0, "event": "worker_stuck"}]
     job.journal.write_text("".join(json.dumps(entry) + "\n" for entry in entries) + '{"half')
@@ -451,7 +451,7 @@ def test_whoever_follows_a_job_to_its_end_is_told_it_though_nothing_could_be_wri
     def end_on_a_full_disk() -> None:
         running.wait_for_watcher()
         running.update(phase="failed", reason="out of luck")
-        JobDir(jobs_root() / "live").write_master(MasterAddress("127.0.0.1:1", TOKEN, dead_pid))
+        MasterAddress("127.0.0.1:1", TOKEN, dead_pid).write(JobDir(jobs_root() / "live").master)
         running.end()
 
     thread = threading.Thread(target=end_on_a_full_disk)
@@ -510,7 +510,7 @@ def test_following_a_status_shows_the_course_of_the_job_and_how_it_ended(running
 def test_whoever_follows_a_job_that_has_not_succeeded_is_told_by_the_exit_code(capsys, dead_pid):
     failed, stopped = ended_job("bad", phase="failed", reason="out of luck"), ended_job("cut", phase="stopped")
     lost = new_job("gone")
-    lost.write_master(MasterAddress("127.0.0.1:1", TOKEN, dead_pid))
+    MasterAddress("127.0.0.1:1", TOKEN, dead_pid).write(lost.master)
     for job, said in ((failed, "failed: out of luck"), (lost, f"lost: {LOST}")):
         code, _, err = run(capsys, "status", "--follow", job.name)
         assert code == 1

@@ -70,7 +70,7 @@ def test_who_is_interrupted_does_not_wait_for_masters_that_do_not_answer():
     master.Status = hang
     with serving(master) as address:
         for name in ("one", "two"):
-            new_job(name).write_master(address)
+            address.write(new_job(name).master)
         with subprocess.Popen([sys.executable, "-c", PATIENT, "status"], stderr=subprocess.PIPE) as process:
             assert all(asked.acquire(timeout=DEADLINE) for _ in range(2))
             process.send_signal(signal.SIGINT)

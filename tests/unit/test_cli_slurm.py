@@ -135,7 +135,7 @@ def test_whoever_looks_on_is_told_why_there_is_no_master_and_by_the_exit_code_th
 def test_a_job_goes_on_while_its_master_closes_its_places(slurm, job, squeue, over):
     slurm.says("squeue", squeue)
     job.status.write_text('{"phase": "stopped"}')
-    job.write_master(MasterAddress("host:1", "", 1))
+    MasterAddress("host:1", "", 1).write(job.master)
     assert handle_of(job).over() == over
     job.master.unlink()
     assert handle_of(job).over() == "it has ended"

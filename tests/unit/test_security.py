@@ -88,7 +88,7 @@ def job(tmp_path, monkeypatch):
 
 def test_only_the_user_can_read_a_local_jobs_token(job):
     job.path.chmod(0o755)  # as somebody does who lets a colleague look at the logs
-    job.write_master(MasterAddress.of_this_process("127.0.0.1:1", "secret"))
+    MasterAddress.of_this_process("127.0.0.1:1", "secret").write(job.master)
     assert stat.S_IMODE(job.master.stat().st_mode) == 0o600
     assert stat.S_IMODE(create_job_dir("another").path.stat().st_mode) == 0o700
 
@@ -119,7 +119,7 @@ def serve_here(job, look):
 def test_a_local_jobs_token_is_its_own_and_goes_with_it(job):
     found = []
     for _ in range(2):
-        serve_here(job, lambda: found.append(job.read_master()))
+        serve_here(job, lambda: found.append(MasterAddress.read(job.master)))
         assert not job.master.exists()
         job.status.unlink()
     assert found[0].token != found[1].token

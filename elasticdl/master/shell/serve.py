@@ -225,7 +225,7 @@ class Master:
             about = {"workers": str(self.spec.num_workers), "specification": str(job_dir.spec), "format": FORMAT}
             journal.append("job_started", {"job": job_dir.name, **about})
         if self.address:
-            job_dir.write_master(self.address)
+            self.address.write(job_dir.master)
         self.is_up.set()
         tools = (launcher, sessions, journal, self._saver, self._observers, time.monotonic, self._snapshot)
         end = await Loop(job, self._mailbox, *tools).run()
