@@ -93,7 +93,7 @@ class Streak:
     losses: int = 0
     waves: int = 0
     delay: float = 0.0
-    until: float = -math.inf
+    until: float = -math.inf  # -inf: nobody waits for it, as it has ended
     last: float = 0.0  # when there was one
     why: str = ""  # the last worker was lost
     told: bool = False
@@ -141,6 +141,8 @@ class ReplacementWait:
 
     @property
     def until(self) -> float:
+        if any(streak.until == -math.inf for streak in self.streaks):
+            return -math.inf
         return max(streak.until + self.turn * streak.delay for streak in self.streaks)
 
     @property
@@ -178,10 +180,12 @@ class Losses:
             streak.add(record.worker_id, next_id, why, now)
         return ReplacementWait(tuple(streaks), min(1.0, streaks[0].sharing / self.workers))
 
-    def reached_world(self, record: WorkerRecord) -> tuple[Streak | None, ...]:
-        """A worker has, for the first time: the streaks that this ends."""
-        of_causes = [self._causes.pop(cause) for cause in list(self._causes) if cause]
-        return (*of_causes, self._nodes.pop(record.node, None))
+    def reached_world(self, record: WorkerRecord) -> None:
+        """A worker has, for the first time: whoever waits for one of the streaks that this ends waits no longer."""
+        for cause in [cause for cause in self._causes if cause]:
+            self._causes.pop(cause).until = -math.inf
+        if streak := self._nodes.pop(record.node, None):
+            streak.until = -math.inf
 
     def avoided(self, now: float) -> tuple[str, ...]:
         """Nodes to keep replacements off, the worst first."""
@@ -195,10 +199,11 @@ class Losses:
     def of_unfit(self) -> Streak | None:
         return self._causes.get(None)
 
-    def some_trains(self, record: WorkerRecord) -> Streak | None:
-        """The streak of those that could not start, if this worker ends it."""
+    def heard(self, record: WorkerRecord) -> None:
+        """A worker is alive. If it trains, it may end the streak of those that could not start."""
         streak = self.of_unfit
-        return self._causes.pop(None) if streak and streak.is_followed_by(record) else None
+        if streak and streak.is_followed_by(record):
+            self._causes.pop(None).until = -math.inf
 
     def forget(self, now: float) -> None:
         """Streaks without a loss for `FORGOTTEN_AFTER`."""
@@ -320,7 +325,7 @@ class Fleet:
         self.departures: list[Departure] = []  # replacements that are due
         self.somebody_joined = bool(past.finished) or any(worker.ready for worker in past.workers)
         self.crashes = past.crashes
-        self._losses = Losses()  # not saved, as time passes
+        self.losses = Losses()  # not saved, as time passes
         self._pace = TokenBucket(LEAST_RATE, LEAST_BURST)  # of replacements
         self._paced = False  # a replacement was due, and had to wait for it
         self._now = 0.0
@@ -386,8 +391,8 @@ class Fleet:
             return end
         record.unfit = record.unfit or (not record.ready and self._others_train(record))
         if record.unfit:
-            self._losses.forget(self._now)
-            before = self._losses.of_unfit
+            self.losses.forget(self._now)
+            before = self.losses.of_unfit
             others = sum(each.holds_place for each in self._records.values() if each is not record)
             if others >= least or before is None or before.waves < TRIES:
                 return end
@@ -408,7 +413,7 @@ class Fleet:
         if cause in CRASHES and not record.unfit:
             wait = wait_after(self.crashes.in_a_row, why, now)
         elif cause and (record.unfit or not record.world_version):
-            wait = self._losses.count(record, cause, why, self.next_id, now)
+            wait = self.losses.count(record, cause, why, self.next_id, now)
             is_told = wait.delay >= TOLD_DELAY and not wait.streak.told
         self.departures.append(Departure(departure, record.node if record.slow else "", wait))
         if wait is None or not is_told:
@@ -416,32 +421,15 @@ class Fleet:
         wait.streak.told = True
         return wait.streak.describe(wait.until - now)
 
-    def entered_world(self, record: WorkerRecord) -> None:
-        """A worker is in a world for the first time: replacements no longer wait for others of its cause or node that were lost."""
-        self._end_waits(self._losses.reached_world(record))
-
-    def heard(self, record: WorkerRecord) -> None:
-        """A worker is alive. If it trains, replacements no longer wait for those that could not start."""
-        if ended := self._losses.some_trains(record):
-            self._end_waits((ended,))
-
-    def _end_waits(self, over: Sequence[Streak | None]) -> None:
-        self.departures = [
-            replace(each, wait=None)
-            if each.wait and any(streak is ended for streak in each.wait.streaks for ended in over)
-            else each
-            for each in self.departures
-        ]
-
     def scaled(self, maximum: int) -> None:
         """Somebody has scaled the job: what could not start may start now, and nobody waits."""
-        self._losses.clear()
+        self.losses.clear()
         self.departures = [replace(each, wait=None) for each in self.departures]
         self.bound(maximum)
 
     def bound(self, maximum: int) -> None:
         """Set the rate at which replacements are launched, for so many workers."""
-        self._losses.workers = maximum
+        self.losses.workers = maximum
         self._pace.rate, self._pace.burst = max(LEAST_RATE, RATE * maximum), BURST * maximum + LEAST_BURST
 
     def plan(
@@ -476,6 +464,6 @@ class Fleet:
         record = self._records[self.next_id] = WorkerRecord(self.next_id, reason)
         slow = [departure.away_from] if departure and departure.away_from else []
         self.next_id += 1
-        away_from = tuple(dict.fromkeys([*slow, *self._losses.avoided(self._now)]))
+        away_from = tuple(dict.fromkeys([*slow, *self.losses.avoided(self._now)]))
         fields = {"worker": record.worker_id, "reason": reason, "replaces": departure is not None}
         return [LaunchWorker(record.worker_id, reason, away_from), Record("worker_launched", fields)]

@@ -109,7 +109,7 @@ class Job:
             case events.FromWorker(worker_id, Heartbeat() as beat):
                 self.liveness.heard(worker_id, beat, now)
                 if record := self.records.get(worker_id):
-                    self.fleet.heard(record)
+                    self.fleet.losses.heard(record)
                 if self.recovery:
                     self.recovery.heard(worker_id, beat, now)
                 return []
@@ -428,7 +428,7 @@ class Job:
         for rank, worker_id in enumerate(world.worker_ids):
             record = self.records[worker_id]
             if not record.world_version:
-                self.fleet.entered_world(record)
+                self.fleet.losses.reached_world(record)
             record.world_version, record.rank, record.notified = world.version, rank, NotificationLevel.NOTHING
         rendezvous.adopt(world)
         self.fleet.crashes = self.fleet.crashes.after_world()
