@@ -5,6 +5,8 @@ import threading
 import time
 from contextlib import contextmanager
 
+from elasticdl.cli.job_handle import MasterClient
+from elasticdl.common.channel import open_channel
 from elasticdl.common.credentials import Endpoint
 from elasticdl.master.core.events import FromWorker
 from elasticdl.master.shell.agents import Agents
@@ -13,6 +15,13 @@ from elasticdl.master.shell.journal_file import Journal
 from elasticdl.proto import elasticdl_pb2 as pb
 
 DEADLINE = 30.0
+
+
+@contextmanager
+def connect(master):
+    """A client of the command line's, which is closed at the end."""
+    with open_channel(master.address, master.credentials) as channel:
+        yield MasterClient(channel, master)
 
 
 def _told(event):

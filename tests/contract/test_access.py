@@ -11,11 +11,10 @@ from datetime import UTC, datetime
 
 import grpc
 import pytest
-from access_kit import DEADLINE, serving
+from access_kit import DEADLINE, connect, serving
 from cryptography.hazmat.primitives import serialization
 
 import elasticdl.elastic.link.stream as stream
-from elasticdl.cli.job_handle import connect
 from elasticdl.common.certificates import LIFETIME, issue
 from elasticdl.common.channel import metadata, open_channel
 from elasticdl.common.credentials import Role, TlsFolder, Token, WorkerEnvironment
@@ -152,13 +151,15 @@ def test_grpc_itself_writes_nothing_to_the_terminal(master, tmp_path):
     code = f"""
 import os
 from pathlib import Path
-from elasticdl.cli.job_handle import connect
+from elasticdl.cli.job_handle import MasterClient
+from elasticdl.common.channel import open_channel
 from elasticdl.common.credentials import Endpoint, TlsFolder
 from elasticdl.common.errors import RefusedError
 assert "GRPC_VERBOSITY" not in os.environ, "as whoever is started from here would have it"
-with connect(Endpoint({endpoint.address!r}, TlsFolder(Path({str(endpoint.credentials.path)!r})), "the master")) as client:
+master = Endpoint({endpoint.address!r}, TlsFolder(Path({str(endpoint.credentials.path)!r})), "the master")
+with open_channel(master.address, master.credentials) as channel:
     try:
-        client.status()
+        MasterClient(channel, master).status()
     except RefusedError as error:
         print(error)
 """
