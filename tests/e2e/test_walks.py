@@ -34,7 +34,7 @@ VALUES = {
 # What records, shows, or looks at the job with each tick and finds nothing here.
 LISTENERS = {
     *("cli/folder_job.py", "cli/follow.py", "cli/job_handle.py", "cli/screens.py", "cli/signals.py"),
-    *("job/facts.py", "job/journal.py", "master/core/rule.py", "master/core/slowness.py", "master/core/speedup.py"),
+    *("job/facts.py", "job/journal.py", "master/core/rule.py", "master/core/slowness.py"),
     *("master/core/watching.py", "master/shell/journal_file.py", "master/shell/observers.py"),
 }
 # Once the job runs its command only follows it.

@@ -19,8 +19,7 @@ from elasticdl.master.core import events as i
 from elasticdl.master.core import sizing
 from elasticdl.master.core import sizing as worker_target
 from elasticdl.master.core.job_core import Job
-from elasticdl.master.core.sizing import MeasuredSteps
-from elasticdl.master.core.speedup import Observation
+from elasticdl.master.core.sizing import MeasuredSteps, Observation
 from elasticdl.master.core.values import Settings
 from elasticdl.master.core.worker_record import JobSnapshot, Snapshot
 from elasticdl.master.shell.calls import Mailbox, Sessions
@@ -89,7 +88,7 @@ def impatient(draw: random.Random, measures: Callable[[], bool]) -> Iterator[Non
         return tuple(found)
 
     with (
-        patch.multiple(worker_target, FIRST_BACKOFF=0.1, LONGEST_BACKOFF=0.5, HORIZON=1e9),
+        patch.multiple(worker_target, FIRST_BACKOFF=0.1, NEXT_BACKOFF=0.3, SHORT=0.0),
         patch.multiple(sizing, FIRST_SECONDS=0.05, LONGEST_SECONDS=0.8),
         patch.multiple(
             MeasuredSteps, enough=property(lambda steps: steps.workers > 0 and measures()), observations=observations

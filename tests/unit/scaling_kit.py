@@ -8,8 +8,7 @@ import numpy as np
 
 from elasticdl.job.messages import StepReport
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.sizing import MeasuredSteps, Situation, WorkerTarget
-from elasticdl.master.core.speedup import SpeedupCurve
+from elasticdl.master.core.sizing import MeasuredSteps, Situation, SpeedupCurve, WorkerTarget
 
 
 class Truth:
@@ -80,10 +79,7 @@ class VirtualJob:
         lasted = np.exp(self.noise * self.draw.standard_normal(min(200, int(seconds / each))) + self.drift) * each
         self.now += seconds
         for one in lasted:
-            self.steps.take(
-                report(float(one), world=self.world, samples=self.truth.batch(self.workers)),
-                self.now,
-            )
+            self.steps.take(report(float(one), world=self.world, samples=self.truth.batch(self.workers)))
 
     def decide(self):
         """Whether the number of workers is another now."""
@@ -93,7 +89,6 @@ class VirtualJob:
             present=self.workers,
             measured=self.steps.enough,
             incomplete=False,
-            pause=self.pause,
             time_left=-1.0,
             now=self.now,
         )

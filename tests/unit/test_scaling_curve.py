@@ -10,7 +10,7 @@ import pytest
 from scaling_kit import Truth
 
 from elasticdl.job.spec import MOST_WORKERS
-from elasticdl.master.core.speedup import Observation, SpeedupCurve
+from elasticdl.master.core.sizing import Observation, SpeedupCurve
 
 
 def of(seconds, samples=64, *, follows=False):
@@ -129,7 +129,7 @@ def test_the_advice_is_a_sentence(seconds, workers, said):
         [Observation(1, 1, 1e-9), Observation(10_000, 2**53, 1e9)],
     ],
 )
-def test_whatever_a_checkpoint_tells_the_curve_has_numbers(absurd):
+def test_whatever_was_measured_the_curve_has_numbers(absurd):
     curve = SpeedupCurve(tuple(absurd))
     for n in (1, 2, 3, 7, 8, 100, 10_000):
         assert all(math.isfinite(number) for number in dataclasses.astuple(curve.at(n)))

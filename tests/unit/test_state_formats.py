@@ -9,7 +9,6 @@ from test_kubernetes_state import STATE, Bench, FakeApi
 
 from elasticdl.job.messages import Member
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.speedup import Observation
 from elasticdl.master.core.values import Crashes, Outcome, Phase, WorkerState, World
 from elasticdl.master.core.worker_record import (
     JobSnapshot,
@@ -54,7 +53,6 @@ JOB = JobSnapshot(
     ),
     crashes=Crashes(at_start=1, in_training=2, steps_since=7),
     target=2,
-    speeds=(Observation(2, 16, 0.25, 30.0),),
 )
 WRITTEN = Snapshot(JOB, 1.7e9, 2, {2: 17, 4: 1}, UnwrittenSteps({"step": 24, "steps": 4}, 0.25), journal_bytes=3830)
 

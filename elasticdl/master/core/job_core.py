@@ -131,8 +131,6 @@ class Job:
                 return self._in_order(self.stuck.waits(self, worker_id, notice))
             case events.FromWorker(worker_id, Notice() as notice):
                 self.training.notice(notice)
-                if notice.event == "pause" and "total" in notice.fields:
-                    self.size.paused(notice.fields["total"])
                 return self._in_order([Record(notice.event, {**notice.fields, "worker": worker_id})])
             case events.StateSaveStalled(problem):
                 self.liveness.save_problem = problem
@@ -161,7 +159,7 @@ class Job:
                 if r.state is not WorkerState.COMPLETED
             )
         numbers, crashes = self.training.snapshot(), self.fleet.crashes
-        return replace(self._durable(), training=numbers, workers=known, crashes=crashes, speeds=self.size.speeds)
+        return replace(self._durable(), training=numbers, workers=known, crashes=crashes)
 
     def view(self) -> JobView:
         outcome = self.ending.outcome

@@ -1,6 +1,6 @@
-"""How the job scales, as far as its steps tell: what it says of that, and how many workers it wants.
+"""How fast the job is with how many workers, what it says of that, and how many workers it wants.
 
-Of what `SizeRule` holds a next master has the speeds and the target; the rest may be lost without harm.
+Of what `SizeRule` holds a next master has the target; the rest is measured anew.
 """
 
 from __future__ import annotations
@@ -9,16 +9,165 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from elasticdl.common.backoff import Backoff
 from elasticdl.job.messages import StepReport
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.events import Instruction, Record
 from elasticdl.master.core.rule import RuledJob
-from elasticdl.master.core.speedup import Observation, SpeedupCurve, SpeedupPoint
 from elasticdl.master.core.values import Settings, World
 from elasticdl.master.core.worker_record import JobSnapshot
+
+# How fast a job trains with how many workers, compared with one: what was measured, and what follows for other numbers.
+#
+# A number that was measured is believed as measured. For others the time of a step is
+#
+#     T(N) = a + b * share + c * (N - 1)        a, b, c >= 0
+#
+# by least squares over the numbers that were measured. ``share`` is the largest part of the global batch that one worker has;
+# it is constant where the batch follows the workers. What this form misses at the next smaller number that was measured is
+# corrected. As long as only one number was measured, nothing is known of others.
+
+
+ROUNDS = 1000  # of least squares; they take a few milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Ordinary steps with one number of workers."""
+
+    workers: int
+    samples: int  # of a step
+    seconds: float  # of a step, the mean without the extremes
+
+    @property
+    def rate(self) -> float:
+        """Samples a second."""
+        return self.samples / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedupPoint:
+    """With so many workers the job trains ``speedup`` times as fast as with one."""
+
+    workers: int
+    speedup: float
+    measured: bool  # so many, and one; else it is an estimate
+
+    @property
+    def efficiency(self) -> float:
+        """The part of one worker's work alone that each of these does."""
+        return self.speedup / self.workers
+
+
+class SpeedupCurve:
+    """What is known of the speedup; nothing, if there are no observations, or of one number of workers only.
+
+    ``observations``: by number of workers.
+    """
+
+    def __init__(self, observations: Sequence[Observation] = ()) -> None:
+        self._measured = {each.workers: each for each in observations}
+        self._form = _Form(observations) if len(observations) > 1 else None
+
+    @property
+    def seconds(self) -> dict[int, float]:
+        """Of a step, by number of workers that was measured."""
+        return {workers: each.seconds for workers, each in self._measured.items()}
+
+    def at(self, workers: int) -> SpeedupPoint | None:
+        """None, if nothing is known of so many. N workers never do more than N times the work of one."""
+        if self._form is None:
+            return SpeedupPoint(1, 1.0, True) if workers == 1 in self._measured else None
+        speedup = min(float(workers), self._rate(workers) / self._rate(1))
+        return SpeedupPoint(workers, speedup, workers in self._measured and 1 in self._measured)
+
+    def above(self, present: int) -> Iterator[SpeedupPoint]:
+        """Of more workers, as far as twice as many, and of those beyond that were measured."""
+        numbers = {*range(present + 1, 2 * present + 1), *(n for n in self._measured if n > present)}
+        return (point for n in sorted(numbers) if (point := self.at(n)) is not None)
+
+    def _rate(self, workers: int) -> float:
+        assert self._form is not None, "an estimate needs several numbers of workers"
+        if workers in self._measured:
+            return self._measured[workers].rate
+        # What the form misses where it is closest is taken to be missed here, too.
+        near = max((n for n in self._measured if n < workers), default=min(self._measured))
+        missed = self._measured[near].seconds / self._form.seconds(near)
+        return self._form.samples(workers) / (self._form.seconds(workers) * missed)
+
+    def published(self, present: int) -> list[dict[str, Any]]:
+        """For people and other programs: the numbers that were measured, the present one, one more, and twice as many."""
+        numbers = sorted({1, *self._measured, present, present + 1, 2 * present} - {0})
+        points = [point for n in numbers if (point := self.at(n)) is not None]
+        return [{"workers": p.workers, "speedup": round(p.speedup, 3), "measured": p.measured} for p in points]
+
+    def advice(self, present: int) -> str:
+        """What so many workers bring, and one more; empty if there is nothing to say."""
+        here, more = self.at(present), self.at(present + 1)
+        if here is None:
+            alone = f"only {present} workers were measured, so what fewer or more would do is not known"
+            return alone if present in self._measured else ""
+        if more is None:
+            return ""
+        said = []
+        if present > 1:
+            how = "measured" if here.measured else "by estimate"
+            each = f"each does {here.efficiency:.2f} of one worker, {how}"
+            said.append(f"{present} workers do {here.speedup:.1f} times the work of one ({each})")
+        said.append(f"one more {_brings(more, more.speedup - here.speedup)}")
+        return "; ".join(said)
+
+
+class _Form:
+    """T(N) = a + b * share + c * (N - 1), by the observations of at least two numbers of workers."""
+
+    def __init__(self, observations: Sequence[Observation]) -> None:
+        fewest, most = observations[0], observations[-1]
+        growth = math.log(most.samples / fewest.samples) / math.log(most.workers / fewest.workers)
+        self._follows = growth > 0.5  # the global batch follows the number of workers
+        self._batch = most.samples / most.workers if self._follows else float(most.samples)
+        # Relative to the seconds that were measured: errors are in proportion to them.
+        rows = [[term / each.seconds for term in self._terms(each.workers)] for each in observations]
+        self._factors = _least_squares(rows)
+
+    def samples(self, workers: int) -> float:
+        return self._batch * workers if self._follows else self._batch
+
+    def seconds(self, workers: int) -> float:
+        """Positive, however absurd the observations are."""
+        return max(sum(map(float.__mul__, self._factors, self._terms(workers))), 1e-12)
+
+    def _terms(self, workers: int) -> list[float]:
+        share = 1.0 if self._follows else math.ceil(self._batch / workers) / self._batch
+        return [1.0, *([] if self._follows else [share]), workers - 1.0]
+
+
+def _least_squares(rows: Sequence[Sequence[float]]) -> list[float]:
+    """Factors >= 0 of the columns, with which each row sums up to 1, nearly: one after another each is made the best beside the others.
+
+    Where several choices are as good, as with fewer rows than columns, the earlier columns have the larger part.
+    """
+    columns = range(len(rows[0]))
+    products = [[sum(row[i] * row[j] for row in rows) for j in columns] for i in columns]
+    wanted = [sum(row[i] for row in rows) for i in columns]
+    factors = [0.0 for _ in columns]
+    for _ in range(ROUNDS):
+        for i in columns:
+            missing = wanted[i] - sum(map(float.__mul__, products[i], factors))
+            factors[i] = max(0.0, factors[i] + missing / products[i][i])
+    return factors
+
+
+def _brings(more: SpeedupPoint, gain: float) -> str:
+    if more.measured:
+        return f"adds {gain:.1f}, measured" if round(gain, 1) > 0 else "adds nothing, measured"
+    if round(gain, 1) > 0:
+        return f"would add about {gain:.1f}"
+    return "would make the job slower" if round(gain, 1) < 0 else "would add nothing that can be measured"
+
 
 # From the steps that are reported to one observation for each number of workers.
 
@@ -26,20 +175,17 @@ from elasticdl.master.core.worker_record import JobSnapshot
 # Steps of a world that are not measured: the first are slow, as caches are cold and newcomers warm up.
 SKIPPED = 3
 KEPT = 200  # newest steps of a world that count
-FEWEST = 10  # steps of one size that make an observation
-# At least this share of the steps has that size. Otherwise another size may be the commonest in the next world, and only steps of
+# At least this share of the steps has one size. Otherwise another size may be the commonest in the next world, and only steps of
 # the same size are compared.
 USUAL = 0.6
 TRIMMED = 0.1  # of the steps, at each end: evaluations, checkpoints, what else the machine does
-# A world has been measured after so many steps, or after so long and at least half of FEWEST.
-ENOUGH, LONG = 20, 60.0
-# If the same number of workers comes again and is this much faster or slower, all older measurements are outdated. So are they if
-# more workers are faster, by this much, than their smaller parts of the batch allow.
+# A world has been measured after so many steps of one size, or after so many that took so long.
+ENOUGH, FEWEST, LONG = 20, 5, 60.0
+# If the same number of workers becomes this much faster or slower, all older measurements are outdated. So are they if more
+# workers are each this much faster than fewer.
 CONTRADICTION = 0.25
-# A measurement that more workers are slower may be the machine's fault: it is kept for so long.
+# So long a measurement that more workers are no better is believed: it may have been the machine's fault.
 BELIEVED = 600.0
-# Numbers of workers of which the speed is kept: what a cluster keeps of a job has to be small.
-MOST_OBSERVATIONS = 32
 
 
 class MeasuredSteps:
@@ -50,102 +196,51 @@ class MeasuredSteps:
         self._version = 0
         self._steps: deque[StepReport] = deque(maxlen=KEPT)  # of the present world
         self._seen = 0
-        self._compared = False
-        self._last = 0.0  # time of the last of them
-        self._known: dict[int, tuple[float, Observation]] = {}  # of earlier worlds, and when; the newest last
-
-    def recall(self, observations: Sequence[Observation], now: float) -> None:
-        """What an earlier job, or an earlier master of this one, has measured."""
-        for each in observations:
-            self._known.setdefault(each.workers, (now - each.age, each))
+        self._known: dict[int, tuple[float, Observation]] = {}  # by number of workers, and when it was measured
 
     def enter(self, version: int, workers: int) -> bool:
         """The present world has so many workers. Returns whether it is another than before."""
         if version == self._version:
             return False
-        self._remember()
         self.workers, self._version = workers, version
         self._steps.clear()
-        self._seen, self._compared = 0, False
+        self._seen = 0
         return True
 
-    def take(self, step: StepReport, now: float) -> None:
+    def take(self, step: StepReport) -> None:
         if step.world_version != self._version:
             return  # of a world that is over: its last moments count for nothing
         self._seen += 1
         # What an `Observation` may have: a worker tells what it likes.
         if self._seen > SKIPPED and 1e-9 <= step.seconds <= 1e9 and 0 < step.samples <= 2**53:
             self._steps.append(step)
-            self._last = now
 
     @property
     def enough(self) -> bool:
-        return _are_enough(_alike(self._steps))
+        alike = _alike(self._steps)
+        return len(alike) >= ENOUGH or (len(alike) >= FEWEST and sum(step.seconds for step in alike) >= LONG)
 
     def observations(self, now: float) -> tuple[Observation, ...]:
-        """By number of workers; no more than MOST_OBSERVATIONS, the newest."""
-        self._compare()
-        present = self._present()
-        if present:
-            self._forget_slower(present, now)
-        found = {n: replace(each, age=max(0.0, now - at)) for n, (at, each) in self._known.items()}
-        if present:
-            found.pop(self.workers, None)
-            found[self.workers] = replace(present, age=max(0.0, now - self._last))
-        newest = sorted(found.values(), key=lambda each: each.age)[:MOST_OBSERVATIONS]
-        return tuple(sorted(newest, key=lambda each: each.workers))
+        """By number of workers."""
+        if self.enough:
+            self._measure(summarize(self.workers, _alike(self._steps)), now)
+        return tuple(each for _, (_, each) in sorted(self._known.items()))
 
-    def _present(self) -> Observation | None:
-        alike = _alike(self._steps)
-        if len(alike) < FEWEST and not _are_enough(alike):
-            return None
-        return summarize(self.workers, alike)
-
-    def _remember(self) -> None:
-        self._compare()
-        if present := self._present():
-            self._known.pop(self.workers, None)
-            self._known[self.workers] = self._last, present
-        while len(self._known) > MOST_OBSERVATIONS:
-            del self._known[next(iter(self._known))]
-
-    def _forget_slower(self, present: Observation, now: float) -> None:
-        """Forget numbers that were slower than the present one, after a while: as a measurement is believed, they would never be tried
-        again. (If the policy has given one up, it waits for its back-off, too.)"""
-        for workers, (at, each) in list(self._known.items()):
-            slower = workers > present.workers and each.rate <= present.rate
-            if slower and now - at > BELIEVED:
-                del self._known[workers]
-
-    def _compare(self) -> None:
-        """Compare the present world with what was known of other numbers of workers, and once with what was known of this number."""
-        if not (self._known and (present := self._present())):
-            return
-        others = [before for _, before in self._known.values()]
-        if any(_is_impossible(present, before) or _is_of_another_batch(present, before) for before in others):
+    def _measure(self, present: Observation, now: float) -> None:
+        if any(_contradict(present, before) for _, before in self._known.values()):
             self._known.clear()
-        if self._compared or self.workers not in self._known:
-            return
-        self._compared = True
-        _, before = self._known[self.workers]
-        if abs(math.log(present.seconds / before.seconds)) > CONTRADICTION:
-            self._known.clear()
+        # As a measurement is believed, a number that did not pay would never be tried again.
+        outdated = [n for n, (at, _) in self._known.items() if n > self.workers and now - at > BELIEVED]
+        for workers in outdated:
+            del self._known[workers]
+        self._known[self.workers] = now, present
 
 
-def _is_impossible(one: Observation, other: Observation) -> bool:
+def _contradict(one: Observation, other: Observation) -> bool:
     """As where the first epoch reads its data from afar, and the next ones don't."""
     few, many = sorted((one, other), key=lambda each: each.workers)
-    if few.workers == many.workers:
-        return False
-    smaller = math.ceil(few.samples / few.workers) / math.ceil(many.samples / many.workers)
-    return math.log(few.seconds / many.seconds) > math.log(smaller) + CONTRADICTION
-
-
-def _is_of_another_batch(one: Observation, other: Observation) -> bool:
-    """Neither is the global batch the same, nor each worker's; nearly, as a script may leave out what can't be divided."""
-    of_all = abs(math.log(one.samples / other.samples))
-    of_each = abs(math.log(one.samples / other.samples * other.workers / one.workers))
-    return of_all > 0 if one.workers == other.workers else min(of_all, of_each) > CONTRADICTION
+    gain = math.log(many.rate / many.workers) - math.log(few.rate / few.workers)
+    return gain > CONTRADICTION or (few.workers == many.workers and gain < -CONTRADICTION)
 
 
 def _alike(steps: Collection[StepReport]) -> list[StepReport]:
@@ -155,11 +250,6 @@ def _alike(steps: Collection[StepReport]) -> list[StepReport]:
     samples = statistics.mode(step.samples for step in steps)
     alike = [step for step in steps if step.samples == samples]
     return alike if len(alike) >= USUAL * len(steps) else []
-
-
-def _are_enough(alike: Sequence[StepReport]) -> bool:
-    long = len(alike) >= FEWEST / 2 and sum(step.seconds for step in alike) >= LONG
-    return len(alike) >= ENOUGH or long
 
 
 def summarize(workers: int, alike: Sequence[StepReport]) -> Observation:
@@ -177,17 +267,17 @@ def summarize(workers: int, alike: Sequence[StepReport]) -> Observation:
 #
 # - starts with the fewest, and tries more: up to twice as many if they pay even where the estimate is wrong by `DOUBT`, else one
 #   more if it may pay, or if nothing is known of it;
-# - stays until it has measured, and gives up a number that does not pay. That one, and any above it, is tried again after a
-#   back-off that doubles each time;
-# - changes only if what is gained within the horizon is more than what a pause costs.
+# - stays until it has measured, and gives up a number that does not pay. That one, and any above it, is tried again soon, as the
+#   machine may have been busy; but if it was given up before, much later;
+# - changes nothing shortly before the end.
 #
-# So in a time t there are at most about 2 log2(t / FIRST_BACKOFF) changes over each number of workers, however noisy the speed is.
+# So changes over each number of workers are few, however noisy the speed is.
 
 
-FIRST_BACKOFF = 600.0
-LONGEST_BACKOFF = 4 * 3600.0
-# Seconds for which a gain is counted, unless the job is over sooner.
-HORIZON = 600.0
+# Seconds until a number is tried again that was given up once, and one that was given up several times.
+FIRST_BACKOFF, NEXT_BACKOFF = 600.0, 4 * 3600.0
+# With less time left, in seconds, a change would cost more than it brings.
+SHORT = 15.0
 UNKNOWN = "how the job scales is not known yet"
 # By this part an estimate may be wrong.
 DOUBT = 0.1
@@ -203,13 +293,8 @@ class Situation:
     present: int  # members of the world
     measured: bool  # they have made enough steps
     incomplete: bool  # others are on their way, or have no place
-    pause: float  # that a change costs
     time_left: float  # of the job; negative if not known
     now: float
-
-    @property
-    def horizon(self) -> float:
-        return min(HORIZON, self.time_left) if self.time_left >= 0 else HORIZON
 
 
 class WorkerTarget:
@@ -217,7 +302,7 @@ class WorkerTarget:
         self.target = target
         self._does, self._why = f"starts with {target}", UNKNOWN
         self._least = least_efficiency
-        self._rejected: dict[int, tuple[float, Backoff]] = {}  # until when it is not tried
+        self._rejected: dict[int, float] = {}  # until when it is not tried
 
     @property
     def reason(self) -> str:
@@ -228,7 +313,9 @@ class WorkerTarget:
         """Returns whether it does something else now than before; numbers in the reason may change with each measurement."""
         before = self.target, self._does
         self._fit_into(at.limits)
-        if at.measured and not self._give_up(curve, at):
+        if 0 <= at.time_left < SHORT:
+            self._stay("the job is over too soon for a change to pay")
+        elif at.measured and not self._give_up(curve, at):
             self._try_more(curve, at)
         return before != (self.target, self._does)
 
@@ -248,17 +335,13 @@ class WorkerTarget:
 
     def _give_up(self, curve: SpeedupCurve, at: Situation) -> bool:
         """Whether there are too many."""
-        here = curve.at(at.present)
-        if here is None or here.workers <= at.limits.minimum or self._may_pay(here, self._least * (1 - SLACK)):
+        here, least = curve.at(at.present), at.limits.minimum
+        if here is None or here.workers <= least or self._pays(here, SLACK if here.measured else DOUBT):
             return False
-        fewer = range(at.limits.minimum, here.workers)
-        best = max((n for n in fewer if (point := curve.at(n)) and self._pays(point)), default=at.limits.minimum)
-        if at.horizon * (here.workers - best) <= at.pause * here.workers:
-            self._stay("the job is over too soon for a change to pay")
-            return True
-        self._reject(here.workers, at.now)
-        self.target = best
-        self._does, self._why = f"goes back to {best}", self._each_does(here, "does")
+        self._rejected[here.workers] = at.now + (NEXT_BACKOFF if here.workers in self._rejected else FIRST_BACKOFF)
+        fewer = [point for n in range(least, here.workers) if (point := curve.at(n)) and self._pays(point)]
+        self.target = fewer[-1].workers if fewer else least
+        self._does, self._why = f"goes back to {self.target}", self._each_does(here, "does")
         return True
 
     def _try_more(self, curve: SpeedupCurve, at: Situation) -> None:
@@ -267,72 +350,34 @@ class WorkerTarget:
         if at.present == at.limits.maximum:
             self._stay("--num_workers allows no more")
             return
-        most, here, more = self._most(at), curve.at(at.present), curve.at(at.present + 1)
-        if here is None or more is None:  # the first number that is measured tells nothing of others
-            if at.present == most:
-                self._stay("a further worker does not pay, and is not yet tried again")
-            else:
-                self._try(at.present + 1, UNKNOWN, 1 / at.present, at)
+        waiting = [workers for workers, until in self._rejected.items() if at.now < until]
+        most = min([at.limits.maximum, *(workers - 1 for workers in waiting)])
+        more = curve.at(at.present + 1)
+        if more is None and at.present < most:  # the first number that is measured tells nothing of others
+            self._try(at.present + 1, UNKNOWN)
             return
         points = [point for point in curve.above(at.present) if point.workers <= most]
-        promising = [point for point in points if self._is_promising(point, at)]
-        if not promising:
-            says = "would not pay" if points else "does not pay, and is not yet tried again"
-            each_does = self._each_does(more, "did" if more.measured else "would do")
-            self._stay(f"a further worker {says}" if self._pays(more) else each_does)
-            return
-        best = promising[-1]
-        gain = best.speedup / here.speedup - 1
-        if best.measured and not self._pays(best):
-            self._try(best.workers, self._each_does(best, "did"), gain, at, again=" again")
+        if promising := [point for point in points if self._is_promising(point, at.present)]:
+            self._try(promising[-1].workers, self._each_does(promising[-1], "should do", wanted=True))
+        elif more is None or self._pays(more):
+            self._stay("a further worker does not pay, and is not yet tried again")
         else:
-            self._try(best.workers, self._each_does(best, "should do", wanted=True), gain, at)
+            self._stay(self._each_does(more, "did" if more.measured else "would do"))
 
-    def _try(self, workers: int, why: str, gain: float, at: Situation, again: str = "") -> None:
-        """``gain``: by what share of its speed the job should become faster."""
-        if at.horizon * gain <= at.pause:
-            self._stay(f"in the time that is left {workers} would gain less than the change costs")
-            return
+    def _try(self, workers: int, why: str) -> None:
         self.target = workers
-        self._does, self._why = f"tries {workers}{again}", why
+        self._does, self._why = f"tries {workers}", why
 
     def _stay(self, why: str) -> None:
         self._does, self._why = f"stays at {self.target}", why
 
-    def _is_promising(self, point: SpeedupPoint, at: Situation) -> bool:
+    def _is_promising(self, point: SpeedupPoint, present: int) -> bool:
         if point.measured:
-            return self._pays(point) or self._is_due_again(point, at)
-        if point.workers == at.present + 1:
-            return self._may_pay(point, self._least)
-        return point.workers <= 2 * at.present and self._surely_pays(point)
+            return self._pays(point)
+        return self._pays(point, DOUBT if point.workers == present + 1 else -DOUBT)
 
-    def _is_due_again(self, point: SpeedupPoint, at: Situation) -> bool:
-        """Rejected once, and its back-off is over: the machine may have been busy then.
-
-        Not after a second time: a number that is always a little short of the limit would come and go.
-        """
-        if point.workers != at.present + 1 or point.workers not in self._rejected:
-            return False
-        _, backoff = self._rejected[point.workers]
-        return backoff.bound() == FIRST_BACKOFF
-
-    def _most(self, at: Situation) -> int:
-        """The largest number that may be tried now."""
-        waiting = [workers for workers, (until, _) in self._rejected.items() if at.now < until]
-        return min([at.limits.maximum, *(workers - 1 for workers in waiting)])
-
-    def _pays(self, point: SpeedupPoint) -> bool:
-        return point.efficiency >= self._least
-
-    def _surely_pays(self, point: SpeedupPoint) -> bool:
-        return point.efficiency * (1 - DOUBT) >= self._least
-
-    def _may_pay(self, point: SpeedupPoint, least: float) -> bool:
-        return point.efficiency * (1 if point.measured else 1 + DOUBT) >= least
-
-    def _reject(self, workers: int, now: float) -> None:
-        _, backoff = self._rejected.get(workers, (0.0, Backoff(first=FIRST_BACKOFF, longest=LONGEST_BACKOFF)))
-        self._rejected[workers] = now + backoff.delay(), backoff
+    def _pays(self, point: SpeedupPoint, doubt: float = 0.0) -> bool:
+        return point.efficiency * (1 + doubt) >= self._least
 
     def _each_does(self, point: SpeedupPoint, does: str, *, wanted: bool = False) -> str:
         text = f"of {point.workers} workers each {does} {point.efficiency:.2f} of what one does alone"
@@ -343,9 +388,6 @@ class WorkerTarget:
 
 # By this part of its seconds a step has to differ for the advice to be said again.
 MATERIAL = 0.05
-# What a change costs is the median of so many pauses, or this many seconds before there was any.
-PAUSES_KEPT = 32
-UNKNOWN_PAUSE = 1.0
 # After a world has formed, what its steps tell counts after so long at first, and then after twice as long each time.
 FIRST_SECONDS, LONGEST_SECONDS = 4.0, 60.0
 
@@ -354,9 +396,6 @@ class SizeRule:
     """It reads the workers' records and the training, and never changes them."""
 
     def __init__(self, settings: Settings, past: JobSnapshot) -> None:
-        self._curve = SpeedupCurve()
-        # Until the job's own steps tell whether its machines are still those.
-        self._recalled: tuple[Observation, ...] = past.speeds
         self._steps = MeasuredSteps()
         self._backoff, self._due = Backoff(first=FIRST_SECONDS, longest=LONGEST_SECONDS), 0.0
         self._policy: WorkerTarget | None = None
@@ -364,8 +403,6 @@ class SizeRule:
             self._policy = WorkerTarget(settings.min_efficiency, past.target or past.limits.minimum)
         # Both for people: how fast it is with how many workers, and why as many are wanted.
         self.advice, self.decision = "", self._policy.reason if self._policy else ""
-        self._pauses: deque[float] = deque(maxlen=PAUSES_KEPT)
-        self._present = 0  # workers that were last measured
         self._advised: tuple[int, dict[int, float]] | None = None  # for how many workers, by which seconds of a step
 
     # ---- what is so ----
@@ -375,11 +412,6 @@ class SizeRule:
         """Workers that the policy wants; 0 if there is none."""
         return self._policy.target if self._policy else 0
 
-    @property
-    def speeds(self) -> tuple[Observation, ...]:
-        """What is known of how fast the job is, for the next master."""
-        return self._curve.observations or self._recalled
-
     def most(self, limits: WorkerRange) -> tuple[int, str]:
         """How many workers there may be, and why no more."""
         if self._policy is None or self._policy.target >= limits.maximum:
@@ -388,8 +420,7 @@ class SizeRule:
 
     def allowed(self, limits: WorkerRange) -> WorkerRange:
         """The range within which the policy lets the job be."""
-        least, (most, _) = limits.minimum, self.most(limits)
-        return WorkerRange(minimum=least, maximum=max(least, most))
+        return WorkerRange(minimum=limits.minimum, maximum=self.most(limits)[0])
 
     # ---- what happens ----
 
@@ -397,15 +428,7 @@ class SizeRule:
         """The range of workers is another now. Whoever asked for it watches what comes of it."""
         self._backoff.reset()
         self._due = now
-        policy = self._policy
-        if policy is None:
-            return []
-        changed, self.decision = policy.scaled(limits), policy.reason
-        return [Record("decision", {"workers": policy.target, "reason": policy.reason})] if changed else []
-
-    def paused(self, seconds: float) -> None:
-        """For so long a change has kept a worker from training."""
-        self._pauses.append(seconds)
+        return self._decided(self._policy, self._policy.scaled(limits)) if self._policy else []
 
     def stepped(self, world: World | None, steps: Sequence[StepReport], now: float) -> None:
         """Steps that were not reported before."""
@@ -413,7 +436,7 @@ class SizeRule:
             self._backoff.reset()
             self._due = now + FIRST_SECONDS
         for step in steps:
-            self._steps.take(step, now)
+            self._steps.take(step)
 
     def look(self, job: RuledJob, now: float) -> Iterator[Instruction]:
         stable = job.rendezvous.world is not None and job.rendezvous.change is None
@@ -421,37 +444,29 @@ class SizeRule:
         if now < self._due or not self._steps.enough or not stable or job.somebody_seems_slow:
             return
         self._due = now + self._backoff.delay()
-        yield from self._learn(job, now)
-
-    def _learn(self, job: RuledJob, now: float) -> Iterator[Instruction]:
-        self._steps.recall(self._recalled, now)
-        self._recalled = ()
-        self._curve, self._present = SpeedupCurve(self._steps.observations(now)), self._steps.workers
+        curve, members = SpeedupCurve(self._steps.observations(now)), len(job.rendezvous.active_members())
         if self._policy is not None:
-            yield from self._decide(self._policy, job, now)
-        yield from self._advise()
+            situation = Situation(
+                limits=job.limits,
+                present=members,
+                measured=self._steps.workers == members,
+                incomplete=job.records.live != members,
+                time_left=job.training.time_left(now),
+                now=now,
+            )
+            yield from self._decided(self._policy, self._policy.decide(curve, situation))
+        yield from self._advise(curve, self._steps.workers)
 
-    def _decide(self, policy: WorkerTarget, job: RuledJob, now: float) -> list[Instruction]:
-        members = len(job.rendezvous.active_members())
-        situation = Situation(
-            limits=job.limits,
-            present=members,
-            measured=self._present == members,
-            incomplete=job.records.live != members,
-            pause=statistics.median(self._pauses) if self._pauses else UNKNOWN_PAUSE,
-            time_left=job.training.time_left(now),
-            now=now,
-        )
-        changed, self.decision = policy.decide(self._curve, situation), policy.reason
+    def _decided(self, policy: WorkerTarget, changed: bool) -> list[Instruction]:
+        self.decision = policy.reason
         return [Record("decision", {"workers": policy.target, "reason": policy.reason})] if changed else []
 
-    def _advise(self) -> list[Instruction]:
+    def _advise(self, curve: SpeedupCurve, present: int) -> list[Instruction]:
         """Said again for another number of workers, or when one of the numbers is faster or slower by `MATERIAL`."""
-        self.advice = self._curve.advice(self._present)
-        known = {each.workers: each.seconds for each in self._curve.observations}
-        present, before = self._advised or (0, {})
-        is_old = present == self._present and known.keys() == before.keys()
+        self.advice, known = curve.advice(present), curve.seconds
+        workers, before = self._advised or (0, {})
+        is_old = workers == present and known.keys() == before.keys()
         if not self.advice or (is_old and all(abs(known[n] - before[n]) <= MATERIAL * before[n] for n in known)):
             return []
-        self._advised = self._present, known
-        return [Record("advice", {"text": self.advice, "curve": self._curve.published(self._present)})]
+        self._advised = present, known
+        return [Record("advice", {"text": self.advice, "curve": curve.published(present)})]

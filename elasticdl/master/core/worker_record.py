@@ -19,7 +19,6 @@ from elasticdl.common.reason import describe, parse
 from elasticdl.job.messages import Finished, Notice, Progress, StepReport, StepTimes, newest_marks
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.events import Record
-from elasticdl.master.core.speedup import Observation
 from elasticdl.master.core.values import LIVE, Crashes, Outcome, Phase, WorkerState, World
 
 MOST_FACTOR = 99.0  # of what the others need; above it they need next to nothing
@@ -360,7 +359,6 @@ class JobSnapshot:
     workers: tuple[WorkerSnapshot, ...] = field(default=(), compare=False)
     crashes: Crashes = field(default=Crashes(), compare=False)
     target: int = 0  # workers that the policy wants; 0 if there is none
-    speeds: tuple[Observation, ...] = field(default=(), compare=False)  # by number of workers
 
 
 @dataclass(frozen=True, slots=True)
