@@ -258,7 +258,7 @@ class TimingOptions(OptionGroup):
     heartbeat_timeout: float = Field(10.0, gt=0)
     """a worker silent for this long is taken to be frozen or cut off, and replaced"""
     progress_timeout: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(AUTO, union_mode="left_to_right")
-    """a worker that makes no progress for this long is taken to be stuck, and replaced; auto: 300, later by what the job's own steps, evaluations and checkpoints take"""
+    """a worker that makes no progress for this long is taken to be stuck, and replaced; auto: 300, and longer for one that does something"""
     replace_slow: bool = False
     """a worker that has been slower than the others for a while, and holds them up, is replaced"""
     stop_grace: float = Field(30.0, gt=0)

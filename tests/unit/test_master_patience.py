@@ -11,9 +11,9 @@ from elasticdl.job import messages as m
 from elasticdl.master.core import events as e
 from elasticdl.master.core import events as i
 from elasticdl.master.core.rule import (
+    GIVE_UP,
     NAME_FACTOR,
     NAME_FLOOR,
-    UNLEARNT_GIVE_UP,
 )
 
 # Seconds of 4,000 steps in a row of one worker, on two cores that other programs kept busy.
@@ -128,7 +128,7 @@ def test_who_hangs_after_an_hour_without_alarm_is_asked_at_the_learnt_limit(kind
     limit = max(NAME_FLOOR, NAME_FACTOR * run.job.progress_limits.longest)
     run.training.stuck = 1
     began = run.now
-    run.live(UNLEARNT_GIVE_UP)
+    run.live(GIVE_UP)
     at, asked = run.alarms[0]
     assert asked == i.Tell((1,), m.DumpStacks())
-    assert at - began <= min(limit, UNLEARNT_GIVE_UP) + max(run.training.steps) + 2 * BEAT
+    assert at - began <= min(limit, GIVE_UP) + max(run.training.steps) + 2 * BEAT

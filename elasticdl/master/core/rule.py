@@ -19,11 +19,11 @@ from elasticdl.master.core.rendezvous import Rendezvous
 from elasticdl.master.core.values import Settings
 from elasticdl.master.core.worker_record import Pulse, Records, Training, WorkerRecord
 
-# How long a member may go without progress: learnt from the gaps that this job's members survived.
+# How long a member may go without progress.
 #
-# There are two limits. At the first a member is *named*: its stack is shown to people, which harms nothing. At the second it is
-# *given up*: killed and replaced, which is wrong if it would have gone on. So the second limit is far longer, and what was
-# learnt only makes it shorter than `UNLEARNT_GIVE_UP`.
+# There are two limits. At the first a member is *named*: its stack is shown to people, which harms nothing. So this limit is
+# learnt from the gaps that this job's members survived. At the second a member is *given up*: killed and replaced, which is wrong
+# if it would have gone on. This limit is long, and the same for all jobs.
 #
 # What was learnt counts after a whole epoch with its evaluation and checkpoint or, where epochs are not known, after a member
 # has trained for `LONG_ENOUGH`. Until then, for a member's first steps in a world (compilers), and after the last step the
@@ -33,9 +33,7 @@ from elasticdl.master.core.worker_record import Pulse, Records, Training, Worker
 # Times in seconds.
 NAME_FACTOR, NAME_FLOOR = 5.0, 10.0  # of the longest gap; heartbeats and noise are shorter than the floor
 UNLEARNT_NAME = 120.0
-MOVING_NAME_FLOOR = 60.0  # for one whose stack moves
-GIVE_UP_FACTOR, GIVE_UP_FLOOR = 20.0, 60.0
-UNLEARNT_GIVE_UP = 300.0
+GIVE_UP = 300.0
 # For one whose stack moves: it does something, which may be a validation of the user's own.
 GIVE_UP_MOVING = 3600.0
 LONG_ENOUGH = 1800.0
@@ -93,21 +91,13 @@ class ProgressLimits:
             self._learnt_at = now
 
     def until_named(self, pulse: Pulse | None) -> float:
-        """Seconds without progress."""
-        return min(self._named(pulse), self.until_given_up(pulse))
+        """Seconds without progress. One whose stack moves is named when it would be given up if it stood still."""
+        learnt = max(NAME_FLOOR, NAME_FACTOR * self.longest) if self._knows(pulse) else UNLEARNT_NAME
+        return min(learnt, self.until_given_up)
 
-    def until_named_though_it_moves(self, pulse: Pulse | None) -> float:
-        return min(max(4 * self._named(pulse), MOVING_NAME_FLOOR), self.until_given_up(pulse))
-
-    def until_given_up(self, pulse: Pulse | None) -> float:
-        if self.given is not None:
-            return self.given
-        if not self._knows(pulse):
-            return UNLEARNT_GIVE_UP
-        return min(UNLEARNT_GIVE_UP, max(GIVE_UP_FLOOR, GIVE_UP_FACTOR * self.longest))
-
-    def _named(self, pulse: Pulse | None) -> float:
-        return max(NAME_FLOOR, NAME_FACTOR * self.longest) if self._knows(pulse) else UNLEARNT_NAME
+    @property
+    def until_given_up(self) -> float:
+        return GIVE_UP if self.given is None else self.given
 
     def _knows(self, pulse: Pulse | None) -> bool:
         if self._learnt_at is None or self.ending or pulse is None or pulse.steps < FIRST_STEPS:

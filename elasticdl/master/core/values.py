@@ -57,7 +57,7 @@ class Settings:
     join_window: float = 0.3
     start_timeout: float = 600.0
     heartbeat_timeout: float = 10.0
-    progress_timeout: float | None = None  # learnt
+    progress_timeout: float | None = None  # `rule.ProgressLimits` has a default
     stop_grace: float = 30.0
     # For workers to come back to a master that was started again: its address may take long to be known everywhere.
     recovery_timeout: float = 60.0

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from elasticdl.job.messages import DumpStacks, Heartbeat, Notice
 from elasticdl.master.core.events import Instruction, ReadStacks, Record, StacksFound, Tell
-from elasticdl.master.core.rule import GIVE_UP_MOVING, UNLEARNT_GIVE_UP, ProgressLimits, RuledJob
+from elasticdl.master.core.rule import GIVE_UP, GIVE_UP_MOVING, ProgressLimits, RuledJob
 from elasticdl.master.core.values import LEAVING, WorkerState
 from elasticdl.master.core.worker_record import Records, StackReport, Suspicion, SuspicionKind, WorkerRecord
 
@@ -272,19 +272,11 @@ class _Look:
         if suspicion is None or suspicion.kind is not kind:
             suspicion = record.suspicion = Suspicion(kind, self._now)
             out = self._questions(record, suspicion)
-        elif (
-            kind is SuspicionKind.STUCK
-            and suspicion.moves
-            and not (suspicion.named or suspicion.is_due)
-            and seconds > self._limits.until_named_though_it_moves(record.pulse)
-        ):
-            suspicion.is_due = True
-            out = self._ask_again(record, suspicion)
         elif not (suspicion.answered or suspicion.launcher_asked) and self._now - suspicion.asked > ANSWER_SECONDS:
             suspicion.launcher_asked = True
             out = [ReadStacks(record.worker_id)]
         # Who does not go on is shown once it is named. The others are from the first moment on.
-        hidden = kind in (SuspicionKind.STUCK, SuspicionKind.WAITS) and not (suspicion.named or suspicion.is_due)
+        hidden = kind in (SuspicionKind.STUCK, SuspicionKind.WAITS) and not suspicion.named
         record.remark = "" if hidden else self._remark(record, suspicion, seconds)
         return out
 
@@ -315,7 +307,20 @@ class _Look:
         suspicion.answered, suspicion.report, last = True, report, suspicion.named
         if last and (report.moves or (last.where, last.state) == (report.where, report.state)):
             return []  # that is known
-        return self._name(record, suspicion) if _is_news(suspicion, report) else []
+        return self._name(record, suspicion) if self._is_news(record, suspicion) else []
+
+    def _is_news(self, record: WorkerRecord, suspicion: Suspicion) -> bool:
+        """Whether the worker is named for its last report."""
+        match suspicion.kind:
+            case SuspicionKind.STUCK:
+                return not suspicion.moves or self._seconds(record, suspicion.kind) > self._limits.until_given_up
+            case SuspicionKind.SILENT:
+                return suspicion.named is not None
+            # If all wait, only who differs from the others is named: a hang of which nobody is to blame is no remark about one member.
+            case SuspicionKind.WAITS | SuspicionKind.UNREACHED:
+                return False
+            case _:
+                return True
 
     def _name(self, record: WorkerRecord, suspicion: Suspicion, differs: str = "") -> list[Instruction]:
         """Tell people which worker it is, and where it stands, as far as that is known."""
@@ -337,7 +342,7 @@ class _Look:
             elif record.worker_id not in spared:
                 reason = f"{'no heartbeat' if record.connected else 'no connection'} for {limit:g} s"
                 yield from self._give_up(record, SuspicionKind.SILENT, reason)
-            elif self._seconds(record, SuspicionKind.SILENT) > (limit := self._limits.given or UNLEARNT_GIVE_UP):
+            elif self._seconds(record, SuspicionKind.SILENT) > (limit := self._limits.until_given_up):
                 yield from self._give_up(record, SuspicionKind.SILENT, f"no heartbeat for {limit:g} s")
             elif suspicion and suspicion.kind is SuspicionKind.SILENT and not suspicion.named:
                 yield from self._name(record, suspicion)
@@ -364,13 +369,13 @@ class _Look:
 
     def _judge_stuck(self, record: WorkerRecord) -> Iterator[Instruction]:
         """Give it up if its time is over, and it could show where it stands."""
-        suspicion = record.suspicion
-        if suspicion is None or self._now - suspicion.asked <= TIME_TO_DUMP or not self._is_over(record):
+        suspicion, seconds = record.suspicion, self._seconds(record, SuspicionKind.STUCK)
+        if suspicion is None or self._now - suspicion.asked <= TIME_TO_DUMP or seconds <= self._limits.until_given_up:
             return
         if self._limits.given is None and (spared := self._look_again(record, suspicion)) is not None:
             yield from spared
             return
-        limit = self._settings.progress_timeout or self._seconds(record, SuspicionKind.STUCK)
+        limit = self._settings.progress_timeout or seconds
         yield from self._give_up(record, SuspicionKind.STUCK, f"no progress for {limit:.4g} s")
 
     def _give_up(self, record: WorkerRecord, kind: SuspicionKind, reason: str) -> Iterator[Instruction]:
@@ -379,24 +384,6 @@ class _Look:
         if suspicion and not suspicion.named and (str(suspicion) or kind is not SuspicionKind.SILENT):
             yield from self._name(record, suspicion)
         yield from self._job.give_up(record, f"{reason}{suspicion or ''}", self._now)
-
-    def _is_over(self, record: WorkerRecord) -> bool:
-        """Whether a stuck worker's time is over, if it stands still. As it is killed then, what was learnt only counts where
-        that helps."""
-        seconds, is_member = self._seconds(record, SuspicionKind.STUCK), record.state is WorkerState.MEMBER
-        if self._limits.given is not None:
-            return seconds > self._limits.given
-        others = self._members - is_member
-        waiting = len(self._waits) - bool(is_member and record.pulse and record.pulse.waiting)
-        if others and not waiting and not self._left and is_member:
-            # All are stuck: it is no fault of theirs, and to kill them is to lose the state.
-            return seconds > GIVE_UP_MOVING
-        awaited = waiting == others > 0
-        if waiting and not self._left and not self._broken and is_member:
-            # All may have done the same (a validation of their own), and some were through with it sooner.
-            seconds = min(seconds, min(self._waits) if awaited else max(self._waits))
-        helps = self._left or awaited or record.state is WorkerState.EXCLUDED
-        return seconds > (self._limits.until_given_up(record.pulse) if helps else UNLEARNT_GIVE_UP)
 
     def _look_again(self, record: WorkerRecord, suspicion: Suspicion) -> list[Instruction] | None:
         """Before it is killed: a look of minutes ago may have met the one moment in which it stood still, or was busy yet.
@@ -407,14 +394,16 @@ class _Look:
         if not suspicion.answered and since <= ANSWER_SECONDS + TIME_TO_DUMP:
             return []
         stands_still = suspicion.answers and not suspicion.moves
-        if since > (FRESH_SECONDS if stands_still else LOOK_AGAIN):
+        does_something = suspicion.answers and suspicion.moves and not self._broken
+        spared = seconds <= GIVE_UP_MOVING and (does_something or self._is_like_others(record))
+        if since > (FRESH_SECONDS if stands_still and not spared else LOOK_AGAIN):
             return self._ask_again(record, suspicion)
-        if stands_still:
-            return None
-        if suspicion.answers:
-            return None if self._broken or seconds > GIVE_UP_MOVING else []
-        # Its heartbeats come, so it runs now and then.
-        return None if seconds > UNLEARNT_GIVE_UP else []
+        return [] if spared else None
+
+    def _is_like_others(self, record: WorkerRecord) -> bool:
+        """All are stuck: to kill them is to lose the state. Or some were sooner through with what all may have done."""
+        alone = self._left or self._members == 1 or record.state is not WorkerState.MEMBER
+        return not alone and max(self._waits, default=0.0) <= GIVE_UP
 
     def _judge_waiting(self, members: Sequence[WorkerRecord]) -> Iterator[Instruction]:
         """All members wait for one another: name who does something else than the others, and have all leave the world."""
@@ -431,7 +420,7 @@ class _Look:
             if record.worker_id in shown and not suspicions[record.worker_id].named:
                 yield from self._name(record, suspicions[record.worker_id], shown[record.worker_id])
         seconds = min(self._seconds(record, SuspicionKind.WAITS) for record in members)
-        if seconds > max(self._limits.until_given_up(record.pulse) for record in members):
+        if seconds > self._limits.until_given_up:
             limit = self._settings.progress_timeout or seconds
             cause = f"no progress for {limit:.4g} s, all members wait for one another"
             differ = "; ".join(f"worker {each}{reports[each]}, {how}" for each, how in shown.items())
@@ -439,17 +428,3 @@ class _Look:
             self._job.leave_world(
                 cause + (f": {differ}" if differ else common_place(list(reports.values()))), self._now
             )
-
-
-def _is_news(suspicion: Suspicion, report: StackReport) -> bool:
-    """Whether the worker is named for this report."""
-    match suspicion.kind:
-        case SuspicionKind.STUCK:
-            return suspicion.is_due or not report.moves
-        case SuspicionKind.SILENT:
-            return suspicion.named is not None
-        # If all wait, only who differs from the others is named: a hang of which nobody is to blame is no remark about one member.
-        case SuspicionKind.WAITS | SuspicionKind.UNREACHED:
-            return False
-        case _:
-            return True

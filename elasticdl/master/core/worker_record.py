@@ -125,7 +125,6 @@ class Suspicion:
     report: StackReport | None = None  # the last one
     answered: bool = False  # by it, or by its launcher, since it was asked last
     launcher_asked: bool = False  # likewise
-    is_due: bool = False  # it is to be named though its stack moves
     named: StackReport | None = None  # the report that people were shown last
 
     @property
