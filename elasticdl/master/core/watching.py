@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import replace
 from typing import TypeVar
 
 from elasticdl.job.messages import DumpStacks, Heartbeat, Notice
@@ -87,7 +86,7 @@ class Liveness:
 # Members that all wait for one another: which of them differ from the others.
 
 
-MOST_SHOWN = 8
+MOST_SHOWN = 8  # of them to people
 Kind = TypeVar("Kind", int, str)
 
 
@@ -107,16 +106,6 @@ def odd_ones(reports: Mapping[int, StackReport]) -> dict[int, str]:
     return dict.fromkeys(odd, f"most others wait at {place}" if place is not None else "each waits elsewhere")
 
 
-def examples(odd: Mapping[int, str], reports: Mapping[int, StackReport]) -> dict[int, str]:
-    """Those of the odd ones whom people are told of: if there are many, one for each way in which they stand."""
-    if len(odd) <= MOST_SHOWN:
-        return dict(odd)
-    first: dict[StackReport, int] = {}
-    for worker_id in odd:
-        first.setdefault(replace(reports[worker_id], stack=()), worker_id)
-    return {worker_id: odd[worker_id] for worker_id in list(first.values())[:MOST_SHOWN]}
-
-
 def _minority(kinds: Mapping[int, Kind]) -> tuple[list[int], Kind | None]:
     """Who is not of the commonest kind, and which that is; all and None, if there are several."""
     counts = Counter(kinds.values()).most_common(2)
@@ -126,10 +115,6 @@ def _minority(kinds: Mapping[int, Kind]) -> tuple[list[int], Kind | None]:
     if most == second:
         return list(kinds), None
     return [each for each, kind in kinds.items() if kind != usual], usual
-
-
-def common_place(reports: Sequence[StackReport]) -> str:
-    return f", at {reports[0].where}" if reports and len({each.where for each in reports}) == 1 else ""
 
 
 # Of `heartbeat_timeout`: later than workers leave a dump (`elasticdl.elastic.link.witness`), and in time for it to be read.
@@ -415,7 +400,7 @@ class _Look:
         if len(reports) < len(suspicions) and self._now - asked <= TIME_TO_DUMP:
             return
         odd = odd_ones(reports) if len(reports) == len(suspicions) else {}
-        shown = examples(odd, reports)
+        shown = dict(list(odd.items())[:MOST_SHOWN])
         for record in members:
             if record.worker_id in shown and not suspicions[record.worker_id].named:
                 yield from self._name(record, suspicions[record.worker_id], shown[record.worker_id])
@@ -425,6 +410,6 @@ class _Look:
             cause = f"no progress for {limit:.4g} s, all members wait for one another"
             differ = "; ".join(f"worker {each}{reports[each]}, {how}" for each, how in shown.items())
             differ += f"; and {len(odd) - len(shown)} more" if len(odd) > len(shown) else ""
-            self._job.leave_world(
-                cause + (f": {differ}" if differ else common_place(list(reports.values()))), self._now
-            )
+            places = {report.where for report in reports.values()}
+            where = f", at {places.pop()}" if len(places) == 1 else ""
+            self._job.leave_world(cause + (f": {differ}" if differ else where), self._now)
