@@ -10,7 +10,7 @@
   only later (a quota) is a reason to wait, for all pods behind one back-off; what it will never take is `LauncherFailed`.
 - A pod that has a node and does not run says why by its containers. What it does not say (a volume that is not there) has its
   node told in an event: of pods that wait for half a minute this is asked.
-- Of the pods that are over the newest are left for their logs, and go with the job; the others are removed.
+- Of the pods that are over the newest are left for their logs, and go with the job; the others are removed a while later.
 """
 
 from __future__ import annotations
@@ -41,8 +41,6 @@ from elasticdl.places.worker_pods import Manifest, WorkerPodApi, WorkerPods, is_
 KEPT = 3  # pods that are over, the newest, for their logs
 # Of those that delete, read and remove pods.
 REQUESTS_AT_ONCE = 8
-NAMED_AT_ONCE = 500  # pods in the address of a request
-POLL_SECONDS = 0.1
 # Of pods that do not start; they mostly wait for the same.
 EXPLAINED_AT_ONCE = 5
 KILL_GRACE = 1
@@ -62,7 +60,7 @@ class PodTimeouts:
     close: float = 60.0
     start: float = 60.0  # for the first list
     first_retry: float = 0.5
-    over: float = 60.0  # for which each pod that is over is kept
+    over: float = 60.0  # for whoever reads the log of a pod that is over and older than the newest
     longest_retry: float = 8.0  # so long may a job be blind after the API server is back
 
 
@@ -165,7 +163,6 @@ class PodPlaces:
         if not self._closed:
             self._watch.start()
             self._background.start(self._explain())
-            self._background.start(self._tidy())
 
     async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Do what blocks."""
@@ -265,16 +262,9 @@ class PodPlaces:
                     self._look(self._ledger.warned(number, warning))
             waited = set(starting)
 
-    async def _tidy(self) -> None:
-        """Have older pods that are over removed."""
-        left = self._ledger.left
-        while True:
-            older = left[:-KEPT][:NAMED_AT_ONCE]
-            await asyncio.sleep(max(self._timeouts.over, POLL_SECONDS))
-            if older:
-                del left[: len(older)]
-                ask = partial(self._call, self._api.remove, older)
-                await retry(ask, "remove pods that are over", self._backoff())
+    async def _remove(self, number: int) -> None:
+        await asyncio.sleep(self._timeouts.over)
+        await self._ask(number, self._api.delete, 0)
 
     async def _request(self, manifest: Manifest) -> Manifest:
         """The pod, be it new or made by a request of which the answer was lost."""
@@ -359,6 +349,8 @@ class PodPlaces:
         """Pass reports on, and see what else follows from the state that led to them."""
         for report in reports:
             self._report(report)
+        while len(self._ledger.left) > KEPT:
+            self._background.start(self._remove(self._ledger.left.pop(0)))
         trouble = self._ledger.image_trouble
         if trouble and trouble.lasting:
             self._report(LauncherFailed(f"no worker can be started: {trouble.reason}"))

@@ -28,7 +28,6 @@ from elasticdl.places.base import Limits
 Manifest = dict[str, Any]
 # What is over is kept for its log.
 _NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
-_OVER = "status.phase!=Pending,status.phase!=Running,status.phase!=Unknown"
 _WRONG = (400, INVALID)
 # Warnings about a pod that has no node yet: of the scheduler, and of Kueue while a group is not complete.
 _BEFORE_THE_NODE = ("FailedScheduling", "ErrWorkloadCompose")
@@ -168,11 +167,6 @@ class WorkerPodApi:
                 raise
             delete = f"kubectl delete workload {group_name(self._job)}"
             _log.error("%s: if a pod has failed Kueue keeps the gang's quota until `%s`", failure, delete)
-
-    def remove(self, numbers: Sequence[int]) -> None:
-        """Those of these that are over."""
-        of_these = f"{self._selector},{WORKER_LABEL} in ({','.join(map(str, numbers))})"
-        self._client.delete_all("Pod", 0, label_selector=of_these, field_selector=_OVER)
 
 
 def last_warning(client: Client, name: str, uid: str) -> str:

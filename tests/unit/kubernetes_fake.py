@@ -142,13 +142,6 @@ class FakePods:
     def end_group(self):
         self._call("end_group")
 
-    def remove(self, workers):
-        self._call("remove", *workers)
-        with self.objects.lock:
-            for name, pod in list(self.objects.objects.items()):
-                if pod["status"]["phase"] in OVER and int(name.rpartition("-")[2]) in workers:
-                    self.objects.put(name, pod, "DELETED")
-
     def _find(self, name):
         if name not in self.objects.objects:
             raise NotThereError(404, f'pods "{name}" not found')

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import urllib3
 from kubernetes.client import ApiClient, Configuration
 
 from elasticdl.kube.client import MERGE, Client, NoAnswerError, NotDoneError, path_of
-from elasticdl.places.worker_pods import WorkerPodApi
 
 LIMITS = (5.0, 30.0)
 
@@ -93,14 +91,3 @@ def test_what_is_not_there_is_no_failure(asked, lab):
     answers += [(404, b'{"message": "no"}')] * 2
     assert lab.find("Job", "x") is None
     assert lab.delete("Job", "x") is False
-
-
-def test_of_pods_that_are_over_those_of_some_workers_are_removed_at_once(asked, lab):
-    calls, answers = asked
-    answers.append((200, b"{}"))
-    WorkerPodApi(lab, "digits").remove([3, 4])
-    ((method, url, _),) = calls
-    assert method == "DELETE"
-    selection = parse_qs(urlsplit(url).query)
-    assert selection["labelSelector"][0].endswith(",elasticdl.org/worker in (3,4)")
-    assert "status.phase!=Running" in selection["fieldSelector"][0]
