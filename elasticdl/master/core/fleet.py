@@ -62,9 +62,7 @@ _UNCLEAN = set(ExitCause) - {ExitCause.CLEAN}
 # | of one node                | the third | 5 min            | from the second on replacements are kept off the node |
 # | could not start            | the second | 5 min           |                                                       |
 #
-# Workers that were launched before a wait began, or are lost during it, do not lengthen it: they share it. After the wait their
-# replacements come one after another, spread over as much time again. So one of them tries it first; if it is lost, the others
-# go on waiting. A worker that reaches a world for the first time ends the streaks of causes, and that of its node, and whoever waited
+# Workers that were launched before a wait began, or are lost during it, do not lengthen it: they share it. A worker that reaches a world for the first time ends the streaks of causes, and that of its node, and whoever waited
 # for these waits no longer. Whoever could not start may have reached a world: that streak ends when one launched later makes steps.
 # Streaks are forgotten after an hour without a loss. A person is told once when a wait gets long, and sees it for as long as it lasts.
 
@@ -96,16 +94,14 @@ class Streak:
     until: float = -math.inf  # -inf: nobody waits for it, as it has ended
     last: float = 0.0  # when there was one
     why: str = ""  # the last worker was lost
-    told: bool = False
-    sharing: int = 0  # losses of the latest wave
+    told: bool = False  # a person was
     _next_id: int = 0  # of the workers that are launched after the latest wave
 
     def add(self, worker_id: int, next_id: int, why: str, now: float) -> None:
         self.losses, self.why, self.last = self.losses + 1, why, now
         if worker_id < self._next_id or now < self.until:
-            self.sharing += 1
             return
-        self.waves, self._next_id, self.sharing = self.waves + 1, next_id, 0
+        self.waves, self._next_id = self.waves + 1, next_id
         longest = LONGEST_OF_NODE if self.node or self.unfit else LONGEST_DELAY
         self.delay = delay_after(self.waves - (AVOIDED_FROM if self.node else 1), FIRST_DELAY, longest)
         self.until = now + self.delay
@@ -133,32 +129,28 @@ class Streak:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplacementWait:
-    """A replacement waits for these streaks. ``turn``: its turn among those that wait for them, from 0 for the first to 1."""
+class Departure:
+    """A worker has left, and a replacement is due. ``streaks``: it waits for these. ``away_from``: the node of the worker that left,
+    if it was slow."""
 
-    streaks: tuple[Streak, ...]
-    turn: float = 0.0
+    reason: str
+    streaks: tuple[Streak, ...] = ()
+    away_from: str = ""
 
     @property
     def until(self) -> float:
         if any(streak.until == -math.inf for streak in self.streaks):
             return -math.inf
-        return max(streak.until + self.turn * streak.delay for streak in self.streaks)
+        return max((streak.until for streak in self.streaks), default=-math.inf)
 
     @property
     def delay(self) -> float:
-        return max(streak.delay for streak in self.streaks)
+        return max((streak.delay for streak in self.streaks), default=0.0)
 
     @property
     def streak(self) -> Streak:
         """Which a person is told of."""
         return next((streak for streak in self.streaks if streak.avoided), self.streaks[0])
-
-
-def wait_after(failures: int, why: str, now: float) -> ReplacementWait:
-    """The wait after so many failures in a row, which are counted elsewhere."""
-    delay = delay_after(failures, FIRST_DELAY, LONGEST_DELAY)
-    return ReplacementWait((Streak(losses=failures, delay=delay, until=now + delay, why=why),))
 
 
 class Losses:
@@ -167,10 +159,9 @@ class Losses:
     def __init__(self) -> None:
         self._causes: dict[ExitCause | None, Streak] = {}  # None: could not start
         self._nodes: dict[str, Streak] = {}
-        self.workers = 1  # the maximum
 
-    def count(self, record: WorkerRecord, cause: ExitCause, why: str, next_id: int, now: float) -> ReplacementWait:
-        """One more; how long its replacement waits. ``next_id``: of the next worker that is launched."""
+    def count(self, record: WorkerRecord, cause: ExitCause, why: str, next_id: int, now: float) -> tuple[Streak, ...]:
+        """One more; what its replacement waits for. ``next_id``: of the next worker that is launched."""
         self.forget(now)
         kind = None if record.unfit else cause
         streaks = [self._causes.setdefault(kind, Streak(unfit=record.unfit))]
@@ -178,7 +169,7 @@ class Losses:
             streaks.append(self._nodes.setdefault(record.node, Streak(record.node)))
         for streak in streaks:
             streak.add(record.worker_id, next_id, why, now)
-        return ReplacementWait(tuple(streaks), min(1.0, streaks[0].sharing / self.workers))
+        return tuple(streaks)
 
     def reached_world(self, record: WorkerRecord) -> None:
         """A worker has, for the first time: whoever waits for one of the streaks that this ends waits no longer."""
@@ -304,19 +295,6 @@ def after_training(event: WorkerExited, step: int) -> tuple[str, str]:
     return "", f"{late}; what its program does after training may not have been done"
 
 
-@dataclass(frozen=True, slots=True)
-class Departure:
-    """A worker has left, and a replacement is due. ``away_from``: the node of the worker that left, if it was slow. ``wait``: if the
-    replacement has to wait."""
-
-    reason: str
-    away_from: str = ""
-    wait: ReplacementWait | None = None
-
-    def waits(self, now: float) -> bool:
-        return self.wait is not None and self.wait.until > now
-
-
 class Fleet:
     def __init__(self, records: Records, settings: Settings, past: JobSnapshot, training: Training) -> None:
         self._records = records
@@ -356,13 +334,13 @@ class Fleet:
 
     def _held(self, now: float) -> int:
         """How many replacements have to wait at this time."""
-        return sum(departure.waits(now) for departure in self.departures)
+        return sum(departure.until > now for departure in self.departures)
 
     @property
     def wait(self) -> str:
         """For people, why replacements wait, if they do so for long."""
-        waits = [each.wait for each in self.departures if each.wait and each.waits(self._now)]
-        first_of_longest = min(waits, key=lambda wait: (-wait.delay, wait.until), default=None)
+        waiting = (each for each in self.departures if each.until > self._now)
+        first_of_longest = min(waiting, key=lambda each: (-each.delay, each.until), default=None)
         if first_of_longest is None or first_of_longest.delay < SHOWN_DELAY:
             return ""
         return first_of_longest.streak.describe(first_of_longest.until - self._now)
@@ -409,27 +387,28 @@ class Fleet:
     def miss(self, record: WorkerRecord, departure: str, why: str, cause: ExitCause | None, *, now: float) -> str:
         """A replacement is due for this worker. ``departure``: why, for people; ``why``: the same, without the worker's number.
         ``cause``: why it was lost; None if it was told to leave. Returns what a person must know."""
-        self._now, wait, is_told = now, None, False
-        if cause in CRASHES and not record.unfit:
-            wait = wait_after(self.crashes.in_a_row, why, now)
+        self._now, streaks = now, tuple[Streak, ...]()
+        if cause in CRASHES and not record.unfit:  # they are counted elsewhere, and a person is told of each
+            number = self.crashes.in_a_row
+            delay = delay_after(number, FIRST_DELAY, LONGEST_DELAY)
+            streaks = (Streak(losses=number, delay=delay, until=now + delay, why=why, told=True),)
         elif cause and (record.unfit or not record.world_version):
-            wait = self.losses.count(record, cause, why, self.next_id, now)
-            is_told = wait.delay >= TOLD_DELAY and not wait.streak.told
-        self.departures.append(Departure(departure, record.node if record.slow else "", wait))
-        if wait is None or not is_told:
+            streaks = self.losses.count(record, cause, why, self.next_id, now)
+        due = Departure(departure, streaks, record.node if record.slow else "")
+        self.departures.append(due)
+        if due.delay < TOLD_DELAY or due.streak.told:
             return ""
-        wait.streak.told = True
-        return wait.streak.describe(wait.until - now)
+        due.streak.told = True
+        return due.streak.describe(due.until - now)
 
     def scaled(self, maximum: int) -> None:
         """Somebody has scaled the job: what could not start may start now, and nobody waits."""
         self.losses.clear()
-        self.departures = [replace(each, wait=None) for each in self.departures]
+        self.departures = [replace(each, streaks=()) for each in self.departures]
         self.bound(maximum)
 
     def bound(self, maximum: int) -> None:
         """Set the rate at which replacements are launched, for so many workers."""
-        self.losses.workers = maximum
         self._pace.rate, self._pace.burst = max(LEAST_RATE, RATE * maximum), BURST * maximum + LEAST_BURST
 
     def plan(
@@ -455,7 +434,7 @@ class Fleet:
 
     def launch(self) -> list[Instruction]:
         """A new worker, in another's place if one is due for it; nobody if that would be too many for now."""
-        due = next((number for number, each in enumerate(self.departures) if not each.waits(self._now)), None)
+        due = next((number for number, each in enumerate(self.departures) if each.until <= self._now), None)
         self._paced = self._paced or (due is not None and self._pace.take(self._now) > 0)
         if self._paced:
             return []
