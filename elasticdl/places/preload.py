@@ -14,7 +14,6 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from elasticdl.common.front_ends import FRONT_ENDS, RUN_MODULE
@@ -28,19 +27,11 @@ class NoSuchProgram(CannotFork):
     """The script does not exist."""
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
-    """``kind``: how Python is given the program: "file", "module" (-m) or "code" (-c)."""
-
-    kind: str
-    target: str
-
-
-def program_of(argv: Sequence[str]) -> Program:
-    """The program that a command runs.
+def program_of(argv: Sequence[str]) -> Path | str:
+    """The script that a command runs, or the name of the module (-m).
 
     Raises:
-        CannotFork: the command runs another Python, or has options besides ``-u``, ``-m`` and ``-c``.
+        CannotFork: the command runs another Python, or has options besides ``-u`` and ``-m``.
     """
     if not _is_this_python(argv[0]):
         raise CannotFork(f"{argv[0]} is not {sys.executable}")
@@ -49,9 +40,7 @@ def program_of(argv: Sequence[str]) -> Program:
         case []:
             raise CannotFork("Python is given no program")
         case ["-m", module, *_]:
-            return Program("module", module)
-        case ["-c", text, *_]:
-            return Program("code", text)
+            return str(module)
     if words[0].startswith("-"):
         raise CannotFork(f"option {words[0]} of Python")
     path = Path(words[0])
@@ -59,7 +48,7 @@ def program_of(argv: Sequence[str]) -> Program:
         raise NoSuchProgram(f"there is no {path.absolute()}")
     if not path.is_file():
         raise CannotFork(f"{path} is no file")
-    return Program("file", str(path))
+    return path
 
 
 def _is_this_python(name: str) -> bool:
@@ -81,18 +70,16 @@ _READ_AT_IMPORT = re.compile(
 )
 
 
-def imports_of(program: Program) -> frozenset[str]:
+def imports_of(program: Path | str) -> frozenset[str]:
     """Names of the modules outside of the program's own folder that it imports anywhere, as they stand in its text.
 
     Raises:
         CannotFork: it is not to be found or read.
     """
     here = Path.cwd()
-    if program.kind == "module":
-        return imports_of_module(program.target, [here, *map(Path, sys.path)], here)
-    if program.kind == "code":
-        return _followed(program.target, "", here)
-    path = Path(program.target).resolve()
+    if isinstance(program, str):
+        return imports_of_module(program, [here, *map(Path, sys.path)], here)
+    path = program.resolve()
     return _followed(path, "", path.parent)
 
 
@@ -111,13 +98,13 @@ def _file_of(module: str, folder: Path) -> Path | None:
     return next((each for each in files if each.is_file()), None)
 
 
-def _followed(program: Path | str, name: str, folder: Path) -> frozenset[str]:
-    """What a file or a text imports, itself or by modules in the folder, that is not in the folder."""
+def _followed(program: Path, name: str, folder: Path) -> frozenset[str]:
+    """What a file imports, itself or by modules in the folder, that is not in the folder."""
     outside, seen, due = set[str](), {program}, [(program, name)]
     while due:
-        text, name = due.pop()
-        package = name if isinstance(text, Path) and text.name == "__init__.py" else name.rpartition(".")[0]
-        for imported in _imported(_parsed(text), package):
+        file, name = due.pop()
+        package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+        for imported in _imported(_parsed(file), package):
             parts = imported.split(".")
             # A program beside the package itself is in no need of being followed into it.
             modules = [] if parts[0] == PACKAGE else [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
@@ -131,22 +118,21 @@ def _followed(program: Path | str, name: str, folder: Path) -> frozenset[str]:
     return frozenset(outside)
 
 
-def _parsed(program: Path | str) -> ast.AST:
+def _parsed(file: Path) -> ast.AST:
     """
     Raises:
         CannotFork: it can't be read, or names a variable that is read during imports: perhaps it sets that.
     """
-    shown = str(program) if isinstance(program, Path) else "-c"
     try:
-        tree = ast.parse(program.read_bytes() if isinstance(program, Path) else program)
+        tree = ast.parse(file.read_bytes())
     except OSError as error:
-        raise CannotFork(f"{shown} can't be read: {error.strerror}") from None
+        raise CannotFork(f"{file} can't be read: {error.strerror}") from None
     except (SyntaxError, ValueError):
-        raise CannotFork(f"{shown} is not Python") from None
+        raise CannotFork(f"{file} is not Python") from None
     for node in ast.walk(tree):
         match node:
             case ast.Constant(value=str(name)) | ast.keyword(arg=str(name)) if _READ_AT_IMPORT.fullmatch(name):
-                raise CannotFork(f"{shown}:{node.lineno} may set {name}, which is read during imports")
+                raise CannotFork(f"{file}:{node.lineno} may set {name}, which is read during imports")
     return tree
 
 

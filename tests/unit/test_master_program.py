@@ -6,7 +6,7 @@ import pytest
 
 from elasticdl.job.spec import JobSpec
 from elasticdl.places.fork_server import CannotFork
-from elasticdl.places.preload import OF_SCRIPTS, Program, imports_of, modules_to_preload, program_of
+from elasticdl.places.preload import OF_SCRIPTS, imports_of, modules_to_preload, program_of
 
 
 def write(folder, files):
@@ -16,19 +16,18 @@ def write(folder, files):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "kind", "target"),
+    ("arguments", "module"),
     [
-        (["{f}", "-c", "x"], "file", "{f}"),
-        (["-u", "{f}", "-m"], "file", "{f}"),
-        (["-u", "-m", "a.b", "-E"], "module", "a.b"),
-        (["-c", "import torch", "-i"], "code", "import torch"),
+        (["{f}", "-c", "x"], None),
+        (["-u", "{f}", "-m"], None),
+        (["-u", "-m", "a.b", "-E"], "a.b"),
     ],
 )
-def test_the_program_is_found_among_the_options(tmp_path, arguments, kind, target):
+def test_the_program_is_found_among_the_options(tmp_path, arguments, module):
     write(tmp_path, {"t.py": ""})
-    there = str(tmp_path / "t.py")
-    argv = [sys.executable, *(each.replace("{f}", there) for each in arguments)]
-    assert program_of(argv) == Program(kind, target.replace("{f}", there))
+    script = tmp_path / "t.py"
+    argv = [sys.executable, *(each.replace("{f}", str(script)) for each in arguments)]
+    assert program_of(argv) == (module or script)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +36,7 @@ def test_the_program_is_found_among_the_options(tmp_path, arguments, kind, targe
         (["-I", "{f}"], "option -I of Python"),
         (["-u", "-X", "dev", "{f}"], "option -X of Python"),
         (["-m"], "option -m of Python"),
+        (["-c", "import torch"], "option -c of Python"),
         (["--check-hash-based-pycs", "always", "{f}"], "option --check-hash-based-pycs of Python"),
         (["-u"], "Python is given no program"),
         (["."], ". is no file"),
@@ -67,12 +67,11 @@ def test_imports_are_followed_through_the_program_s_own_modules(tmp_path, monkey
         "lib/deep/er.py": "from ... import nothing\nfrom ..other import y\nimport train",
     }
     write(tmp_path, files)
-    found = imports_of(Program("file", str(tmp_path / "train.py")))
+    found = imports_of(tmp_path / "train.py")
     assert {"torch.nn", "scipy", "keras", "os"} <= found
     assert not {"model", "lib", "lib.tools", "train"} & found
     monkeypatch.chdir(tmp_path)
-    assert "keras" in imports_of(Program("module", "lib.deep.er"))
-    assert "torch.nn" in imports_of(Program("code", "import model"))
+    assert "keras" in imports_of("lib.deep.er")
 
 
 @pytest.mark.parametrize(
@@ -91,20 +90,20 @@ def test_imports_are_followed_through_the_program_s_own_modules(tmp_path, monkey
 def test_a_program_that_sets_what_imports_read_is_not_forked(tmp_path, line, variable):
     write(tmp_path, {"t.py": "import os\nimport mine\nimport torch", "mine.py": f"import os\n{line}"})
     with pytest.raises(CannotFork, match=f"mine.py:2 may set {variable}, which is read during imports"):
-        imports_of(Program("file", str(tmp_path / "t.py")))
+        imports_of(tmp_path / "t.py")
 
 
 def test_other_variables_are_the_program_s_own_business(tmp_path):
     text = "import os\nos.environ['MASTER_ADDR'] = 'OMP_NUM_THREADS is read'\nimport torch"
     write(tmp_path, {"t.py": text})
-    assert "torch" in imports_of(Program("file", str(tmp_path / "t.py")))
+    assert "torch" in imports_of(tmp_path / "t.py")
 
 
 @pytest.mark.parametrize(("text", "reason"), [("x = (", "is not Python"), ("\0", "is not Python")])
 def test_a_program_that_can_not_be_read_is_started_plainly(tmp_path, text, reason):
     write(tmp_path, {"t.py": text})
     with pytest.raises(CannotFork, match=reason):
-        imports_of(Program("file", str(tmp_path / "t.py")))
+        imports_of(tmp_path / "t.py")
 
 
 def test_what_is_imported_beforehand_is_the_framework_of_the_program(tmp_path, monkeypatch):
