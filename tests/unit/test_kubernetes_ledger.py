@@ -9,7 +9,7 @@ from kubernetes_kit import PODS, RUNNING, condition, pod, terminated, waiting
 from elasticdl.master.core.events import ExitCause
 from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceState
 from elasticdl.places.judge import log_of
-from elasticdl.places.ledger import Ledger
+from elasticdl.places.pod_places import Ledger
 
 RUNS = pod(phase="Running", state=RUNNING)
 DONE = pod(phase="Succeeded", state=terminated(0))
