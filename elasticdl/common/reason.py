@@ -11,7 +11,7 @@ import re
 import sys
 import traceback
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,16 +144,11 @@ def _own_words(lines: list[str]) -> list[str]:
     return [said[0].partition(": ")[2] or said[0]] if said else lines
 
 
-# Stacks of threads, in a few lines for people, and as `faulthandler` writes them.
-#
-# The user's own lines of the training thread come first, the innermost before the others.
+# Stacks of threads, in a few lines for people, and as `faulthandler` writes them. Those of all threads are in the worker's log.
 
 
 MOST_LINES = 40
 MOST_OF_LINE = 200
-# Of a thread that is not the training's.
-OTHER_LINES = 3
-OTHER_THREADS = 8
 DUMPED = "Timeout ("  # how a dump begins that a timer has made
 CRASHED = "Fatal Python error: "  # how the dump of a crash begins
 # How it ends, since Python 3.10, and what a shell around the program and multiprocessing's tracker of resources add.
@@ -191,8 +186,7 @@ class Line:
 class Stack:
     """The stack of one thread, the innermost call first."""
 
-    thread: str
-    lines: tuple[Line, ...]
+    lines: tuple[Line, ...] = ()
 
     @property
     def where(self) -> str:
@@ -202,15 +196,12 @@ class Stack:
         return str(next(iter((*users, *others, *self.lines)), ""))
 
 
-def describe(training: Stack, others: Sequence[Stack] = ()) -> list[str]:
-    """The stacks in at most `MOST_LINES` lines: the user's of the training thread, the rest of it, then other threads'."""
-    lines = [str(line) for line in training.lines if line.is_users]
-    rest = [str(line) for line in training.lines if not line.is_users]
+def describe(stack: Stack) -> list[str]:
+    """The stack in at most `MOST_LINES` lines: the user's, then the rest."""
+    lines = [str(line) for line in stack.lines if line.is_users]
+    rest = [str(line) for line in stack.lines if not line.is_users]
     lines += ["called from there, innermost first:" if lines else "innermost first:", *rest] if rest else []
-    told = []
-    for stack in others[:OTHER_THREADS]:
-        told += [f"thread {stack.thread}:", *(f"  {line}" for line in stack.lines[:OTHER_LINES])]
-    return [*lines[: MOST_LINES - min(len(told), MOST_LINES // 2)], *told][:MOST_LINES]
+    return lines[:MOST_LINES]
 
 
 def parse(text: str) -> list[Stack]:
@@ -223,10 +214,10 @@ def parse(text: str) -> list[Stack]:
         return stacks
     for line in text[begin:].splitlines():
         if line.startswith(("Thread 0x", "Current thread 0x")) and "(most recent call first)" in line:
-            stacks.append(Stack(line.partition(" (")[0].split()[-1], ()))
+            stacks.append(Stack())
         elif stacks and (found := _LINE.fullmatch(line)):
             at = Line(found["path"], int(found["number"]), found["function"])
-            stacks[-1] = Stack(stacks[-1].thread, (*stacks[-1].lines, at))
+            stacks[-1] = Stack((*stacks[-1].lines, at))
     return stacks[::-1]  # CPython lists the newest thread first
 
 

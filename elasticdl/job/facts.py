@@ -71,7 +71,6 @@ class Lane:
     cause: str = ""
     reason: str = ""
     code: int | None = None
-    trouble: str = ""  # what was last found of it: that it is slow or stuck
 
     @property
     def phase(self) -> WorkerPhase | None:
@@ -493,9 +492,6 @@ class Facts:
                 self.slow.pop(worker, None)
                 if self.worlds and told.cause not in _IN_ORDER:
                     self._lost = self._lost or worker in self.worlds[-1].members
-        trouble = {"worker_slow": f"slow {told.phase}", "worker_stuck": f"stuck {told.standing}"}
-        if worker in lanes.there and told.event in (*trouble, "worker_recovered", "worker_ready"):
-            lanes.there[worker].trouble = trouble.get(told.event, "").strip()
 
     def _take_of_job(self, told: Fields, now: float) -> None:
         line = self._line
@@ -587,10 +583,8 @@ class Facts:
 
     def _master_restarted(self, told: Fields, now: float) -> None:
         """The entry tells the world that the new master has found: the journal may lack its ``world_formed``. The new master
-        finds slow and stuck workers anew, and never says of the others that they recovered."""
+        finds slow workers anew, and never says of the others that they recovered."""
         self.slow.clear()
-        for lane in self._lanes.there.values():
-            lane.trouble = ""
         if told.world and (not self.worlds or self.worlds[-1].version < told.world):
             # In the seconds of the entry the master waited for workers, and they trained.
             found = {"reason": "found by a master that was started again", "seconds": 0.0}

@@ -124,11 +124,11 @@
     $("warnings").closest("section").hidden = !(data.warnings.length || troubles.length || data.advice.text);
     if (open("workers-details")) {
       $("causes").textContent = Object.entries(data.causes).map(([cause, times]) => `${times} ${cause || "unknown"}`).join(", ");
-      table("workers", "Workers", [["worker", true], ["host"], ["ended"], ["why"], ["exit code", true], ["found"], ["starting", true], ["ready", true], ["training", true], ["leaving", true]],
-        data.lanes.map(([worker, host, cause, reason, code, trouble, spans]) => {
+      table("workers", "Workers", [["worker", true], ["host"], ["ended"], ["why"], ["exit code", true], ["starting", true], ["ready", true], ["training", true], ["leaving", true]],
+        data.lanes.map(([worker, host, cause, reason, code, spans]) => {
           const spent = (post) => spans.filter((span) => span[0] === post).reduce((sum, span) => sum + (span[2] ?? data.length) - span[1], 0);
           const end = data.over ? "with the job" : data.phase === "lost" ? "not known" : "is there";
-          return [worker, host, cause || end, reason, code, trouble,
+          return [worker, host, cause || end, reason, code,
             ...["starting", "warm", "training", "leaving"].map((post) => seconds(spent(post)))];
         }));
     }

@@ -164,7 +164,7 @@ def _lane(lane: Lane, began: float) -> list[Any]:
         ]
         for each in lane.spans
     ]
-    return [lane.worker, lane.host, lane.cause, lane.reason, lane.code, lane.trouble, spans]
+    return [lane.worker, lane.host, lane.cause, lane.reason, lane.code, spans]
 
 
 def _worlds(worlds: Iterable[WorldSpan], began: float) -> Iterable[list[Any]]:

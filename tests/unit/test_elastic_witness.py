@@ -62,7 +62,7 @@ def test_it_tells_the_line_that_the_training_thread_stands_at_and_whether_it_mov
 
 
 def stack(number, function="dataset", path="zoo/slow.py"):
-    return Stack("MainThread", (Line("/usr/lib/python3.11/socket.py", 5, "recv"), Line(path, number, function)))
+    return Stack((Line("/usr/lib/python3.11/socket.py", 5, "recv"), Line(path, number, function)))
 
 
 def test_what_takes_long_before_a_worker_is_ready_is_told_once():

@@ -355,7 +355,7 @@ def test_a_lane_tells_what_a_worker_was_and_how_it_ended():
     ]
     assert posts == [(WorkerPhase.PENDING, 0, 0.1), (WorkerPhase.STARTING, 0.1, 2), (WorkerPhase.WARM, 2, 4), (WorkerPhase.TRAINING, 4, 12), (WorkerPhase.LEAVING, 12, 14)]  # fmt: skip
     assert (second.cause, second.host, second.code) == ("drained", "node-1", 0)
-    assert (first.trouble, first.cause) == ("slow data", "")
+    assert (history.slow, first.cause) == ({0: ("h", "data", 2.0)}, "")
     assert [(mark.event, mark.text) for mark in history.marks] == [("phase", "running"), ("worker_slow", "data")]
     assert [(world.version, len(world.members), world.until) for world in history.worlds] == [
         (1, 2, STARTED + 13),
@@ -364,19 +364,12 @@ def test_a_lane_tells_what_a_worker_was_and_how_it_ended():
     assert history.causes == {"drained": 1}
 
 
-def test_a_new_master_finds_anew_who_is_slow_or_stuck():
+def test_a_new_master_finds_anew_who_is_slow():
     """It knows nothing of what an earlier one found, so it never tells that a worker recovered."""
-    slow, stuck = line(15, "worker_slow", worker=0, phase="data"), line(16, "worker_stuck", worker=1, where="x.py:31")
+    slow = line(15, "worker_slow", worker=0, phase="data")
     restarted = line(20, "master_restarted", world=1, members=[0, 1], missing=[], seconds=2)
-    for entries, wanted in [((), ["slow data", "stuck at x.py:31"]), ((restarted,), ["", ""]), ((restarted, slow), ["slow data", ""])]:  # fmt: skip
-        assert [lane.trouble for lane in read([*start(), slow, stuck, *entries]).lanes] == wanted
-
-
-def test_who_does_not_connect_is_told_so_until_it_is_ready():
-    entry = line(2, "worker_stuck", worker=1, why="not connected", state="its process runs")
-    started, ready = line(1, "worker_started", worker=1, host="h"), line(9, "worker_ready", worker=1)
-    assert read([started, entry]).lanes[0].trouble == "stuck its process runs"
-    assert read([started, entry, ready]).lanes[0].trouble == ""
+    for entries, wanted in [((), [0]), ((restarted,), []), ((restarted, slow), [0])]:
+        assert list(read([*start(), slow, *entries]).slow) == wanted
 
 
 def test_advice_and_trouble_are_kept_as_they_come():
@@ -391,4 +384,4 @@ def test_advice_and_trouble_are_kept_as_they_come():
         "worker_recovered",
         "decision",
     ]
-    assert (history.lanes[0].trouble, history.wanted) == ("", "1-4")
+    assert history.wanted == "1-4"

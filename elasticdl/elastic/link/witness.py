@@ -22,7 +22,7 @@ import psutil
 
 from elasticdl.common.credentials import STACKS
 from elasticdl.common.reason import GOES_ON, Stack, describe
-from elasticdl.elastic.link.own_stacks import other_stacks, stack_of
+from elasticdl.elastic.link.own_stacks import stack_of
 
 # Of the training thread, to see whether it moves: a loop that is always found in the same line may hang.
 LOOKS = 5
@@ -68,7 +68,7 @@ class Witness:
             tell(
                 {
                     "where": stacks[-1].where,
-                    "stack": describe(stacks[-1], other_stacks(self.thread)),
+                    "stack": describe(stacks[-1]),
                     "moves": len({stack.lines for stack in stacks}) > 1 or busy >= BUSY,
                     "collectives": operations.begun,
                     "last_collectives": list(operations.last),

@@ -108,8 +108,7 @@ class StackReport:
         stacks = parse(text)
         if not stacks:
             return cls(state=state)
-        stack = tuple(describe(stacks[0], stacks[1:]))
-        return cls(stacks[0].where, stack, state=state)
+        return cls(stacks[0].where, tuple(describe(stacks[0])), state=state)
 
     def __str__(self) -> str:
         """To be put after what is wrong; empty if nothing is known."""
