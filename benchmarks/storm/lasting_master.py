@@ -45,7 +45,8 @@ HOSTS = "hosts.json"  # in the job's folder
 MASTER_TIMEOUT = 120.0
 POLL_SECONDS = 0.2
 # Writes its process id before anything else, so that a master which is killed at that moment leaves no agent unknown to the next.
-NOTE_AND_RUN = 'echo $$ > "$0"; exec "$@"'
+# The file is whole when it is there: somebody may end the place at once.
+NOTE_AND_RUN = 'echo $$ > "$0.new"; mv "$0.new" "$0"; exec "$@"'
 
 
 class Host(NamedTuple):
@@ -116,8 +117,7 @@ class HostProvider:
 
 def _runs(pid_file: Path) -> bool:
     with suppress(psutil.NoSuchProcess):
-        text = pid_file.read_text()  # none yet of one that has just begun
-        return not text or psutil.Process(int(text)).status() != psutil.STATUS_ZOMBIE
+        return psutil.Process(int(pid_file.read_text())).status() != psutil.STATUS_ZOMBIE
     return False
 
 
