@@ -96,15 +96,12 @@ MOST_OF_TRACEBACK = 20_000
 @dataclass(frozen=True, slots=True)
 class Hello:
     """The first message of each session. After it a worker repeats what is still true: that it asks for a world, leaves, or has
-    finished. ``rank``, ``size``: in the world that the worker believes to be in; 0 in none.
+    finished. ``world_version``: of the world that the worker believes to be in; 0 for none.
     """
 
     host: str = ""  # this and the process id are known to the worker's end of the connection
     pid: int = 0
     world_version: int = 0
-    step: int = 0
-    rank: int = 0
-    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

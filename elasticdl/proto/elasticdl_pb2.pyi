@@ -31,22 +31,16 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., kv_put: _Optional[_Union[KvPut, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("worker_id", "host", "pid", "world_version", "step", "rank", "size")
+    __slots__ = ("worker_id", "host", "pid", "world_version")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     WORLD_VERSION_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    RANK_FIELD_NUMBER: _ClassVar[int]
-    SIZE_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     host: str
     pid: int
     world_version: int
-    step: int
-    rank: int
-    size: int
-    def __init__(self, worker_id: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., world_version: _Optional[int] = ..., step: _Optional[int] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., world_version: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("world_version", "step", "progress", "waiting", "times", "ending")

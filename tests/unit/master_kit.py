@@ -214,7 +214,6 @@ class Worker:
     connected: bool = False
     asked: bool = False
     world: int = 0
-    place: tuple = (0, 0)  # rank and size
     step: int = 0
     has_state: bool = False
     progress: int = 0
@@ -287,7 +286,6 @@ class Cluster(Played):
         worker = self.workers.get(worker_id)
         if worker and worker.connected and worker.asked and worker.world < world.version:
             worker.asked, worker.world, worker.has_state = False, world.version, True
-            worker.place = world.worker_ids.index(worker_id), len(world.members)
             worker.step = max(member.step for member in world.members)
             worker.orders.clear()
 
@@ -324,8 +322,7 @@ class Cluster(Played):
     def connect(self, worker):
         """With its session a worker says again what is still true."""
         worker.connected, inside = True, not worker.asked and worker.world
-        place = worker.place if inside else (0, 0)
-        self.post(e.FromWorker(worker.worker_id, m.Hello("h", 1, worker.world if inside else 0, worker.step, *place)))
+        self.post(e.FromWorker(worker.worker_id, m.Hello("h", 1, worker.world if inside else 0)))
         if worker.asked:
             self.ask(worker, broken=False)
 

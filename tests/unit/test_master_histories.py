@@ -45,7 +45,7 @@ STEPS = st.lists(
 )
 ANYTHING = st.one_of(
     st.just(e.Tick()),
-    said(m.Hello, st.just("h"), SMALL, SMALL, SMALL, SMALL, SMALL),
+    said(m.Hello, st.just("h"), SMALL, SMALL),
     st.builds(
         e.WorkersFound, st.lists(st.builds(e.FoundWorker, IDS, st.sampled_from(["", "h"])), max_size=3).map(tuple)
     ),

@@ -113,7 +113,7 @@ class Town:
             await self.serving
         self.note_told()
         await self.rise()
-        back = e.FromWorker(0, m.Hello("h", 7, 1, self.step, rank=0, size=1))
+        back = e.FromWorker(0, m.Hello("h", 7, 1))
         await self.post(back, *self.reporting.again(), *self.kept.unsaved())
 
     def note_told(self):

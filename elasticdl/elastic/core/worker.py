@@ -272,9 +272,7 @@ class WorkerCore:
 
     def _greet(self, unsent: Iterable[m.Message]) -> list[p.Instruction]:
         """What a master must know that has not heard of this worker, or not lately."""
-        step, world = self.position.progress.step, self.world
-        rank, size = (world.rank, world.size) if self.inside else (0, 0)
-        hello = m.Hello(world_version=self.inside, step=step, rank=rank, size=size)
+        hello = m.Hello(world_version=self.inside)
         entries = self._entries if self.inside else []
         again = self.reporting.again()
         return _send(hello, *entries, self.request, *again, self._draining, *unsent, self.last_word)

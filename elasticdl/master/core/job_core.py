@@ -547,18 +547,17 @@ class Job:
         rendezvous, fleet = self.rendezvous, self.fleet
         rendezvous.adopt(world)
         fleet.crashes = fleet.crashes.after_world()
-        is_remembered = self._past.world is not None and self._past.world.version == world.version
         for rank, member in enumerate(world.members):
-            lost = f"worker {member.worker_id} was lost while there was no master"
             record = self.records.get(member.worker_id)
             if record is None:  # of a world that was saved, and not saved with it: the master before has seen its end
-                cause = f"worker {member.worker_id} had left the world before" if is_remembered else lost
+                cause = f"worker {member.worker_id} had left the world before"
                 rendezvous.begin(now, broken=True).causes[member.worker_id] = cause
                 continue
             record.world_version, record.rank, record.ready = world.version, rank, True
             record.step, record.epoch, record.has_state = member.step, member.epoch, True
             is_draining = record.state is WorkerState.DRAINING
-            cause = f"worker {member.worker_id} leaves: {record.reason}" if is_draining else lost
+            what = f"leaves: {record.reason}" if is_draining else "was lost while there was no master"
+            cause = f"worker {member.worker_id} {what}"
             self.transitions.fire(record, Trigger.ADOPT, TransitionContext(now, cause=cause))
         return AdoptWorld(world)
 

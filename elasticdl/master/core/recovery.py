@@ -1,8 +1,9 @@
 """The first moments of a master that follows another: until it knows what there is, it listens and decides nothing.
 
 Workers go on training meanwhile. What they and the launcher say is held back. Once every worker that may be in a world has
-been heard of, or the time for that is over, the master adopts the world, and acts upon what was held back, in order. The world is the
-one that it remembers, or a newer one in which those who are back say they are, if all of its members are back. So an intact world stays, and who died in between is missing.
+been heard of, or the time for that is over, the master adopts the world that it remembers, and acts upon what was held back, in
+order. So an intact world stays, and who died in between is missing. If somebody knows of a newer world, the state that was saved is
+not the last: all are told that their world is broken, and form another.
 
 The time is long, as the new master's address may take long to be known everywhere. It is cut short if waiting holds up
 training: a member is back, so the address is known, and none of those that are back makes progress, so their world is
@@ -13,13 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elasticdl.job.messages import Ask, Heartbeat, Hello, Member
+from elasticdl.job.messages import Ask, Heartbeat, Hello
 from elasticdl.master.core import events
 from elasticdl.master.core.events import ExitCause, Instruction, KillWorker, Record
 from elasticdl.master.core.values import LEAVING, LIVE, STARTING, Settings, WorkerState, World
 from elasticdl.master.core.worker_record import JobSnapshot, Records, WorkerRecord, WorkerSnapshot
-
-_OF_A_SESSION = (events.FromWorker, events.WorkerDisconnected)
 
 
 def _restore(found: events.FoundWorker, known: WorkerSnapshot | None, settings: Settings, now: float) -> WorkerRecord:
@@ -59,11 +58,8 @@ class Recovery:
         self._progress: dict[int, int] = {}
         self._awaited: set[int] = set()
         self._doubtful: frozenset[int] = frozenset()
-        # Who says that it is in a world: by the world's version, and by worker.
-        self._claims: dict[int, dict[int, Hello]] = {}
-        self._left = 0  # the newest world that somebody has left
+        self._newest = 0  # world that somebody is in, or has left
         self.held: list[events.Event] = []
-        self._heard_of: set[int] = set()  # workers of whose sessions something is held
 
     @property
     def begun(self) -> bool:
@@ -119,29 +115,19 @@ class Recovery:
     def hold(self, event: events.Event, now: float) -> None:
         match event:
             case events.FromWorker(worker_id, Hello() as hello):
-                # It says again whatever of its earlier session is still true.
-                if worker_id in self._heard_of:
-                    self.held = [
-                        old for old in self.held if not (isinstance(old, _OF_A_SESSION) and old.worker_id == worker_id)
-                    ]
                 if worker_id in self._awaited:
                     self._awaited.discard(worker_id)
                     self._news = now
                 self._set_connected(worker_id, connected=True)
-                self._forget_claim(worker_id)
-                if hello.world_version and worker_id in self._records:
-                    self._claims.setdefault(hello.world_version, {})[worker_id] = hello
+                self._newest = max(self._newest, hello.world_version)
             case events.WorkerDisconnected(worker_id):
                 self._set_connected(worker_id, connected=False)
             case events.FromWorker(_, Ask(left_world)):
-                self._left = max(self._left, left_world)
+                self._newest = max(self._newest, left_world)
             case events.WorkerExited(worker_id):
                 self._awaited.discard(worker_id)
                 self._set_connected(worker_id, connected=False)
-                self._forget_claim(worker_id)
         self.held.append(event)
-        if isinstance(event, _OF_A_SESSION):
-            self._heard_of.add(event.worker_id)
 
     # ---- when it is over ----
 
@@ -167,33 +153,20 @@ class Recovery:
 
     @property
     def world(self) -> World | None:
-        """The newest world that anybody knows of; None if only some of its members are known. They are told that it is broken.
+        """That of the last save, unless somebody knows of a newer one.
 
-        One that is only remembered may never have been announced; its members have asked for it, and will hear of it.
+        It may never have been announced; its members have asked for it, and will hear of it.
         """
-        remembered, claimed = self._past.world, max((v for v, claims in self._claims.items() if claims), default=0)
-        if max(remembered.version if remembered else 0, claimed) < self._left:
-            return None
-        if remembered and remembered.version >= claimed:
-            return remembered
-        if not claimed:
-            return None
-        claims = sorted(self._claims[claimed].items(), key=lambda claim: claim[1].rank)
-        if len(claims) != claims[0][1].size or [hello.rank for _, hello in claims] != list(range(len(claims))):
-            return None
-        return World(claimed, tuple(Member(each, hello.host, hello.step, has_state=True) for each, hello in claims), "")
+        world = self._past.world
+        return world if world and world.version >= self._newest else None
 
     @property
     def _can_be_reached(self) -> bool:
         """Whether those missing would have come if they could. A standby's node may know the address before theirs do."""
         connected = {record.worker_id for record in self._records.values() if record.connected}
         world = self.world
-        members = world.worker_ids if world else connected if self._left or any(self._claims.values()) else ()
+        members = world.worker_ids if world else connected if self._newest else ()
         return self._awaited <= self._doubtful or not connected.isdisjoint(members)
-
-    def _forget_claim(self, worker_id: int) -> None:
-        for claims in self._claims.values():
-            claims.pop(worker_id, None)
 
     def _set_connected(self, worker_id: int, *, connected: bool) -> None:
         if record := self._records.get(worker_id):
