@@ -396,20 +396,23 @@ async def _serving(master: Master, folder: JobDir, spec: JobSpec, signals: Signa
 
 @dataclass(slots=True)
 class _Interrupts:
-    """The first signal asks for a clean stop, the second for one at once, the third kills."""
+    """The first signal asks for a clean stop, the second for one at once, the third kills; so does the end of the user's patience."""
 
     job: _OwnJob
     screen: Screen
     stop_grace: float
     signalled: int = 0
     deadline: float = float("inf")
+    is_killing: bool = False
 
     def hear(self, heard: Heard | None) -> None:
-        """Once the user's patience is over the workers are killed."""
         if self.job.signals.take():
             self._interrupt()
         if time.monotonic() >= self.deadline:
             self.job.kill()
+            if not self.is_killing:
+                self.is_killing = True
+                self.screen.line("killing all workers")
 
     def _interrupt(self) -> None:
         now, self.signalled = time.monotonic(), self.signalled + 1
@@ -423,7 +426,6 @@ class _Interrupts:
             self.screen.line("stopping at once; press Ctrl-C again to kill all workers")
         else:
             self.deadline = now
-            self.screen.line("killing all workers")
 
 
 # ---- on a Slurm cluster ----
