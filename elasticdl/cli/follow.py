@@ -12,7 +12,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,20 +122,18 @@ class PrintedLines:
 class Printers:
     """Where the workers of a job print. Used in one thread, but for `hear`."""
 
+    trouble = ""  # why what they print is not to be had at the moment, if that is so
+
     def hear(self, entry: Entry) -> None:
         """Each entry of the journal."""
-
-    def known(self) -> Iterable[int]:
-        """The workers whose output there is: all of those that were asked for, and others that print into the same log."""
-        raise NotImplementedError
 
     def sources(self, worker: int) -> Mapping[Stream, Source]:
         """What it prints, by stream."""
         raise NotImplementedError
 
-    def collect(self, workers: Collection[int] | None, *, to_end: bool) -> str:
-        """What these workers, or all, have printed is to be had from their sources; returns why it is not, if that is so. ``to_end``: the
-        job is over, and there is time to wait for what is under way."""
+    def collect(self, workers: Collection[int] | None, *, to_end: bool) -> Iterable[int]:
+        """What these workers, or all, have printed is to be had from their sources. Returns the workers that were found besides those that
+        were asked for. ``to_end``: the job is over, and there is time to wait for what is under way."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -243,13 +241,13 @@ class Prints:
                 self._take(*self._heard.get_nowait())
         if self._printers is None:
             return
-        trouble = self._printers.collect(None if self._ranks is None else self._sought, to_end=to_end)
-        if trouble and trouble not in self._told:
+        found = self._printers.collect(None if self._ranks is None else self._sought, to_end=to_end)
+        if (trouble := self._printers.trouble) and trouble not in self._told:
             self._told.add(trouble)
             self._screen.line(f"what workers print can't be shown at the moment: {trouble}")
-        for worker in self._printers.known():
+        for worker in found:
             self._take_up(worker, is_shown=self._ranks is None)
-        while found := self._advance():
+        while standing := self._advance():
             self._advance()  # all that was printed before these marks is shown now
             worlds = {
                 each: each.mark.world
@@ -258,7 +256,7 @@ class Prints:
             }
             if not worlds:
                 break
-            for output in found:
+            for output in standing:
                 if worlds.get(output) == min(worlds.values()):
                     output.pass_mark(self._ranks)
 
@@ -357,19 +355,15 @@ class FilePrinters(Printers):
     def __init__(self, job: JobDir, files: Files) -> None:
         self._job = job
         self._files = files
-        self._known: Sequence[int] = ()
-
-    def known(self) -> Iterable[int]:
-        return self._known
 
     def sources(self, worker: int) -> Mapping[Stream, Source]:
         return {stream: Tail(path_of(worker)).chunks for stream, path_of in self._files.items()}
 
-    def collect(self, workers: Collection[int] | None, *, to_end: bool) -> str:
-        if workers is None:
-            names = (re.fullmatch(r"worker-(\d+)\.log", path.name) for path in self._job.logs.glob("worker-*.log"))
-            self._known = sorted(int(name[1]) for name in names if name)
-        return ""
+    def collect(self, workers: Collection[int] | None, *, to_end: bool) -> Iterable[int]:
+        if workers is not None:
+            return ()
+        names = (re.fullmatch(r"worker-(\d+)\.log", path.name) for path in self._job.logs.glob("worker-*.log"))
+        return sorted(int(name[1]) for name in names if name)
 
 
 def apart(spec: JobSpec, out: Outlet, err: Outlet) -> bool:

@@ -236,9 +236,6 @@ class PodPrinters(Printers):
         if entry["event"] == "worker_started":
             self._pods = {**self._pods, entry["worker"]: entry.get("place")}
 
-    def known(self) -> Iterable[int]:
-        return self._printed.keys()
-
     def sources(self, worker: int) -> Mapping[Stream, Source]:
         lines = self._printed[worker]
 
@@ -248,20 +245,19 @@ class PodPrinters(Printers):
 
         return {Stream.OUT: taken}
 
-    def collect(self, workers: Collection[int] | None, *, to_end: bool) -> str:
-        refusal = ""
+    def collect(self, workers: Collection[int] | None, *, to_end: bool) -> Iterable[int]:
         if to_end or time.monotonic() >= self._look_at:
             try:
                 self._find_pods(workers)
-                refusal = self._readers.refusal
+                self.trouble = self._readers.refusal
             except ElasticDLError as error:
-                refusal = str(error)
+                self.trouble = str(error)
             self._look_at = time.monotonic() + LOOK_SECONDS
         lines = self._readers.rest() if to_end else itertools.islice(self._readers.lines(0.0), WAITING_LINES)
         for line in lines:
             if (worker := _number(line.writer)) is not None:
                 self._printed[worker].append(line.text)
-        return refusal
+        return self._printed.keys()
 
     def close(self) -> None:
         self._readers.close()
