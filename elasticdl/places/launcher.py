@@ -184,8 +184,7 @@ class PlaceLauncher:
         self._workers[worker.worker_id] = Launched(spot=spot, placed=True)
         spot.worker, spot.used = worker.worker_id, True
         self._file(spot)
-        doubtful = worker.doubtful or not spot.is_usable
-        return replace(worker, node=worker.node or spot.place.node, doubtful=doubtful, place=spot.place.id)
+        return replace(worker, node=worker.node or spot.place.node, place=spot.place.id)
 
     async def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:
         if worker_id in self._workers:

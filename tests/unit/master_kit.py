@@ -361,13 +361,13 @@ class Cluster(Played):
         for worker in self.workers.values():
             worker.connected = False
 
-    def rise(self, remember=True, doubtful=(), forgotten=()):
+    def rise(self, remember=True, forgotten=()):
         """Another master, from what was saved and what there is; nothing may be left of workers that have ended."""
         memory = Snapshot.from_json(Snapshot(self.saved, 0.0).to_json()).job if remember else None
         self.job = Job(self.settings, memory)
         reported = [exited for exited in self.unreported if exited.worker_id not in forgotten]
         there = sorted([*self.workers, *(exited.worker_id for exited in reported)])
-        found = (e.FoundWorker(worker_id, "h", 1, doubtful=worker_id in doubtful) for worker_id in there)
+        found = (e.FoundWorker(worker_id, "h", 1) for worker_id in there)
         self.post(e.WorkersFound(tuple(found)), *reported)
 
     def restart(self):

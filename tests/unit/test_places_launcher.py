@@ -222,7 +222,7 @@ def test_another_master_takes_over_what_it_finds():
     found = now(scene.launcher.find({}))
     assert found == [
         FoundWorker(3, "host", 1, node="n1", place="a"),
-        FoundWorker(4, "host", 1, doubtful=True, node="n2", place="b"),
+        FoundWorker(4, "host", 1, node="n2", place="b"),
     ]
     with pytest.raises(ValueError, match="4"):
         scene.launch(4)
@@ -243,7 +243,7 @@ def test_of_a_worker_whose_place_was_lost_in_the_absence_the_next_master_hears_w
     scene = Scene()
     scene.places.left = (Place("a", "n1", state=PlaceState.LOST), Place("b", "n1", state=PlaceState.LOST))
     assert now(scene.launcher.find({3: "a", 4: "", 5: "gone without a trace"})) == [
-        FoundWorker(3, over=True, doubtful=True, node="n1", place="a")
+        FoundWorker(3, over=True, node="n1", place="a")
     ]
     scene.places.lose("a", "for another job", ExitCause.PREEMPTED, -9)
     scene.places.lose("b", "as told", ExitCause.KILLED, -9)

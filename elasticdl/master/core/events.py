@@ -72,7 +72,6 @@ class FoundWorker:
     host: str = ""
     pid: int = 0
     over: bool = False  # its process has ended; a WorkerExited follows
-    doubtful: bool = False  # its node does not answer, or it was told to end: it may never be heard of again
     node: str = ""
     place: str = ""  # the id of that in which it is, or was
 

@@ -73,7 +73,7 @@ LONGEST_OF_NODE = 300.0
 # A person sees a wait that is longer than the first of these, and is told of one that is longer than the second.
 SHOWN_DELAY, TOLD_DELAY = 1.5, 6.0
 AVOIDED_FROM = 2
-MOST_AVOIDED = 50  # they are named in each pod
+MOST_AVOIDED = 50  # the newest: they are named in each pod
 FORGOTTEN_AFTER = 3600.0
 # So many waits because of workers that could not start end a job in which too few are left to train. They take eight seconds and
 # more: storage that is away for a moment must not end a job.
@@ -179,12 +179,9 @@ class Losses:
             streak.until = -math.inf
 
     def avoided(self, now: float) -> tuple[str, ...]:
-        """Nodes to keep replacements off, the worst first."""
+        """Nodes to keep replacements off."""
         self.forget(now)
-        avoided = sorted(
-            (streak for streak in self._nodes.values() if streak.avoided), key=lambda streak: -streak.losses
-        )
-        return tuple(streak.node for streak in avoided[:MOST_AVOIDED])
+        return tuple(node for node, streak in self._nodes.items() if streak.avoided)[-MOST_AVOIDED:]
 
     @property
     def of_unfit(self) -> Streak | None:

@@ -48,7 +48,6 @@ from elasticdl.master.core.values import (
 from elasticdl.master.core.watching import Liveness, StuckRule
 from elasticdl.master.core.worker_record import (
     JobSnapshot,
-    NotificationLevel,
     Pulse,
     Records,
     Training,
@@ -407,8 +406,6 @@ class Job:
         if notice is None:
             return []
         (to, message), broken = notice, self.rendezvous.broken
-        for worker_id in to:
-            self.records[worker_id].notified = NotificationLevel.BROKEN if broken else NotificationLevel.CHANGE
         if broken:
             self.liveness.restart(to, now)
         fields = {"world": message.world_version, "reason": message.reason}
@@ -427,7 +424,7 @@ class Job:
             record = self.records[worker_id]
             if not record.world_version:
                 self.fleet.losses.reached_world(record)
-            record.world_version, record.rank, record.notified = world.version, rank, NotificationLevel.NOTHING
+            record.world_version, record.rank = world.version, rank
         rendezvous.adopt(world)
         self.fleet.crashes = self.fleet.crashes.after_world()
         self.liveness.restart(world.worker_ids, now)

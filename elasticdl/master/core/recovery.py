@@ -57,7 +57,6 @@ class Recovery:
         self._news = 0.0  # when somebody last came back, or was seen to train
         self._progress: dict[int, int] = {}
         self._awaited: set[int] = set()
-        self._doubtful: frozenset[int] = frozenset()
         self._newest = 0  # world that somebody is in, or has left
         self.held: list[events.Event] = []
 
@@ -87,7 +86,6 @@ class Recovery:
             expected = record.ready or record.world_version or worker_id not in remembered
             if record.live and record.host and expected:
                 self._awaited.add(worker_id)
-        self._doubtful = frozenset(worker.worker_id for worker in found if worker.doubtful)
         gone = remembered.keys() - there.keys()
         for worker_id in sorted(gone):
             known = remembered[worker_id]
@@ -166,7 +164,7 @@ class Recovery:
         connected = {record.worker_id for record in self._records.values() if record.connected}
         world = self.world
         members = world.worker_ids if world else connected if self._newest else ()
-        return self._awaited <= self._doubtful or not connected.isdisjoint(members)
+        return not connected.isdisjoint(members)
 
     def _set_connected(self, worker_id: int, *, connected: bool) -> None:
         if record := self._records.get(worker_id):

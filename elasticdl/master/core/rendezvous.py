@@ -26,7 +26,7 @@ from operator import attrgetter
 from elasticdl.job.messages import Broken, Change, Member
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.values import DONE, IN_WORLD, WorkerState, World
-from elasticdl.master.core.worker_record import JobSnapshot, NotificationLevel, Records, WorkerRecord
+from elasticdl.master.core.worker_record import JobSnapshot, Records, WorkerRecord
 
 REASONS_SHOWN = 3
 # Standbys wait at most so many windows for others, however steadily those arrive.
@@ -47,7 +47,10 @@ class WorldChange:
     reported_reason: str  # what a survivor noticed; shown if no cause is known
     causes: dict[int, str] = field(default_factory=dict)  # by worker; NOBODY for what no single one caused
     had_too_few: bool = False
-    is_untold: bool = True  # a member may not have heard of it, or not that its world is broken
+    told: set[int] = field(
+        default_factory=set
+    )  # workers that have heard of it, and that their world is broken, if it is
+    is_untold: bool = True  # somebody may not have heard of it
 
     @property
     def reason(self) -> str:
@@ -157,12 +160,13 @@ class Rendezvous:
             self.change, self._window_end = WorldChange(now, broken, reported_reason), 0.0
         if broken and not self.change.broken:
             self.change.broken = self.change.is_untold = True
+            self.change.told.clear()
         return self.change
 
     def tell_again(self, record: WorkerRecord) -> None:
         """Its session is a new one: it may have missed what the others were told."""
-        record.notified = NotificationLevel.NOTHING
         if self.change:
+            self.change.told.discard(record.worker_id)
             self.change.is_untold = True
 
     def let_newcomers_in(self, now: float, limits: WorkerRange) -> None:
@@ -194,9 +198,10 @@ class Rendezvous:
         if change is None or world is None or not change.is_untold:
             return None
         change.is_untold = False
-        level = NotificationLevel.BROKEN if change.broken else NotificationLevel.CHANGE
         audience = (WorkerState.MEMBER, WorkerState.DRAINING) if change.broken else (WorkerState.MEMBER,)
-        untold = [r.worker_id for r in self._records.each_of(*audience) if r.notified < level and self._was_in(r)]
+        members = {record.worker_id for record in self._records.each_of(*audience) if self._was_in(record)}
+        untold = members - change.told
+        change.told |= untold
         message = (Broken if change.broken else Change)(world.version, change.reason)
         return (tuple(sorted(untold)), message) if untold else None
 

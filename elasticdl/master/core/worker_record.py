@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -32,14 +32,6 @@ _SHOWN = {
     WorkerState.MEMBER: "member",
     WorkerState.REJOINING: "member",
 }
-
-
-class NotificationLevel(IntEnum):
-    """What a worker was told about its world."""
-
-    NOTHING = 0
-    CHANGE = 1
-    BROKEN = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +177,6 @@ class WorkerRecord:
     # of the last world it was a member of
     world_version: int = 0
     rank: int = -1
-    notified: NotificationLevel = NotificationLevel.NOTHING
     slow: Verdict | None = None  # it holds the others up
 
     @property
@@ -535,22 +526,18 @@ class Training(TrainingSnapshot):
         self.marks = newest_marks({**self.marks, **{int(epoch): float(mark) for epoch, mark in told.items()}})
 
     def _per_second(self, now: float, column: int) -> float:
-        """The first report only marks where counting begins. Up to the last one, or up to now if the next is late."""
+        """The first report only marks where counting begins, up to the last one."""
         if len(self._recent) < 2 or self._stood_still(now):
             return 0.0
-        (first, *_), (last, *_) = self._recent[0], self._recent[-1]
-        until = now if now - last > 2 * self._usual_gap() else last
-        return sum(entry[column] for entry in list(self._recent)[1:]) / max(until - first, 1e-9)
-
-    def _usual_gap(self) -> float:
-        """Seconds between two reports, of which there are two at least."""
-        return (self._recent[-1][0] - self._recent[0][0]) / (len(self._recent) - 1)
+        first, *later = self._recent
+        return sum(entry[column] for entry in later) / max(later[-1][0] - first[0], 1e-9)
 
     def _stood_still(self, now: float) -> bool:
         """No step was told for so long that none is on its way."""
         if len(self._recent) < 2:
             return False
-        return now - self._recent[-1][0] > max(WINDOW_SECONDS, 2 * self._usual_gap())
+        first, last = self._recent[0][0], self._recent[-1][0]
+        return now - last > max(WINDOW_SECONDS, 2 * (last - first) / (len(self._recent) - 1))
 
 
 def _numbers(of: TrainingSnapshot) -> dict[str, Any]:
