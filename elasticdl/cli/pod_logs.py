@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import heapq
 import itertools
 import queue
 import re
@@ -53,22 +52,20 @@ def read_logs(client: Client, job: str, worker: int | None, pod_name: str = "") 
     """
     all_pods = find_pods(client, job)
     its_own = _named(pod_name, all_pods) if pod_name else []
-    written = collections.defaultdict[str, list[LogLine]](list)  # by pod
     with contextlib.closing(LogReaders(client, follow=False)) as readers:
         readers.take_up(its_own or all_pods)
-        for line in readers.rest(READ_SECONDS):
-            written[line.pod].append(line)
+        written = sorted(readers.rest(READ_SECONDS), key=lambda line: line.when)
         if readers.refusal:
             raise UserError(readers.refusal)
         failures = readers.unread.values()
-    lines = [*_shown(heapq.merge(*written.values(), key=lambda line: line.when), worker)]
+    lines = [*_shown(written, worker)]
     if failures and not lines:
         raise UnreachableError("; ".join(sorted(failures)))
     if worker is None:
         for failure in failures:
             tell(failure)
     elif not (lines or its_own or worker in map(_number_of, all_pods)):  # else it may not have printed yet
-        names = ", ".join(by_writer({line.writer for each in written.values() for line in each}))
+        names = ", ".join(by_writer({line.writer for line in written}))
         has = f"it has logs of {names}" if names else "it has no logs yet"
         raise UserError(f"job {job} has no logs of worker {worker}; {has}")
     yield from lines
@@ -112,10 +109,9 @@ def _named(name: str, pods: list[Object]) -> list[Object]:
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    pod: str
     writer: str
     text: str
-    when: str  # by the clock of its node; empty if the cluster does not tell
+    when: str  # by the clock of its node; of a line that the cluster does not tell it of that of the line before
 
 
 class LogReaders:
@@ -171,13 +167,14 @@ class LogReaders:
 
     def _read(self, pod: Object) -> None:
         uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
-        writers = self._writers.setdefault(uid, Writers(pod))
+        writers, last = self._writers.setdefault(uid, Writers(pod)), ""
         try:
             with self._turn, contextlib.closing(self._client.log(name, follow=self._follow)) as response:
                 self._open.add(response)
                 for line in itertools.islice(response, self._told[uid], None):
                     when, text = timed(line.decode(errors="replace").removesuffix("\n"))
-                    self._inbox.put(LogLine(name, writers.of(text), text, when))
+                    last = max(last, when)
+                    self._inbox.put(LogLine(writers.of(text), text, last))
                     self._told[uid] += 1
             if is_over(pod):
                 self._whole.add(uid)
