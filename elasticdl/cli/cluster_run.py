@@ -298,7 +298,6 @@ def follow_submitted(handle: NamespaceJob, spec: JobSpec) -> int:
     follower = Follower(
         prints=lambda screen: Prints(ranks, screen, PodPrinters(handle.client, handle.name)),
         watch=lambda _, following: lambda heard: masters.look(following.failure, time.monotonic()),
-        patient=True,
         farewell=f"job {handle.name} goes on: `elasticdl stop {handle.name}{handle.flags}` stops it",
     )
     return follow(handle, spec, follower)

@@ -294,7 +294,6 @@ async def _run(spec: JobSpec, signals: SignalLog) -> int:
         follower = Follower(
             prints=lambda screen: local_prints(folder, spec, screen, *outlets),
             watch=lambda screen, _: _Interrupts(job, screen, spec.stop_grace).hear,
-            patient=True,
             farewell=None,
             at_end=lambda: job.ended.wait(CLOSING_TIME),
             lost=job.raise_lost,

@@ -398,7 +398,6 @@ class Follower:
         prints: Shows what the workers print.
         watch: Makes what looks after the master. That is called with each thing that has come and, whenever nothing has come for a
             moment, with None.
-        patient: The job's end is waited for also by who may not hear of it before.
         farewell: What is said when a signal ends the following, as the job goes on. None: a signal does not end the following.
         at_end: Called when nothing more comes, while it is still shown what the workers print.
         lost: Called if the job is lost.
@@ -406,7 +405,6 @@ class Follower:
 
     prints: Callable[[Screen], Prints] = lambda screen: Prints((), screen, None)
     watch: Callable[[Screen, Following], Watch] = lambda screen, following: lambda heard: None
-    patient: bool = False
     farewell: str | None = ""
     at_end: Callable[[], object] = lambda: None
     lost: Callable[[], None] = lambda: None
@@ -424,7 +422,7 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
         caught(noted.add) if signals is None else nullcontext(),
         open_screen(spec.log_loss_steps, own_outlets()) as screen,
         follower.prints(screen).shown(wait=lambda: not noted.take()) as prints,
-        job.following(statuses=True, patient=follower.patient) as following,
+        job.following(statuses=True) as following,
     ):
         silence, watch, once = Silence(job, screen), follower.watch(screen, following), Once()
         for heard in following:

@@ -121,9 +121,9 @@ class Following:
     So at the end comes what was kept: the rest of the journal, and the last status.
     """
 
-    def __init__(self, job: JobHandle, *, statuses: bool, patient: bool = False) -> None:
-        """``patient``: its end is waited for also by who may not hear of it before."""
-        self._patient = patient
+    def __init__(self, job: JobHandle, *, statuses: bool) -> None:
+        """``statuses``: its end is waited for also by who may not hear of it before, as who is shown them is told why none comes."""
+        self._statuses = statuses
         self._refusal: UserError | None = None  # why nothing will be heard
         self.failure: Exception | None = None  # why no status is heard at the moment
         self._job = job
@@ -194,7 +194,7 @@ class Following:
             except UserError as error:
                 self._note(read, error)
                 refused_since = min(refused_since, time.monotonic())
-                if time.monotonic() - refused_since >= REFUSED_SECONDS and not self._patient:
+                if time.monotonic() - refused_since >= REFUSED_SECONDS and not self._statuses:
                     self._refusal = error
                     return None
             except (ElasticDLError, OSError) as error:
@@ -394,9 +394,9 @@ class JobHandle(Protocol):
                 + (f"; `elasticdl delete {self.name}{self.flags}` ends it without one" if self.namespace else "")
             ) from None
 
-    def following(self, *, statuses: bool, patient: bool = False) -> AbstractContextManager[Following]:
-        """What comes of it, with its statuses or without. Iterating raises UserError if there is no way for this user, unless ``patient``."""
-        return closing(Following(self, statuses=statuses, patient=patient))
+    def following(self, *, statuses: bool) -> AbstractContextManager[Following]:
+        """What comes of it, with its statuses or without. Without them iterating raises UserError if there is no way for this user."""
+        return closing(Following(self, statuses=statuses))
 
     def journal(self, *, follow: bool = False) -> Lines:
         """The entries so far, and before them those of the jobs from which its training goes on. ``follow``: and each that comes, until

@@ -267,15 +267,14 @@ class Forbidden(Masters):
         return ""
 
 
-def test_who_may_not_reach_a_master_does_not_wait_for_its_end(monkeypatch):
+def test_who_may_not_reach_a_master_waits_for_its_end_only_where_it_is_told_why_nothing_comes(monkeypatch):
     monkeypatch.setattr(job_handle, "REFUSED_SECONDS", 0.05)
     monkeypatch.setattr(job_handle, "FOLLOW_POLL", 0.01)
     job = Forbidden(monkeypatch, kept="running")
-    for statuses in (True, False):
-        refused = pytest.raises(UserError, match="you may not reach the master")
-        with refused, job.following(statuses=statuses) as following:
-            assert not any(each for each in following)
-    with job.following(statuses=True, patient=True) as following:  # as who has submitted it
+    refused = pytest.raises(UserError, match="you may not reach the master")
+    with refused, job.following(statuses=False) as following:
+        assert not any(each for each in following)
+    with job.following(statuses=True) as following:
         beginning = zip(following, range(50), strict=False)
         assert not any(heard for heard, _ in beginning)
         assert isinstance(following.failure, UserError)
