@@ -36,12 +36,12 @@ from elasticdl.common.credentials import refuse_variables
 from elasticdl.common.errors import ElasticDLError, JobFailedError, UnreachableError, UserError, import_extra
 from elasticdl.common.front_ends import RUN_MODULE
 from elasticdl.common.process_group import ProcessGroup, tethered
+from elasticdl.common.template import CannotFork
 from elasticdl.job import jobdir
 from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir, elsewhere, jobs_root, kept_states, write_aside
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.core.events import StopRequested
 from elasticdl.places import slurm
-from elasticdl.places.fork_server import CannotFork
 from elasticdl.places.preload import NoSuchProgram, program_of
 
 if TYPE_CHECKING:

@@ -36,6 +36,10 @@ _GPU_DEVICES = "/dev/nvidia"
 _STOPPED_BY_FORKS = ("jemalloc_bg_thd",)  # jemalloc, as in pyarrow, knows of forks
 
 
+class CannotFork(Exception):
+    """The worker has to be started without a template; the text says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """Asks for one worker. With it come three file descriptors: its stdout, its stderr, and the gate.

@@ -34,8 +34,7 @@ from elasticdl.common.credentials import HOST, LOGS, MASTER, NODE, PLACE, WORKER
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.front_ends import RUN_MODULE, environment_of_workers
 from elasticdl.common.retry import Background
-from elasticdl.places.fork_server import Spawner
-from elasticdl.places.worker_process import InFile, MemoryKills, PassedOn, WorkerRun
+from elasticdl.places.worker_process import InFile, MemoryKills, PassedOn, Spawner, WorkerRun
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 

@@ -26,9 +26,8 @@ from elasticdl.common.credentials import SHARED_GPU
 from elasticdl.common.retry import Background
 from elasticdl.master.core.events import ExitCause, FoundWorker, LauncherFailed, WorkerPlaced
 from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceReport, PlaceState, StarterReport
-from elasticdl.places.fork_server import Spawner
 from elasticdl.places.launcher import Seconds
-from elasticdl.places.worker_process import InFile, MemoryKills, WorkerRun, judge
+from elasticdl.places.worker_process import InFile, MemoryKills, Spawner, WorkerRun, judge
 
 # The slots of this machine: `Places` with its GPUs, or as many as wanted where there are none.
 #

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from elasticdl.common.front_ends import FRONT_ENDS, RUN_MODULE
+from elasticdl.common.template import CannotFork
 from elasticdl.job.spec import JobSpec
-from elasticdl.places.fork_server import CannotFork
 
 # A command line that runs Python, taken apart.
 

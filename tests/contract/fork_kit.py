@@ -10,9 +10,9 @@ import psutil
 from elasticdl.common.credentials import WORKER_ID
 from elasticdl.common.front_ends import python_path
 from elasticdl.master.core.events import WorkerExited, WorkerPlaced
-from elasticdl.places.fork_server import Spawner
 from elasticdl.places.launcher import PlaceLauncher
 from elasticdl.places.local import TIMES, LocalStarter, Slots, WorkerCommand
+from elasticdl.places.worker_process import Spawner
 
 DEADLINE = 60.0
 TESTED_BY = "TESTED_BY"  # in the environment of all that a launcher under test starts

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
+from elasticdl.common.template import CannotFork
 from elasticdl.job.spec import JobSpec
-from elasticdl.places.fork_server import CannotFork
 from elasticdl.places.preload import OF_SCRIPTS, imports_of, modules_to_preload, program_of
 
 

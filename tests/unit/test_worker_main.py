@@ -24,8 +24,7 @@ from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training import state as training_state
 from elasticdl.job import messages as m
 from elasticdl.places import worker_process
-from elasticdl.places.fork_server import Spawner
-from elasticdl.places.worker_process import InFile, MemoryKills, WorkerRun
+from elasticdl.places.worker_process import InFile, MemoryKills, Spawner, WorkerRun
 from elasticdl.worker import main
 from elasticdl.worker.batch_sizes import batch_policy
 from elasticdl.worker.torch_learner import TorchLearner

@@ -41,10 +41,10 @@ from elasticdl.master.shell.observers import (
     write_summary,
 )
 from elasticdl.places.base import Launcher, Limits, Place, Report
-from elasticdl.places.fork_server import Spawner
 from elasticdl.places.launcher import PlaceLauncher
 from elasticdl.places.local import TIMES, LocalStarter, Slots, WorkerCommand, find_gpus
 from elasticdl.places.preload import how_to_start
+from elasticdl.places.worker_process import Spawner
 from elasticdl.proto import elasticdl_pb2 as pb
 
 HEARTBEATS_PER_TIMEOUT = 5
