@@ -159,30 +159,6 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
-    """Seconds without training on one survivor of a change of workers, split by what they went into: it is told as a notice ``pause``.
-
-    ``first_step`` is by what the first step took longer than an ordinary one before: with more workers for the same
-    global batch it may well be shorter, and is then zero.
-    """
-
-    world_version: int
-    kind: str  # grow, shrink or failure
-    notice: float
-    drain: float
-    rendezvous: float
-    init: float
-    sync: float
-    first_step: float
-    steps_torn: int
-    number: int = 0  # as that of a notice
-
-    @property
-    def total(self) -> float:
-        return self.notice + self.drain + self.rendezvous + self.init + self.sync + self.first_step
-
-
-@dataclass(frozen=True, slots=True)
 class Notice:
     """For the job's journal: ``event`` and its fields as in `elasticdl.job.journal`."""
 
@@ -212,7 +188,7 @@ class Failed:
     trained: bool = False
 
 
-Message = Hello | Heartbeat | Ask | Draining | KvPut | Progress | Pause | Notice | Finished | Failed
+Message = Hello | Heartbeat | Ask | Draining | KvPut | Progress | Notice | Finished | Failed
 
 
 # ---- what a master says, besides the world that it has formed ----

@@ -18,8 +18,6 @@ LATENCY = 0.0005
 RECONNECT_SECONDS = 0.2
 CLOSE_SECONDS = 5.0
 MASTER_TIMEOUT = 30.0
-# Of the worker's messages, those that the next stream brings if this one did not come to it (`elastic.link.stream`).
-LASTING = (m.Notice, m.Pause)
 
 
 class Stream:
@@ -99,7 +97,9 @@ class Session:
     def send(self, message: m.Message) -> None:
         if self.stream is not None:
             self.stream.send_up(to_proto(message, self._process.environment).SerializeToString())
-        elif isinstance(message, LASTING):
+        elif isinstance(
+            message, m.Notice
+        ):  # the next stream brings it if this one did not come to it (`elastic.link.stream`)
             self._unsent.append(message)
 
     def end_stream(self) -> None:

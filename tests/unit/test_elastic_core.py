@@ -242,8 +242,9 @@ def test_each_part_of_a_pause_is_what_it_took_and_the_ordinary_way_to_a_point_is
         worker.do(event)
     pause = worker.core.pass_by(61)
     assert worker.core.pass_by(71) is None
-    parts = (pause.notice, pause.drain, pause.rendezvous, pause.init, pause.sync, pause.first_step)
-    assert (parts, pause.total, pause.kind) == ((1, 2, 3, 4, 5, 6), 21, "grow")
+    parts = {"notice": 1, "drain": 2, "rendezvous": 3, "init": 4, "sync": 5, "first_step": 6}
+    told = {"world": 2, "kind": "grow", **parts, "total": 21, "steps_torn": 0}
+    assert pause == m.Notice("pause", told)
 
 
 # -- told to leave --

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 from elasticdl.elastic.core.world import World
-from elasticdl.job.messages import Failed, Finished, KvPut, Message, Notice, Order, Pause
+from elasticdl.job.messages import Failed, Finished, KvPut, Message, Notice, Order
 
 
 class Event:
@@ -131,7 +131,7 @@ class WorldLeft(Event):
 class Said(Event):
     """The script, or a shell, has something for the master. `Finished` and `Failed` are last words."""
 
-    message: Notice | Pause | KvPut | Finished | Failed
+    message: Notice | KvPut | Finished | Failed
 
 
 # ---- instructions: to the session ----
@@ -139,7 +139,7 @@ class Said(Event):
 
 @dataclass(frozen=True, slots=True)
 class Send(Instruction):
-    """Over the stream, if there is one. `Notice` and `Pause` are kept for the next if this one breaks."""
+    """Over the stream, if there is one. A `Notice` is kept for the next if this one breaks."""
 
     message: Message
 

@@ -94,7 +94,7 @@ class Reporting:
             )
         )
 
-    def pause_ended(self, now: float) -> m.Pause | None:
+    def pause_ended(self, now: float) -> m.Notice | None:
         """The pause that is over with the step just made, if there was one."""
         assert self._world is not None, "steps are made in a world"
         return self.clock.step_done(now, world_version=self._world.version, grew=self._grew)
@@ -165,8 +165,10 @@ class PauseClock:
         elif self._last_step is not None:
             self._last_step = now
 
-    def step_done(self, now: float, *, world_version: int, grew: bool) -> m.Pause | None:
-        """Returns the pause that this step ended, if one was under way on a survivor."""
+    def step_done(self, now: float, *, world_version: int, grew: bool) -> m.Notice | None:
+        """Returns the pause that this step ended, if one was under way on a survivor: seconds without training, split by what they
+        went into. ``first_step`` is by what the first step took longer than an ordinary one before: with more workers for the same
+        global batch it may well be shorter, and is then zero."""
         before, self._last_step = self._last_step, now
         marks, self._marks = self._marks, {}
         if before is None or "left" not in marks or "synced" not in marks:
@@ -176,14 +178,14 @@ class PauseClock:
         ordinary = statistics.median(self._durations) if self._durations else 0.0
         broken, torn = self._broken, self._torn
         self._broken, self._torn = False, 0
-        return m.Pause(
-            world_version=world_version,
-            kind="failure" if broken else "grow" if grew else "shrink",
-            notice=marks["left"] - before,
-            drain=marks["stopped"] - marks["left"],
-            rendezvous=marks["joined"] - marks["stopped"],
-            init=marks["started"] - marks["joined"],
-            sync=marks["synced"] - marks["started"],
-            first_step=max(0.0, now - marks.get("resumed", marks["synced"]) - ordinary),
-            steps_torn=torn,
-        )
+        parts = {
+            "notice": marks["left"] - before,
+            "drain": marks["stopped"] - marks["left"],
+            "rendezvous": marks["joined"] - marks["stopped"],
+            "init": marks["started"] - marks["joined"],
+            "sync": marks["synced"] - marks["started"],
+            "first_step": max(0.0, now - marks.get("resumed", marks["synced"]) - ordinary),
+        }
+        kind = "failure" if broken else "grow" if grew else "shrink"
+        told = {"world": world_version, "kind": kind, **parts, "total": sum(parts.values()), "steps_torn": torn}
+        return m.Notice("pause", told)

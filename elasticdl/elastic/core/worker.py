@@ -178,7 +178,7 @@ class WorkerCore:
         self.reporting.voted(device_seconds, now)
         return self.position.voted(vote)
 
-    def step_made(self, learning_rate: float, now: float, *, compared: int = 0) -> m.Pause | None:
+    def step_made(self, learning_rate: float, now: float, *, compared: int = 0) -> m.Notice | None:
         """The parameters have changed. Returns the pause that is over with this step, if one is.
 
         ``compared``: members of whose states the vote has shown that they were one before; 0 if it was not looked at.
@@ -199,7 +199,7 @@ class WorkerCore:
         vote = self.position.vote
         return self.state is S.TRAINING and vote is not None and vote.leaving
 
-    def pass_by(self, now: float) -> m.Pause | None:
+    def pass_by(self, now: float) -> m.Notice | None:
         """A script of Horovod's is between two steps."""
         if self.state is not S.TRAINING:
             return None
@@ -223,10 +223,10 @@ class WorkerCore:
         match event:
             case Trigger.TICK:
                 return self._tick(now)
+            case p.Said(m.Notice("pause") as pause):  # before the step that has ended it
+                return _send(pause)
             case p.Said(m.Notice() as notice):
                 return _send(*self.reporting.flush(), notice)
-            case p.Said(m.Pause() as pause):
-                return _send(pause)
             case p.Said(m.KvPut() as entry):
                 if entry.world_version == self.inside:
                     self._entries.append(entry)

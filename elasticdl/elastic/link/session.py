@@ -101,7 +101,7 @@ class Session:
         for errand in self._step(event):
             self._carry_out(errand)
 
-    def say(self, message: m.Notice | m.Pause | m.Finished | m.Failed) -> None:
+    def say(self, message: m.Notice | m.Finished | m.Failed) -> None:
         self.post(p.Said(message))
 
     def notify(self, event: str, **fields: Any) -> None:
@@ -203,8 +203,6 @@ class Session:
     def _sort(self, instruction: p.Instruction, errands: list[p.Instruction]) -> None:
         match instruction:
             case p.Send(message):
-                if isinstance(message, m.Pause):
-                    _log_pause(message)
                 if self._stream is not None:
                     self._stream.send(message)
                 if isinstance(message, m.Finished | m.Failed):
@@ -258,11 +256,3 @@ class Session:
 def rank_entry(world: World) -> dict[Key, bytes]:
     """The entry by which Horovod's own elastic mode learns its place on a second ``init``."""
     return {("rank_and_size", f"{horovod_host(world)}:0"): f"{world.rank},{world.size},0,1,0,1".encode()}
-
-
-def _log_pause(pause: m.Pause) -> None:
-    log.info(
-        "pause of %.0f ms (%s): notice %.0f, drain %.0f, rendezvous %.0f, init %.0f, sync %.0f, first step %.0f",
-        *(1e3 * pause.total, pause.kind, 1e3 * pause.notice, 1e3 * pause.drain, 1e3 * pause.rendezvous),
-        *(1e3 * pause.init, 1e3 * pause.sync, 1e3 * pause.first_step),
-    )

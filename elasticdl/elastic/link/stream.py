@@ -24,9 +24,7 @@ from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
 # For the master to take what is still to be said; with a last word, as long as there may be no master at all.
 CLOSE_SECONDS = 5.0
-# Kinds of messages that the job's history would lack.
-LASTING = (m.Notice, m.Pause)
-MOST_KEPT = 10_000  # of them, for masters that never save
+MOST_KEPT = 10_000  # notices, for masters that never save
 # What a master answers to a worker that it will never take.
 REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
@@ -36,14 +34,14 @@ Outbox = queue.SimpleQueue[m.Message | None]
 
 
 class Kept:
-    """What this worker has said of lasting interest, by number, until a master has saved it. Of too much the oldest goes."""
+    """The notices of this worker, which the job's history would lack, by number, until a master has saved them. Of too many the oldest goes."""
 
     def __init__(self) -> None:
-        self._messages: deque[m.Notice | m.Pause] = deque(maxlen=MOST_KEPT)
+        self._messages: deque[m.Notice] = deque(maxlen=MOST_KEPT)
         self._last = 0
         self._lock = threading.Lock()
 
-    def add(self, message: m.Notice | m.Pause) -> m.Message:
+    def add(self, message: m.Notice) -> m.Message:
         with self._lock:
             self._last += 1
             self._messages.append(replace(message, number=self._last))
@@ -79,8 +77,8 @@ class Listener(Protocol):
 class MasterStream:
     """Sends and receives until closed.
 
-    What is of lasting interest (`LASTING`) is kept, and sent again over each new stream, until a master has saved it. The
-    rest is sent anew by the core, or old by then.
+    A notice is kept, and sent again over each new stream, until a master has saved it. The rest is sent anew by the core, or old
+    by then.
     """
 
     def __init__(self, environment: WorkerEnvironment, clock: Callable[[], float] = time.monotonic) -> None:
@@ -101,7 +99,7 @@ class MasterStream:
         self._thread.start()
 
     def send(self, message: m.Message) -> None:
-        self._outbox.put(self._kept.add(message) if isinstance(message, LASTING) else message)
+        self._outbox.put(self._kept.add(message) if isinstance(message, m.Notice) else message)
 
     def wait_until_taken(self) -> None:
         """For the master to take a last word (bounded): this process may end itself without another.

@@ -33,9 +33,6 @@ def to_proto(message: m.Message, environment: WorkerEnvironment) -> pb.WorkerMes
             fields.update(times=_fields(times) if times else None)
         case m.Progress(steps):
             fields.update(steps=[_fields(step) for step in steps])
-        case m.Pause():
-            told = {"world": fields.pop("world_version"), **fields, "total": message.total}
-            return pb.WorkerMessage(number=number, notice=pb.Notice(event="pause", fields_json=json.dumps(told)))
         case m.Notice(event, told):
             fields = {"event": event, "fields_json": json.dumps(told)}
     return pb.WorkerMessage(number=number, **{_BODIES[type(message).__name__]: fields})
