@@ -1,8 +1,6 @@
 """Draw the tables of the two cores as Mermaid diagrams: `python scripts/draw_states.py`.
 
-They are in `elasticdl.master.core.transitions` and `elasticdl.elastic.core.lifecycle`; that of a job's phases in
-`elasticdl.master.core.values`.
-
+They are in `elasticdl.master.core.transitions` and `elasticdl.elastic.core.lifecycle`.
 `docs/architecture.md` and `docs/worker_side.md` have the output; a test compares them.
 """
 
@@ -12,7 +10,7 @@ from collections.abc import Callable
 
 from elasticdl.elastic.core import lifecycle as worker_side
 from elasticdl.master.core.transitions import WORKERS, Trigger
-from elasticdl.master.core.values import JOB, LIVE, WorkerState
+from elasticdl.master.core.values import LIVE, WorkerState
 
 
 def draw_workers() -> str:
@@ -33,11 +31,6 @@ def draw_workers() -> str:
     lines += ["    }"]
     lines += [f"    {line}" for line in _lines(edges, lambda start, then: not (start in inside and then in inside))]
     return "\n".join([*lines, "    gone --> [*]"])
-
-
-def draw_job() -> str:
-    lines = [f"    {phase} --> {then}: {condition.value.split(': ')[-1]}" for (phase, condition), then in JOB.items()]
-    return "\n".join(["stateDiagram-v2", "    [*] --> pending", *lines])
 
 
 def draw_worker_core() -> str:
@@ -65,4 +58,4 @@ def _lines(edges: dict[tuple[str, str], list[str]], wanted: Callable[[str, str],
 
 
 if __name__ == "__main__":
-    print(draw_workers(), draw_job(), draw_worker_core(), sep="\n\n")
+    print(draw_workers(), draw_worker_core(), sep="\n\n")

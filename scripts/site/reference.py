@@ -24,9 +24,9 @@ from elasticdl.job import journal
 from elasticdl.job.spec import JobSpec, KubernetesOptions, SlurmOptions
 from elasticdl.master.core import events as master_events
 from elasticdl.master.core.transitions import ROWS
-from elasticdl.master.core.values import JOB, Phase, WorkerState
+from elasticdl.master.core.values import Phase, WorkerState
 from elasticdl.master.shell.calls import ALLOWED
-from scripts.draw_states import draw_job, draw_worker_core, draw_workers
+from scripts.draw_states import draw_worker_core, draw_workers
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHERS = {
@@ -272,9 +272,7 @@ def states() -> Iterator[str]:
         rows.append((", ".join(before), trigger.value, after or "", _markdown(done)))
     yield from table(["in", "what happens", "then", "what is done"], rows)
     yield "## A job { #job }"
-    yield from _diagram(draw_job())
     yield from table(["phase", "meaning"], _members(Phase))
-    yield from table(["in", "what is so", "then"], ((now, why.value, then) for (now, why), then in JOB.items()))
     yield "## A worker, as it sees itself { #worker-itself }"
     yield from _diagram(draw_worker_core())
     yield from table(["state", "meaning"], _members(worker_side.WorkerState))

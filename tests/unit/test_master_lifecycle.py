@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from elasticdl.master.core.transitions import ROWS, WORKERS, Trigger
-from elasticdl.master.core.values import JOB, LIVE, Condition, Phase, WorkerState
-from scripts.draw_states import draw_job, draw_worker_core, draw_workers
+from elasticdl.master.core.values import LIVE, WorkerState
+from scripts.draw_states import draw_worker_core, draw_workers
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 GONE = (WorkerState.COMPLETED, WorkerState.GONE)
@@ -14,7 +14,7 @@ GONE = (WorkerState.COMPLETED, WorkerState.GONE)
 
 @pytest.mark.parametrize(
     ("page", "picture"),
-    [("architecture.md", draw_workers()), ("architecture.md", draw_job()), ("worker_side.md", draw_worker_core())],
+    [("architecture.md", draw_workers()), ("worker_side.md", draw_worker_core())],
 )
 def test_the_documents_show_the_tables(page, picture):
     assert f"```mermaid\n{picture}\n```" in (DOCS / page).read_text(), "run scripts/draw_states.py, and put it there"
@@ -46,11 +46,3 @@ def test_nobody_works_on_after_the_job_was_ended():
     after = {state for state in WorkerState if (state, Trigger.DISMISS) in WORKERS}
     assert after == {*LIVE, WorkerState.DRAINING}
     assert {WORKERS[state, Trigger.DISMISS][0] for state in after} == {WorkerState.DRAINING}
-
-
-def test_the_job_ends_from_every_phase_and_only_through_stopping():
-    for phase in Phase:
-        if phase not in (Phase.STOPPING,) and not phase.final:
-            assert JOB[phase, Condition.DECIDED] is Phase.STOPPING
-    assert {phase for (phase, _), following in JOB.items() if following.final} == {Phase.STOPPING}
-    assert not any(phase.final for phase, _ in JOB)

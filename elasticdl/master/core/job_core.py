@@ -36,9 +36,7 @@ from elasticdl.master.core.transitions import Ending, TransitionContext, Transit
 from elasticdl.master.core.values import (
     DONE,
     IN_WORLD,
-    JOB,
     STARTING,
-    Condition,
     Outcome,
     Phase,
     Settings,
@@ -561,29 +559,28 @@ class Job:
     # ---- phases, and what must be saved ----
 
     def _note_phase(self) -> list[Instruction]:
-        conditions, reason = self._assess()
+        now, reason = self._assess()
         out: list[Instruction] = []
-        for condition in conditions:
-            if phase := JOB.get((self.phase, condition)):
+        for phase in (Phase.STOPPING, now) if now.final else (now,):
+            if phase is not self.phase:
                 self.phase = phase
                 out.append(Record("phase", {"phase": str(phase), "reason": reason}))
         return out
 
-    def _assess(self) -> tuple[tuple[Condition, ...], str]:
-        """What is so of the job, one thing after another, and why."""
+    def _assess(self) -> tuple[Phase, str]:
+        """Where the job stands by what is so now, and why."""
         outcome, rendezvous = self.ending.outcome, self.rendezvous
         if self.recovery:
             listening = "the master was started again, and waits for workers to come back"
-            return (Condition.LISTENING,), outcome.reason if outcome else listening
+            return self.phase, outcome.reason if outcome else listening
         if outcome:
-            over = (Condition[outcome.phase.name],) if self.all_gone() else ()
-            return (Condition.DECIDED, *over), outcome.reason
+            return outcome.phase if self.all_gone() else Phase.STOPPING, outcome.reason
         if rendezvous.world:
-            return (Condition.TOO_FEW if rendezvous.shortage else Condition.TRAINING,), rendezvous.shortage
+            return Phase.WAITING if rendezvous.shortage else Phase.RUNNING, rendezvous.shortage
         if self.settings.own_program and any(record.pid for record in self.records.values()):
-            return (Condition.PROGRAMS_RUN,), rendezvous.shortage or "no worker has joined yet"
-        condition = Condition.TOO_FEW if rendezvous.version else Condition.NO_WORLD
-        return (condition,), rendezvous.shortage or self.fleet.awaited or "workers are starting"
+            return Phase.RUNNING, rendezvous.shortage or "no worker has joined yet"
+        phase = Phase.WAITING if rendezvous.version else Phase.PENDING
+        return phase, rendezvous.shortage or self.fleet.awaited or "workers are starting"
 
     def _durable(self) -> JobSnapshot:
         """The part of the snapshot that must not be lost."""

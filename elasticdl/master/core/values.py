@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from enum import Enum, StrEnum
+from enum import StrEnum
 
 from elasticdl.job.messages import Member
 from elasticdl.job.spec import AUTO, JobSpec, WorkerRange
 
 
 class Phase(StrEnum):
-    """Where the job stands; `elasticdl.master.core.values.JOB` says what follows what."""
+    """Where the job stands."""
 
     PENDING = "pending"  # no world has been formed yet
-    RUNNING = "running"
+    RUNNING = "running"  # a world stands or is formed, or the user's own programs run, which may need none
     WAITING = "waiting"  # too few workers; those that are left keep their state
     STOPPING = "stopping"  # decided how it ends; workers are leaving
     SUCCEEDED = "succeeded"
@@ -86,10 +85,7 @@ class Settings:
         return cls(spec.num_workers, own_program=bool(spec.command), first_worker=first_worker, **given)
 
 
-# In which states a worker can be, and in which phases a job: what follows what.
-#
-# A worker has one state; `elasticdl.master.core.transitions` has the table of what changes it. `JOB` is the table of the job's phases.
-# `scripts/draw_states.py` draws both.
+# A worker has one state; `elasticdl.master.core.transitions` has the table of what changes it.
 
 
 class WorkerState(StrEnum):
@@ -127,37 +123,6 @@ LIVE = (
 IN_WORLD = (WorkerState.MEMBER, WorkerState.REJOINING)  # or left it for the next
 LEAVING = (WorkerState.DRAINING, WorkerState.FAILED)
 DONE = (WorkerState.FINISHED, WorkerState.COMPLETED)
-
-
-class Condition(Enum):
-    """What is so of the job, after each event."""
-
-    LISTENING = "the master was started again, and does not know yet"
-    NO_WORLD = "there was no world yet"
-    PROGRAMS_RUN = "the user's own programs run, and need no world"
-    TRAINING = "a world stands or is formed"
-    TOO_FEW = "a world can't be formed"
-    DECIDED = "its end is decided"
-    SUCCEEDED = "all are gone: training was complete"
-    FAILED = "all are gone: it had failed"
-    STOPPED = "all are gone: it was stopped"
-
-
-JOB: Mapping[tuple[Phase, Condition], Phase] = {
-    (Phase.PENDING, Condition.PROGRAMS_RUN): Phase.RUNNING,
-    (Phase.RUNNING, Condition.NO_WORLD): Phase.PENDING,  # the programs are gone, and are started again
-    (Phase.PENDING, Condition.TRAINING): Phase.RUNNING,
-    (Phase.WAITING, Condition.TRAINING): Phase.RUNNING,
-    (Phase.WAITING, Condition.PROGRAMS_RUN): Phase.RUNNING,
-    (Phase.PENDING, Condition.TOO_FEW): Phase.WAITING,
-    (Phase.RUNNING, Condition.TOO_FEW): Phase.WAITING,
-    (Phase.PENDING, Condition.DECIDED): Phase.STOPPING,
-    (Phase.RUNNING, Condition.DECIDED): Phase.STOPPING,
-    (Phase.WAITING, Condition.DECIDED): Phase.STOPPING,
-    (Phase.STOPPING, Condition.SUCCEEDED): Phase.SUCCEEDED,
-    (Phase.STOPPING, Condition.FAILED): Phase.FAILED,
-    (Phase.STOPPING, Condition.STOPPED): Phase.STOPPED,
-}
 
 
 # How many workers have crashed, and when the job can't go on for it.
