@@ -36,7 +36,7 @@ from elasticdl.cli.signals import SignalLog, caught
 from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.job.facts import Facts
 from elasticdl.job.jobdir import JobDir
-from elasticdl.job.journal import KINDS, Entry, WorldMark, news, parse_entry, split_at_mark
+from elasticdl.job.journal import Entry, WorldMark, news, parse_entry, split_at_mark
 from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -509,9 +509,7 @@ def show_entry(line: str, screen: Screen, once: Once, hear: Callable[[Entry], ob
         return
     with suppress(Exception):
         text = news(entry)
-        if text is not None and KINDS[entry["event"]].passing:
-            screen.passing(entry["event"], text)
-        elif text is not None:
+        if text is not None:
             screen.line(once(text, *reasons_of(entry)))
     with suppress(Exception):
         hear(entry)

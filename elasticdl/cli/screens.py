@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from enum import Enum
@@ -334,10 +334,6 @@ class Screen:
         """Something that happened, to stay on the screen."""
         self._write(text)
 
-    def passing(self, kind: str, text: str) -> None:
-        """Something that happens again and again, of which the newest is enough."""
-        self._write(text)
-
     def printed(self, lines: bytes, stream: Stream) -> None:
         """Whole lines of a worker, but perhaps for the end of the last; takes as long as whoever reads them."""
         if trouble := self._outlets[stream].write(lines):
@@ -364,7 +360,6 @@ class LiveScreen(Screen):
         super().__init__(self._print, 0, outlets)
         self._console = console
         self._clock = clock
-        self.newest: dict[str, str] = {}  # of what passes, by its kind
         self._unfinished: dict[tuple[Stream, str], list[str]] = {}
         # Whoever draws erases as many lines as the panel had: two at once would erase lines above a panel that has shrunk.
         self._drawing = threading.Lock()
@@ -394,9 +389,6 @@ class LiveScreen(Screen):
     def show(self, status: pb.JobStatus) -> None:
         self._status, self._received = status, self._clock()
 
-    def passing(self, kind: str, text: str) -> None:
-        self.newest[kind] = text
-
     def printed(self, lines: bytes, stream: Stream) -> None:
         if not self.draws(stream):
             return super().printed(lines, stream)
@@ -420,7 +412,7 @@ class LiveScreen(Screen):
 
     def __rich__(self) -> RenderableType:
         """As it is at this moment, also when it is drawn again since something was printed above it."""
-        panel = render(self._status, self._clock() - self._received, tuple(self.newest.values()))
+        panel = render(self._status, self._clock() - self._received)
         unfinished = [line for lines in tuple(self._unfinished.values()) for line in lines]
         lines = [Text.from_ansi(line, no_wrap=True, overflow="crop") for line in unfinished]
         return Group(*lines, panel) if lines else panel
@@ -452,16 +444,12 @@ def open_screen(log_loss_steps: int, outlets: Iterable[Outlet] = ()) -> Iterator
         yield Screen(tell, log_loss_steps, outlets)
         return
     screen = LiveScreen(console, outlets=outlets)
-    try:
-        with screen.live():
-            yield screen
-    finally:
-        for text in screen.newest.values():  # they went with the panel
-            screen.line(text)
+    with screen.live():
+        yield screen
 
 
-def render(status: pb.JobStatus, age: float, newest: Sequence[str] = ()) -> Panel:
-    """The panel of a status that came ``age`` seconds ago. ``newest``: the last of what comes by each epoch."""
+def render(status: pb.JobStatus, age: float) -> Panel:
+    """The panel of a status that came ``age`` seconds ago."""
     left = max(0.0, status.time_left - age) if status.time_left >= 0 else -1.0
     facts = Table.grid(padding=(0, 3))
     facts.add_row(
@@ -474,7 +462,7 @@ def render(status: pb.JobStatus, age: float, newest: Sequence[str] = ()) -> Pane
     )
     bar = Table.grid(expand=True)  # a bare bar does not end its line
     bar.add_row(ProgressBar(total=status.total_steps or 1, completed=status.step))
-    parts: list[RenderableType] = [facts, bar, *map(Text, newest)]
+    parts: list[RenderableType] = [facts, bar]
     once = Once()
     if not is_over(status) and status.max_workers:  # else no status has come yet
         parts.append(workers_table(status, once))

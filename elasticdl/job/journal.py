@@ -142,7 +142,6 @@ class Kind:
     level: int = logging.INFO  # in the master's log
     said: str = ""  # a line for a person, see `line`; empty: only for the record
     quiet: bool = False  # whoever watches the job sees it otherwise, as in its status
-    passing: bool = False  # it comes again each epoch: its line is replaced by the next
     marked: bool = False  # the report shows it as an event
     ends_steps: bool = False  # the steps so far are written with it
     # The types of the fields that a worker may give; if there are none, only the master makes such entries.
@@ -209,7 +208,7 @@ _KINDS = (
          "steps_torn": ""}, scalars=lambda entry: {f"pause/{part}": entry[part] for part in PAUSE_TIMES if part in entry},
          of_worker={"world": _COUNT, "kind": Literal["grow", "shrink", "failure"], "steps_torn": _COUNT, **dict.fromkeys(PAUSE_TIMES, _SECONDS)}),
     Kind("evaluation", {**_WORKER, **_STEP, "epoch": "", "samples": "", "metrics": "", "seconds": ""}, said="evaluation at step {step}: {measured}",
-         passing=True, marked=True, of_worker={"step": _COUNT, "epoch": _EPOCH, "samples": _COUNT, "metrics": _NUMBERS, "seconds": _SECONDS},
+         marked=True, of_worker={"step": _COUNT, "epoch": _EPOCH, "samples": _COUNT, "metrics": _NUMBERS, "seconds": _SECONDS},
          scalars=lambda entry: {f"evaluation/{name}": value for name, value in entry.get("metrics", {}).items()}),
     Kind("checkpoint", {**_WORKER, **_STEP, "path": "", "seconds": "to write it", "held": "seconds of these, and of copying, that training stood still"},
          said="checkpoint at step {step}: {path}", marked=True, of_worker={"step": _COUNT, "path": str, "seconds": _SECONDS, "held": _SECONDS}),
@@ -228,7 +227,7 @@ _KINDS = (
     Kind("warning", {**_WORKER, "message": ""}, logging.WARNING, "warning: {message}", marked=True, of_worker={"message": str}),
     Kind("epoch_finished", {"epoch": "from 0", **_STEP, "loss": "mean over its samples, as far as rank 0 could report them",
          "compared": "the step after which the workers' states were compared last", "compared_workers": "of how many they were one"},
-         said="epoch {counted} finished: step {step}, mean loss {loss}", passing=True, marked=True),
+         said="epoch {counted} finished: step {step}, mean loss {loss}", marked=True),
     Kind("scale_requested", {"workers": "asked for from now on"}, said="asked for {wanted}", marked=True),
     Kind("advice", {"text": "", "curve": "[{workers, speedup (of one worker), measured (else an estimate)}]"},
          said="scaling: {text}"),

@@ -11,7 +11,6 @@ import sys
 import pytest
 from rich.console import Console
 
-from elasticdl.cli import screens
 from elasticdl.cli import screens as wording
 from elasticdl.cli.follow import show_entry
 from elasticdl.cli.screens import LiveScreen, Screen, open_screen, render
@@ -78,16 +77,6 @@ def test_a_loss_that_the_script_does_not_tell_is_not_made_up():
     resumed = status_of(samples=64, loss=math.nan, samples_per_second=0.0)
     assert "nan" not in wording.progress_line(resumed)
     assert "loss nan" in wording.progress_line(status_of(loss=math.nan))  # it has diverged
-
-
-def test_on_a_terminal_the_newest_stands_in_the_panel_and_stays_when_it_goes(monkeypatch):
-    out = io.StringIO()
-    monkeypatch.setattr(screens, "Console", lambda **_: Console(file=out, force_terminal=True, width=100))
-    with open_screen(log_loss_steps=100) as screen:
-        for epoch in range(150):
-            screen.passing("epoch", f"epoch {epoch} finished")
-    assert [f"epoch {epoch} finished" in out.getvalue() for epoch in (0, 148)] == [False, False]
-    assert out.getvalue().endswith("epoch 149 finished\n")
 
 
 def test_a_worker_that_leaves_as_it_should_is_no_news():
@@ -258,7 +247,6 @@ def test_whoever_follows_a_job_goes_on_without_the_terminal(monkeypatch):
         screen.line("before")
         terminal.gone = True
         screen.show(pb.JobStatus(phase="running"))
-        screen.passing("epoch", "epoch 1 finished")
         screen.line("after")
     assert "before" in terminal.getvalue()
     assert "after" not in terminal.getvalue()
