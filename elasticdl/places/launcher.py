@@ -2,8 +2,8 @@
 
 | what happens                                 | what follows                                                                 |
 | -------------------------------------------- | ---------------------------------------------------------------------------- |
-| a worker is launched                         | it starts in a READY place, in one that has had a worker if there is one;    |
-|                                              | else one more place is wanted, and the worker is pending for its reason      |
+| a worker is launched                         | it starts in a READY place; if there is none, one more place is wanted, and  |
+|                                              | the worker is pending for its reason                                         |
 | a worker ends, and its place is still there  | the place stays, idle: the next worker starts in it at once                  |
 | a place is idle for `IDLE_SECONDS`           | it is given back                                                             |
 | a worker ends in a place that is ENDING      | its end is held back until the place is lost, so that it carries that cause  |
@@ -64,7 +64,6 @@ class Spot:
     place: Place
     number: int  # of the places that were seen before
     worker: int | None = None  # waits for it while it is WAITING; runs in it, or is being started
-    used: bool = False  # has had a worker: whatever starts the next is warm
     ends: bool = False  # its starter was told to end
     held: WorkerExited | None = None  # the end of its worker, until the place is lost
     over: bool = False  # given back, or lost: nobody may count on it
@@ -182,7 +181,7 @@ class PlaceLauncher:
     def _adopt(self, spot: Spot, worker: FoundWorker) -> FoundWorker:
         """There may be two in a place: one that has ended, and the next."""
         self._workers[worker.worker_id] = Launched(spot=spot, placed=True)
-        spot.worker, spot.used = worker.worker_id, True
+        spot.worker = worker.worker_id
         self._file(spot)
         return replace(worker, node=worker.node or spot.place.node, place=spot.place.id)
 
@@ -360,7 +359,7 @@ class PlaceLauncher:
         worker = self._pending.pop(worker_id)
         for book in (self._without, self._avoiding):
             book.pop(worker_id, None)
-        worker.spot, spot.worker, spot.used = spot, worker_id, True
+        worker.spot, spot.worker = spot, worker_id
         self._file(spot)
         self._starter.start(worker_id, spot.place)
         if self._seconds.start is not None:
@@ -403,8 +402,8 @@ class PlaceLauncher:
             self._tell(worker_id, Place("", reason=self._refused))
 
     def _next_pair(self) -> tuple[int, Spot] | None:
-        """Who is to be started where; rather in a place that has had a worker, whose starter is warm."""
-        for spot in sorted(self._free.values(), key=lambda spot: not spot.used) if self._pending else ():
+        """Who is to be started where."""
+        for spot in self._free.values() if self._pending else ():
             for worker_id, worker in self._pending.items():
                 if worker.may_be_in(spot):
                     return worker_id, spot

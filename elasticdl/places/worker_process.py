@@ -338,6 +338,9 @@ class Spawner:
                     self._warn(str(reason))
         if not is_wanted():
             return None
+        return self._popen(environment, out, log)
+
+    def _popen(self, environment: Mapping[str, str], out: int, log: int, passed: Sequence[int] = ()) -> ProcessGroup:
         process = subprocess.Popen(
             tethered([*self._argv]),
             stdin=subprocess.DEVNULL,
@@ -345,6 +348,7 @@ class Spawner:
             stderr=log,
             env=environment,
             start_new_session=True,
+            pass_fds=passed,
         )
         return ProcessGroup(process.pid, process.wait)
 
@@ -368,16 +372,9 @@ class Spawner:
         _become_subreaper()
         arguments = json.dumps([theirs.fileno(), list(self._modules)])
         with theirs, open(self._log, "ab", closefd=isinstance(self._log, Path)) as log:
-            process = subprocess.Popen(
-                tethered([*self._argv]),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**self._environment, TEMPLATE: arguments},
-                start_new_session=True,
-                pass_fds=[theirs.fileno()],
-            )
-        self._template, self._channel, self._greeted = ProcessGroup(process.pid, process.wait), ours, False
+            environment, printed = {**self._environment, TEMPLATE: arguments}, log.fileno()
+            self._template = self._popen(environment, printed, printed, [theirs.fileno()])
+        self._channel, self._greeted = ours, False
 
     async def _fork(
         self, environment: Mapping[str, str], out: int, log: int, is_wanted: Callable[[], bool]

@@ -66,18 +66,6 @@ def test_a_worker_is_replaced_in_its_own_place():
     assert (scene.places.wants, scene.places.given_back) == ([(1, frozenset())], {})
 
 
-def test_a_place_that_had_a_worker_comes_first():
-    scene = Scene()
-    scene.launch(0, 1)
-    scene.ready(1)
-    scene.launcher.kill(1)  # while it waits for place-0, which comes all the same
-    scene.places.places["place-0"] = Place("place-0")
-    scene.ready(0)
-    scene.starter.exit(0, 0)
-    scene.launch(2)
-    assert scene.starter.started == {2: "place-1"}
-
-
 def test_an_idle_place_is_given_back_in_time():
     scene = Scene().placed(4)
     scene.starter.exit(0, 0)
