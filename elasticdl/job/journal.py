@@ -66,7 +66,6 @@ class Fields(BaseModel):
     seconds: Seconds = 0.0
     held: Seconds = 0.0
     factor: Seconds = 0.0
-    waited: Seconds = 0.0
     slowest: Seconds = 0.0
     # Of a pause: its parts, and their sum.
     notice: Seconds = 0.0
@@ -237,8 +236,8 @@ _KINDS = (
     Kind("steps_over", {**_WORKER, **_STEP, "seconds": "since its last step, evaluation or checkpoint, in which a script did something else"},
          ends_steps=True, of_worker={"step": _COUNT, "seconds": _SECONDS}),
     Kind("steps", {"step": "the last", "world": "", "steps": "how many", "samples": "", "loss": "mean over samples", "learning_rate": "",
-         "seconds": "", "again": "how many of them were made before", "waited": "seconds a step that members waited for others, mean",
-         "slowest": "of these, those for the slowest"}, logging.DEBUG),
+         "seconds": "", "again": "how many of them were made before",
+         "slowest": "seconds a step that members waited for the slowest, mean"}, logging.DEBUG),
     Kind("job_finished", {"phase": "", "reason": "", "steps": "", "epochs": "", "samples": "", "metrics": "", "collective": "",
          "compared": "as of `epoch_finished`", "compared_workers": ""}, said="the job has {phase}{because}", quiet=True),
 )  # fmt: skip
@@ -382,8 +381,7 @@ class Steps:
     learning_rate: float | None
     seconds: float
     again: int  # of them had been made before
-    waited: float  # seconds a step that members waited for others, mean
-    slowest: float  # of these, those for the slowest
+    slowest: float  # seconds a step that members waited for the slowest, mean
 
     @classmethod
     def of(cls, told: Fields, **more: Any) -> Self:
@@ -402,7 +400,6 @@ class Steps:
             loss=loss,
             seconds=self.seconds + later.seconds,
             again=self.again + later.again,
-            waited=(self.waited * self.steps + later.waited * later.steps) / steps if steps else later.waited,
             slowest=(self.slowest * self.steps + later.slowest * later.steps) / steps if steps else later.slowest,
         )
 

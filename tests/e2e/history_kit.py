@@ -24,7 +24,7 @@ def formed(time, version, members, step, reason="the first workers are ready", s
 
 def steps(time, step, made, *, world=1, seconds=1.0, again=0, slowest=0.0, loss=1.0):
     return line(time, "steps", step=step, world=world, steps=made, samples=256 * made, loss=loss, learning_rate=0.1,
-                seconds=seconds, again=again, waited=2 * slowest, slowest=slowest)  # fmt: skip
+                seconds=seconds, again=again, slowest=slowest)  # fmt: skip
 
 
 def pause(time, world, kind, total, worker=0):

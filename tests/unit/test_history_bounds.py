@@ -50,7 +50,7 @@ def test_a_journal_without_its_beginning_counts_from_its_first_entry():
 number = st.floats() | st.integers(-5, 10**30) | st.just("x") | st.none() | st.booleans()
 near, few = st.floats(0, 100, allow_nan=False) | number, st.integers(0, 5) | number
 field = {
-    **dict.fromkeys(("seconds", "total", "held", "slowest", "waited", "loss", "notice", "drain"), near),
+    **dict.fromkeys(("seconds", "total", "held", "slowest", "loss", "notice", "drain"), near),
     **dict.fromkeys(("worker", "world", "step", "steps", "again", "samples", "code"), few),
     "members": st.lists(st.integers(0, 5), max_size=4) | number,
     "kind": st.sampled_from(["grow", "shrink", "failure", "odd", None]),

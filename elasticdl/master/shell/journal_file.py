@@ -175,6 +175,5 @@ class StepLog(Observer):
             learning_rate=step.learning_rate if step.samples else None,
             seconds=min(step.seconds, self._ordinary) if first else step.seconds,
             again=int(again),
-            waited=pace.waited,
             slowest=max(pace.waited - pace.least_waited, 0.0),
         )
