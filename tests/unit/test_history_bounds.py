@@ -136,7 +136,7 @@ def test_a_curve_has_one_resolution_and_loses_no_sample():
     curve = Curve()
     for step in range(20_000):
         loss = None if step == 7 else float(step)
-        curve.add(Point(step, 1, 1, 2, loss, 0.1, 0.5, 0, 0.0, 0.0, time=float(step), workers=3))
+        curve.add(Point(step, 1, 1, 2, loss, 0.1, 0.5, 0, 0.0, time=float(step), workers=3))
     points = curve.points
     assert len(points) < MOST_POINTS
     assert sum(point.samples for point in points) == 40_000
