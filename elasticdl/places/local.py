@@ -17,7 +17,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 from urllib.parse import quote
@@ -203,36 +203,33 @@ TIMES = Seconds(idle=1.0, kill=None)
 CLOSE_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerCommand:
-    """How to start a worker, its environment, and the file that takes what it prints. ``out``: that takes what it prints on
-    stdout, if that is another."""
-
-    spawner: Spawner
-    environment: Callable[[int, Place], dict[str, str]]
-    log: Callable[[int], Path]
-    out: Callable[[int], Path] | None = None
-
-
 class LocalStarter:
     """See `elasticdl.places.base.Starter` for the contract."""
 
-    def __init__(self, command: WorkerCommand, report: StarterReport) -> None:
-        self._command = command
+    def __init__(
+        self,
+        spawner: Spawner,
+        environment: Callable[[int, Place], dict[str, str]],
+        log: Callable[[int], Path],
+        out: Callable[[int], Path],
+        report: StarterReport,
+    ) -> None:
+        """``log``, ``out``: the files that take what a worker prints on stderr and on stdout."""
+        self._environment, self._log, self._out = environment, log, out
         self._report = report
         self._runs: dict[int, WorkerRun] = {}
         self._background = Background("workers are looked after", lambda why: report(LauncherFailed(why)))
         self._memory_kills = MemoryKills()
         self._spawner: asyncio.Future[Spawner] = asyncio.get_running_loop().create_future()
-        self._spawner.set_result(command.spawner)
+        self._spawner.set_result(spawner)
 
     async def found(self, places: Sequence[Place], remembered: Mapping[int, str]) -> Sequence[FoundWorker]:
         """None: workers of this machine die with their master."""
         return ()
 
     def start(self, worker_id: int, place: Place) -> None:
-        out = self._command.out(worker_id) if self._command.out else None
-        run = self._runs[worker_id] = WorkerRun(worker_id, InFile(self._command.log(worker_id), out))
+        output = InFile(self._log(worker_id), self._out(worker_id))
+        run = self._runs[worker_id] = WorkerRun(worker_id, output)
         self._background.start(self._run(run, place))
 
     def end(self, worker_id: int, grace: float | None) -> None:
@@ -247,27 +244,27 @@ class LocalStarter:
             self._background.start(self._tell_stacks(run))
 
     async def _tell_stacks(self, run: WorkerRun) -> None:
-        if found := await run.look(self._command.log(run.worker_id)):
+        if found := await run.look(self._log(run.worker_id)):
             self._report(found)
 
     async def close(self, *, keep: bool = False) -> None:
         for run in self._runs.values():
             run.end(0)
-        await self._command.spawner.close()
+        await self._spawner.result().close()
         if not await self._background.wait(CLOSE_SECONDS):
             _log.error("workers %s can't be killed: leaving them behind", sorted(self._runs))
 
     async def _run(self, run: WorkerRun, place: Place) -> None:
         """Start a worker, and report what becomes of it."""
         worker_id = run.worker_id
-        environment = self._command.environment(worker_id, place)
+        environment = self._environment(worker_id, place)
 
         def placed(pid: int) -> None:
             self._report(WorkerPlaced(worker_id, HOST, pid))
 
         exited = judge(await run.ended(self._spawner, environment, placed, self._memory_kills))
         if exited.cause is ExitCause.CRASHED and run.was_started:
-            exited = replace(exited, detail=f"{exited.detail}; its log: {self._command.log(worker_id)}")
+            exited = replace(exited, detail=f"{exited.detail}; its log: {self._log(worker_id)}")
         del self._runs[worker_id]
         self._report(exited)
         if run.left:

@@ -11,7 +11,7 @@ from elasticdl.common.credentials import WORKER_ID
 from elasticdl.common.front_ends import python_path
 from elasticdl.master.core.events import WorkerExited, WorkerPlaced
 from elasticdl.places.launcher import PlaceLauncher
-from elasticdl.places.local import TIMES, LocalStarter, Slots, WorkerCommand
+from elasticdl.places.local import TIMES, LocalStarter, Slots
 from elasticdl.places.worker_process import Spawner
 
 DEADLINE = 60.0
@@ -27,14 +27,14 @@ async def launcher_of(argv, folder, modules=None, environ=None, slots=0):
     environ = {**(environ or os.environ), TESTED_BY: str(os.getpid())}
     common = {**environ, **python_path(environ)}
     spawner = Spawner(argv, modules or (), "", common, folder / "master.log")
-    command = WorkerCommand(
-        spawner,
-        lambda number, place: {**common, WORKER_ID: str(number)},
-        lambda n: folder / f"{n}.log",
-    )
+
+    def log(number):
+        return folder / f"{number}.log"
+
+    starter = partial(LocalStarter, spawner, lambda number, place: {**common, WORKER_ID: str(number)}, log, log)
     reports = asyncio.Queue()
     slots = partial(Slots, slots, (), folder)
-    launcher = PlaceLauncher(slots, partial(LocalStarter, command), reports.put_nowait, seconds=TIMES)
+    launcher = PlaceLauncher(slots, starter, reports.put_nowait, seconds=TIMES)
     launcher.spawner = spawner
     try:
         yield launcher, reports

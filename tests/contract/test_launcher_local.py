@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 
 import psutil
 import pytest
@@ -71,7 +70,7 @@ def test_what_a_worker_prints_is_in_its_log_and_why_it_has_ended_in_the_report(t
 def test_a_mistake_of_our_own_ends_the_job_and_is_not_waited_for(tmp_path):
     async def run():
         async with launcher_of([sys.executable, "-c", ""], tmp_path) as (launcher, reports):
-            launcher._starter._command = replace(launcher._starter._command, environment=lambda number, place: {}["a"])
+            launcher._starter._environment = lambda number, place: {}["a"]
             await launcher.launch(0)
             return await next_of(reports, LauncherFailed)
 

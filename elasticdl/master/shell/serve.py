@@ -23,7 +23,7 @@ from elasticdl.common.errors import UnreachableError, UserError, first_finding
 from elasticdl.common.front_ends import environment_of_workers
 from elasticdl.job.jobdir import JobDir, MasterAddress, jobs_root, require_writable_folders
 from elasticdl.job.journal import FORMAT, STEPS
-from elasticdl.job.spec import JobSpec, WorkerRange
+from elasticdl.job.spec import JobSpec
 from elasticdl.master.core import events as e
 from elasticdl.master.core.events import EndJob
 from elasticdl.master.core.job_core import Job
@@ -42,7 +42,7 @@ from elasticdl.master.shell.observers import (
 )
 from elasticdl.places.base import Launcher, Limits, Place, Report
 from elasticdl.places.launcher import PlaceLauncher
-from elasticdl.places.local import TIMES, LocalStarter, Slots, WorkerCommand, find_gpus
+from elasticdl.places.local import TIMES, LocalStarter, Slots, find_gpus
 from elasticdl.places.preload import how_to_start
 from elasticdl.places.worker_process import Spawner
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -302,28 +302,25 @@ class LocalWorkers:
         self._stdout_apart = stdout_apart
         # Copied now: what is imported later may set variables of its own.
         self._inherited = environment_of_workers({**_terminal_size(), **os.environ})
-        environment = self._environment(spec.num_workers, 0, Place(""))
+        environment = self._environment(lambda: spec.num_workers, 0, Place(""))
         self._spawner = Spawner(*how_to_start(spec), environment, job_dir.master_log)
 
     def launcher(self, report: Report, limits: Limits) -> Launcher:
         slots = partial(Slots, self._spec.slots, find_gpus(os.environ), jobs_root().parent / "devices")
-        out = self._job_dir.worker_out if self._stdout_apart else None
-        command = WorkerCommand(
-            self._spawner,
-            lambda worker_id, place: self._environment(limits(), worker_id, place),
-            self._job_dir.worker_log,
-            out,
-        )
-        return PlaceLauncher(slots, partial(LocalStarter, command), report, seconds=TIMES)
+        log = self._job_dir.worker_log
+        out = self._job_dir.worker_out if self._stdout_apart else log
+        environment = partial(self._environment, limits)
+        starter = partial(LocalStarter, self._spawner, environment, log, out)
+        return PlaceLauncher(slots, starter, report, seconds=TIMES)
 
     async def close(self) -> None:
         """Also of a job that has not begun."""
         await self._spawner.close()
 
-    def _environment(self, limits: WorkerRange, worker_id: int, place: Place) -> dict[str, str]:
+    def _environment(self, limits: Limits, worker_id: int, place: Place) -> dict[str, str]:
         master = self._master
         worker = WorkerEnvironment(master.address, master.credentials, worker_id, str(self._job_dir.spec))
-        threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // limits.maximum))}
+        threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // limits().maximum))}
         return {**threads, **self._inherited, **place.environment, **worker.to_env()}
 
 
