@@ -73,14 +73,14 @@ class Played:
 
     @property
     def phase(self):
-        return self.job.view().phase
+        return self.job.phase
 
     @property
     def reason(self):
-        return self.job.view().reason
+        return self.job.reason
 
     def remark(self, worker_id):
-        return next(each.remark for each in self.job.view().workers if each.worker_id == worker_id)
+        return next(each.remark for each in self.job.workers if each.worker_id == worker_id)
 
     def place(self, worker_id, node=""):
         return self.post(e.WorkerPlaced(worker_id, "h", 1, node))
@@ -184,7 +184,7 @@ class Yard(Played):
 
     @property
     def ids(self):
-        return [worker.worker_id for worker in self.job.view().workers]
+        return [worker.worker_id for worker in self.job.workers]
 
     def exit(self, worker_id, cause=e.ExitCause.KILLED, code=-9, node=""):
         return self.post(e.WorkerExited(worker_id, cause, code, "detail", node=node))
@@ -196,7 +196,7 @@ class Yard(Played):
         return self.post(e.FromWorker(worker_id, m.Draining("SIGTERM"))) + self.exit(worker_id, e.ExitCause.CLEAN, 0)
 
     def train(self, worker_id, *steps):
-        version = self.job.view().world_version
+        version = self.job.rendezvous.version
         reports = tuple(m.StepReport(n, 0, 0.5, 8, 0.1, 0.05, version, 8 * n, False) for n in steps)
         self.post(e.FromWorker(worker_id, m.Progress(reports, 1000, 1)))
 
@@ -238,7 +238,7 @@ class Cluster(Played):
 
     @property
     def members(self):
-        return {worker.worker_id for worker in self.job.view().workers if worker.state == "member"}
+        return {worker.worker_id for worker in self.job.workers if worker.state == "member"}
 
     def all(self, kind):
         return only(kind, self.out)

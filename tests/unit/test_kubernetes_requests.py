@@ -105,7 +105,7 @@ async def test_a_node_that_rejects_every_pod_costs_few_requests(stage, workers, 
     assert stage.count("create") <= most
     await stage.until(lambda: len(stage.names) == KEPT)
     assert len(stage.pods.calls) <= 3 * most
-    assert "lost on node n1 before training, the last evicted: Pod was rejected" in job.view().reason
+    assert "lost on node n1 before training, the last evicted: Pod was rejected" in job.reason
     last = max(stage.names, key=lambda name: int(name.rpartition("-")[2]))
     assert "n1" in str(stage.pods.objects.objects[last]["spec"]["affinity"]["nodeAffinity"])
 

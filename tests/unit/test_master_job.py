@@ -352,7 +352,7 @@ def test_a_job_none_of_whose_workers_has_a_place_says_what_they_wait_for_until_o
     assert r.reason == "workers are starting"
     r.post(*(e.WorkerPending(worker_id, "every GPU is taken (2)") for worker_id in range(3)))
     assert (r.phase, r.reason) == (Phase.PENDING, "every GPU is taken (2)")
-    told = [(worker.state, worker.reason) for worker in r.job.view().workers]
+    told = [(worker.state, worker.reason) for worker in r.job.workers]
     assert told == [("pending", "every GPU is taken (2)")] * 3
     r.post(e.WorkerPlaced(1, "h", 1))
     assert r.reason == "workers are starting"

@@ -57,11 +57,11 @@ def test_workers_that_have_been_in_a_world_are_replaced_at_once_however_often(ca
     y = Yard(maximum=2)
     y.start()
     for worker_id in range(1, 1 + 2 * CRASHES_IN_TRAINING):
-        out = y.exit(worker_id, cause, 1) + y.ask(0, left=y.job.view().world_version)
+        out = y.exit(worker_id, cause, 1) + y.ask(0, left=y.job.rendezvous.version)
         assert launched(out + y.wait()) == [worker_id + 1]
         y.come(worker_id + 1)
         y.wait(0.2)
-        y.ask(0, left=y.job.view().world_version)
+        y.ask(0, left=y.job.rendezvous.version)
         y.wait(2)
     assert (set(y.causes), y.end, y.reason) == ({str(cause)}, "", "")
 

@@ -93,7 +93,7 @@ def test_that_a_member_of_a_world_half_known_has_finished_is_no_end_of_the_job()
     ):
         step(job, event, 0.0)
     assert not job.phase.final
-    assert job.view().reason != "training is complete"
+    assert job.reason != "training is complete"
 
 
 # ---- what happened in the absence is noticed ----
@@ -175,7 +175,7 @@ def one_is_back(**times):
     back, asks = e.FromWorker(1, m.Hello("h", 1)), e.FromWorker(2, m.Ask(0, 0, False, False))
     events = (found(1, 2), e.FromWorker(2, m.Hello("h", 1)), asks, back)
     assert published(instruction for event in events for instruction in step(job, event, 0.0)) == []
-    assert job.view().reason == "waits for a worker that was cut off: it may have the state"
+    assert job.reason == "waits for a worker that was cut off: it may have the state"
     return job
 
 
@@ -202,7 +202,7 @@ def test_the_version_of_a_world_that_was_left_since_the_last_save_is_not_used_ag
         step(job, event, 0.0)
     job = Job(Settings(memory.limits), job.snapshot())
     step(job, found(0, 1), 1.0)
-    assert job.view().world_version == 1
+    assert job.rendezvous.version == 1
 
 
 def test_a_worker_that_a_master_without_memory_has_found_is_waited_for_by_the_next_one_too():
@@ -267,7 +267,7 @@ def test_what_is_left_of_workers_that_were_gone_before_is_no_news():
     told = [each for event in events for each in job.step(event, 0.1)] + job.step(e.Tick(), 2.0)
     assert [it.event for it in told if isinstance(it, i.Record)] == ["master_restarted"]
     assert not any(isinstance(it, i.LaunchWorker) for it in told)
-    assert [worker.worker_id for worker in job.view().workers] == [4, 5]
+    assert [worker.worker_id for worker in job.workers] == [4, 5]
 
 
 def test_it_is_said_when_the_state_was_lost_with_the_master():
@@ -326,7 +326,7 @@ def test_who_has_finished_is_remembered_though_others_are_still_waited_for():
     said = (e.WorkerDisconnected(1), e.FromWorker(1, m.Finished(9, 1, {})), e.FromWorker(1, m.Hello("h", 1, 1)))
     for event in (found(1), found(1), *said, e.Tick()):
         step(job, event, 0.1)
-    assert job.view().reason == "training is complete"
+    assert job.reason == "training is complete"
 
 
 def test_numbers_that_only_grow_make_no_difference():

@@ -149,7 +149,7 @@ async def test_a_worker_is_launched_and_a_world_published_only_once_that_is_save
     assert desk.store.saved[-1].job.next_id == 1
     desk.store.gate.clear()
     await desk.post(*START)
-    assert (desk.told(), desk.job.view().world_version) == ([], 1)
+    assert (desk.told(), desk.job.rendezvous.version) == ([], 1)
     desk.store.gate.set()
     await desk.post()
     assert desk.told() == ["world"]
@@ -188,13 +188,13 @@ def impatient(monkeypatch):
 @on(partial(at_a_desk, saves=False))
 async def test_a_job_that_waits_for_its_state_to_be_saved_says_so(desk):
     desk.store.failures = [AWAY]
-    while "saved" not in desk.job.view().reason:
+    while "saved" not in desk.job.reason:
         await asyncio.sleep(0.005)
-    assert desk.job.view().reason == "waits until the job's state is saved: it takes long"
+    assert desk.job.reason == "waits until the job's state is saved: it takes long"
     (warning,) = desk.noted("warning")
     assert warning["message"] == "what was decided waits until the job's state is saved: it takes long"
     desk.store.gate.set()
-    while "saved" in desk.job.view().reason:
+    while "saved" in desk.job.reason:
         await asyncio.sleep(0.005)
     assert desk.launcher.launched == [0]
 

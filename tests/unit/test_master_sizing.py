@@ -28,7 +28,7 @@ class Sized(Cluster):
 
     @property
     def decision(self):
-        return self.job.view().decision
+        return self.job.size.decision
 
     @property
     def target(self):
@@ -69,13 +69,13 @@ def test_what_was_measured_is_said_again_only_when_it_changes():
     cluster.learns(0.88, count=200)
     cluster.live(60)
     assert len(cluster.records("advice")) == 1
-    assert "each does 0.88" in cluster.job.view().advice
+    assert "each does 0.88" in cluster.job.size.advice
     cluster.learns(0.7, count=200)
     cluster.live(60)
     told = [each["text"][:16] for each in cluster.records("advice")]
     assert told == ["2 workers do 1.8", "2 workers do 1.4"], "not often"
     status = to_status("job", cluster.job, cluster.now, 1.0)
-    assert (status.advice, status.decision) == (cluster.job.view().advice, "")
+    assert (status.advice, status.decision) == (cluster.job.size.advice, "")
     assert {"advice", "decision"} <= KINDS.keys()
 
 
@@ -83,9 +83,9 @@ def test_it_looks_seldom_and_at_once_when_the_range_is_another():
     cluster = Sized(2, 2, "all")
     cluster.train(0.5)
     cluster.live(FIRST_SECONDS - 1)
-    assert not cluster.job.view().advice
+    assert not cluster.job.size.advice
     cluster.live(2)
-    assert cluster.job.view().advice
+    assert cluster.job.size.advice
     cluster.live(200)  # it would look again after up to a minute
     cluster.train(1.0, count=200)
     cluster.live(1)
@@ -171,7 +171,7 @@ def test_another_master_goes_on_with_the_target_and_measures_anew():
     cluster.rise()
     cluster.live(10)
     snapshot = cluster.job.snapshot()
-    assert (snapshot.target, cluster.job.view().advice) == (4, "")
+    assert (snapshot.target, cluster.job.size.advice) == (4, "")
     assert Snapshot.from_json(Snapshot(snapshot, 0.0).to_json()).job == snapshot
     cluster.learns(0.9)
     assert cluster.decision == "tries 5: how the job scales is not known yet"

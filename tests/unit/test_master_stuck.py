@@ -287,7 +287,7 @@ def test_all_who_hold_the_state_are_not_killed_for_a_call_that_holds_pythons_loc
     assert r.records("worker_stuck")[-1]["where"] == "/job/train.py:3 in load"
     r.beats.update(beats)
     r.pass_time(1)
-    assert not any(worker.remark for worker in r.job.view().workers)
+    assert not any(worker.remark for worker in r.job.workers)
     r.beats.clear()
     assert sorted(killed(r.pass_time(GIVE_UP + 1))) == [0, 1, 2]
 

@@ -25,9 +25,9 @@ def training_with_a_place_to_fill(maximum=2):
 def fails(kind, y, worker_id):
     if kind == "in its first world":
         y.come(worker_id)
-        y.ask(0, left=y.job.view().world_version)
+        y.ask(0, left=y.job.rendezvous.version)
         out = fail(y, worker_id)
-        return out + y.ask(0, left=y.job.view().world_version)
+        return out + y.ask(0, left=y.job.rendezvous.version)
     return fail(y, worker_id) if kind == "before it asks for a world" else y.crash(worker_id)
 
 
@@ -80,7 +80,7 @@ def test_a_job_that_has_too_few_without_them_fails_for_that_reason_and_keeps_its
 
 def beats(y, worker_id, *steps):
     for step in steps:
-        y.post(e.FromWorker(worker_id, m.Heartbeat(y.job.view().world_version, step, step, waiting=False)))
+        y.post(e.FromWorker(worker_id, m.Heartbeat(y.job.rendezvous.version, step, step, waiting=False)))
 
 
 def test_one_that_trains_ends_the_row():
@@ -91,10 +91,10 @@ def test_one_that_trains_ends_the_row():
     for _ in range(6):
         (newcomer,) = launched(fail(y, newcomer) + y.wait(0.1))
         y.come(newcomer)
-        y.ask(0, left=y.job.view().world_version)
+        y.ask(0, left=y.job.rendezvous.version)
         beats(y, newcomer, 1, 2)
         assert y.end == ""
-        out = y.exit(newcomer) + y.ask(0, left=y.job.view().world_version)
+        out = y.exit(newcomer) + y.ask(0, left=y.job.rendezvous.version)
         (newcomer,) = launched(out + y.wait(0.1))
     assert "could not start" not in y.reason
 

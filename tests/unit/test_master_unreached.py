@@ -58,12 +58,12 @@ def test_the_next_master_names_it_too_until_it_has_a_session_and_knows_no_reason
     job = Job(Settings(limits), past)
     out = job.step(e.WorkersFound((e.FoundWorker(0, "h", 1, node="node-a"),)), 0.0)
     if state is WorkerState.PENDING:
-        assert (job.view().workers[0].state, job.view().workers[0].reason) == ("starting", "")
+        assert (job.workers[0].state, job.workers[0].reason) == ("starting", "")
     for second in range(12):
         out += job.step(e.Tick(), float(second))
     assert not any(isinstance(each, i.ReadStacks) for each in out)
-    assert "no session for 11 s" in job.view().workers[0].remark
+    assert "no session for 11 s" in job.workers[0].remark
     job.step(e.FromWorker(0, m.Hello("h", 1)), 12.0)
     for second in range(12, 60):
         job.step(e.Tick(), float(second))
-    assert job.view().workers[0].remark == ""
+    assert job.workers[0].remark == ""

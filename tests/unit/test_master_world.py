@@ -43,12 +43,12 @@ class Meeting(Yard):
         self.come(*ids)
         self.advance(WINDOW)
         assert self.members == list(ids)
-        return self.job.view().world_version
+        return self.job.rendezvous.version
 
     @property
     def members(self):
         """By rank."""
-        workers = [worker for worker in self.job.view().workers if worker.rank >= 0]
+        workers = [worker for worker in self.job.workers if worker.rank >= 0]
         return [worker.worker_id for worker in sorted(workers, key=lambda worker: worker.rank)]
 
     def state(self, worker_id):
@@ -132,9 +132,9 @@ def test_a_member_without_session_is_given_up_once_a_survivor_finds_the_world_br
     assert m.advance(1.0) == []  # it may come back
     assert m.ask(0, step=5, left=version, broken=True, reason="peer closed")[0].to == (2,)
     assert published(m.ask(2, step=5, left=version, broken=True)) == [[0, 2]]
-    assert m.job.view().last_change == "worker 1 lost its connection"
+    assert m.job.rendezvous.why_changed == "worker 1 lost its connection"
     m.exit(1)
-    assert m.job.view().last_change == "worker 1 killed: detail", "which is known only now"
+    assert m.job.rendezvous.why_changed == "worker 1 killed: detail", "which is known only now"
 
 
 def test_a_member_that_reconnects_is_told_what_it_missed():
@@ -192,7 +192,7 @@ def test_one_that_has_left_a_later_world_than_is_known_comes_into_a_later_one_st
     m.ask(0)
     m.come(1)
     m.advance(WINDOW)
-    assert m.job.view().world_version == 42, "versions continue after those that workers know"
+    assert m.job.rendezvous.version == 42, "versions continue after those that workers know"
 
 
 def test_after_a_member_has_finished_no_newcomer_is_let_in_but_survivors_form_a_world_however_few():

@@ -8,10 +8,9 @@ or let go, whether a world can be formed, whether the job is over. A job that fo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from elasticdl.job.messages import Ask, Drain, Draining, Failed, Finished, Heartbeat, Hello, Notice, Progress
-from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core import events
 from elasticdl.master.core.events import (
     AdoptWorld,
@@ -54,21 +53,6 @@ from elasticdl.master.core.worker_record import (
     WorkerSnapshot,
     WorkerView,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class JobView:
-    """The job at one moment, for people."""
-
-    phase: Phase
-    reason: str
-    traceback: str
-    world_version: int
-    last_change: str
-    limits: WorkerRange
-    advice: str  # how fast it is with how many workers
-    decision: str  # why it wants as many as it does
-    workers: tuple[WorkerView, ...]
 
 
 class Job:
@@ -158,24 +142,20 @@ class Job:
         numbers, crashes = self.training.snapshot(), self.fleet.crashes
         return replace(self._durable(), training=numbers, workers=known, crashes=crashes)
 
-    def view(self) -> JobView:
-        outcome = self.ending.outcome
+    @property
+    def reason(self) -> str:
+        """Why it stands where it does, for people."""
         _, reason = self._assess()
         if problem := self.liveness.save_problem:
             reason = f"waits until the job's state is saved: {problem}"
-        if not outcome and (wait := self.fleet.wait):
+        if not self.ending.outcome and (wait := self.fleet.wait):
             reason = f"{reason}; {wait}" if reason else wait
-        return JobView(
-            phase=self.phase,
-            reason=reason,
-            traceback=outcome.traceback if outcome else "",
-            world_version=self.rendezvous.version,
-            last_change=self.rendezvous.why_changed,
-            limits=self.limits,
-            advice=self.size.advice,
-            decision="" if outcome else self.size.decision,
-            workers=tuple(r.view() for r in self.records.values() if r.state is not WorkerState.COMPLETED),
-        )
+        return reason
+
+    @property
+    def workers(self) -> tuple[WorkerView, ...]:
+        """Those whose processes are not gone, for people."""
+        return tuple(r.view() for r in self.records.values() if r.state is not WorkerState.COMPLETED)
 
     # ---- what happens ----
 

@@ -208,20 +208,25 @@ def to_message(order: messages.Order) -> pb.MasterMessage:
 
 
 def to_status(job_name: str, job: Job, now: float, elapsed: float) -> pb.JobStatus:
-    view, training = job.view(), job.training
-    shown = ("phase", "reason", "traceback", "world_version", "last_change", "advice", "decision")
+    outcome, rendezvous, training = job.ending.outcome, job.rendezvous, job.training
     achieved = ("epoch", "total_epochs", "step", "total_steps", "loss", "samples", "metrics", "collective",
                 "compared_step", "compared_workers")  # fmt: skip
     return pb.JobStatus(
         job_name=job_name,
-        **{name: getattr(view, name) for name in shown},
+        phase=job.phase,
+        reason=job.reason,
+        traceback=outcome.traceback if outcome else "",
+        world_version=rendezvous.version,
+        last_change=rendezvous.why_changed,
+        advice=job.size.advice,
+        decision="" if outcome else job.size.decision,
         **{name: getattr(training, name) for name in achieved},
-        workers=[_values(worker) for worker in view.workers],
+        workers=[_values(worker) for worker in job.workers],
         samples_per_second=training.samples_per_second(now),
         time_left=training.time_left(now),
         elapsed=elapsed,
-        min_workers=view.limits.minimum,
-        max_workers=view.limits.maximum,
+        min_workers=job.limits.minimum,
+        max_workers=job.limits.maximum,
     )
 
 
