@@ -75,6 +75,20 @@ def test_those_that_are_lost_together_count_as_one():
     assert len(launched(y.wait(1))) == 50
 
 
+def test_of_many_that_wait_one_tries_and_the_others_come_after_it_if_it_is_not_lost():
+    y, launches = waiting(20), []
+    while y.now < 120:
+        for worker_id in y.ids:
+            y.exit(worker_id, ExitCause.EVICTED)
+        launches += [y.now] * len(launched(y.wait(TICK)))
+    assert sum(at > 4 for at in launches) <= 8
+    while not (first := launched(y.wait(TICK))):
+        pass
+    assert len(first) == 1
+    together = [len(launched(y.wait(TICK))) for _ in range(int(LONGEST_DELAY / TICK))]
+    assert (sum(together), max(together)) == (19, 1)
+
+
 def test_a_replacement_that_reaches_a_world_ends_the_row_and_the_waiting_of_the_others():
     y = waiting(2)
     for _ in range(7):

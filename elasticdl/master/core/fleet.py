@@ -62,7 +62,9 @@ _UNCLEAN = set(ExitCause) - {ExitCause.CLEAN}
 # | of one node                | the third | 5 min            | from the second on replacements are kept off the node |
 # | could not start            | the second | 5 min           |                                                       |
 #
-# Workers that were launched before a wait began, or are lost during it, do not lengthen it: they share it. A worker that reaches a world for the first time ends the streaks of causes, and that of its node, and whoever waited
+# Workers that were launched before a wait began, or are lost during it, do not lengthen it: they share it. After the wait their
+# replacements come one after another, spread over as much time again. So one of them tries it first; if it is lost, the others
+# go on waiting. A worker that reaches a world for the first time ends the streaks of causes, and that of its node, and whoever waited
 # for these waits no longer. Whoever could not start may have reached a world: that streak ends when one launched later makes steps.
 # Streaks are forgotten after an hour without a loss. A person is told once when a wait gets long, and sees it for as long as it lasts.
 
@@ -95,13 +97,15 @@ class Streak:
     last: float = 0.0  # when there was one
     why: str = ""  # the last worker was lost
     told: bool = False  # a person was
+    sharing: int = 0  # losses of the latest wave
     _next_id: int = 0  # of the workers that are launched after the latest wave
 
     def add(self, worker_id: int, next_id: int, why: str, now: float) -> None:
         self.losses, self.why, self.last = self.losses + 1, why, now
         if worker_id < self._next_id or now < self.until:
+            self.sharing += 1
             return
-        self.waves, self._next_id = self.waves + 1, next_id
+        self.waves, self._next_id, self.sharing = self.waves + 1, next_id, 0
         longest = LONGEST_OF_NODE if self.node or self.unfit else LONGEST_DELAY
         self.delay = delay_after(self.waves - (AVOIDED_FROM if self.node else 1), FIRST_DELAY, longest)
         self.until = now + self.delay
@@ -130,18 +134,20 @@ class Streak:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A worker has left, and a replacement is due. ``streaks``: it waits for these. ``away_from``: the node of the worker that left,
+    """A worker has left, and a replacement is due. ``streaks``: it waits for these. ``turn``: among those that
+    wait for them, from 0 for the first to 1. ``away_from``: the node of the worker that left,
     if it was slow."""
 
     reason: str
     streaks: tuple[Streak, ...] = ()
     away_from: str = ""
+    turn: float = 0.0
 
     @property
     def until(self) -> float:
         if any(streak.until == -math.inf for streak in self.streaks):
             return -math.inf
-        return max((streak.until for streak in self.streaks), default=-math.inf)
+        return max((streak.until + self.turn * streak.delay for streak in self.streaks), default=-math.inf)
 
     @property
     def delay(self) -> float:
@@ -384,14 +390,15 @@ class Fleet:
     def miss(self, record: WorkerRecord, departure: str, why: str, cause: ExitCause | None, *, now: float) -> str:
         """A replacement is due for this worker. ``departure``: why, for people; ``why``: the same, without the worker's number.
         ``cause``: why it was lost; None if it was told to leave. Returns what a person must know."""
-        self._now, streaks = now, tuple[Streak, ...]()
+        self._now, streaks, turn = now, tuple[Streak, ...](), 0.0
         if cause in CRASHES and not record.unfit:  # they are counted elsewhere, and a person is told of each
             number = self.crashes.in_a_row
             delay = delay_after(number, FIRST_DELAY, LONGEST_DELAY)
             streaks = (Streak(losses=number, delay=delay, until=now + delay, why=why, told=True),)
         elif cause and (record.unfit or not record.world_version):
             streaks = self.losses.count(record, cause, why, self.next_id, now)
-        due = Departure(departure, streaks, record.node if record.slow else "")
+            turn = min(1.0, streaks[0].sharing / self._maximum)
+        due = Departure(departure, streaks, record.node if record.slow else "", turn)
         self.departures.append(due)
         if due.delay < TOLD_DELAY or due.streak.told:
             return ""
@@ -406,6 +413,7 @@ class Fleet:
 
     def bound(self, maximum: int) -> None:
         """Set the rate at which replacements are launched, for so many workers."""
+        self._maximum = maximum
         self._pace.rate, self._pace.burst = max(LEAST_RATE, RATE * maximum), BURST * maximum + LEAST_BURST
 
     def plan(
