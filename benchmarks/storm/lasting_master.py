@@ -39,7 +39,7 @@ from elasticdl.master.shell.loop import SnapshotStore
 from elasticdl.master.shell.serve import EXIT_CODES, Master
 from elasticdl.places.base import Launcher, Limits, Place, PlaceLost, PlaceState, Report
 from elasticdl.places.launcher import PlaceLauncher
-from elasticdl.places.slurm import PolledPlaces
+from elasticdl.places.polled import PolledPlaces
 
 HOSTS = "hosts.json"  # in the job's folder
 MASTER_TIMEOUT = 120.0
@@ -57,7 +57,7 @@ class Host(NamedTuple):
 
 
 class HostProvider:
-    """See `elasticdl.places.slurm.Provider`: each place is an agent on the host that has the fewest. A file has its process id."""
+    """See `elasticdl.places.polled.Provider`: each place is an agent on the host that has the fewest. A file has its process id."""
 
     def __init__(self, job_dir: JobDir, master: str) -> None:
         self._folder = agents_of(job_dir)

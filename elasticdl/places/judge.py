@@ -101,7 +101,7 @@ class Ended:
     output: str = ""
 
 
-def judge(pod: Object, *, told: bool, warning: str = "") -> Waiting | Ended | None:
+def judge_pod(pod: Object, *, told: bool, warning: str = "") -> Waiting | Ended | None:
     """What a pod that is there says; None if it runs. ``told``: it is us who had it ended. ``warning``: why it can't be started, as
     its node says."""
     main = _main_status(pod)
@@ -146,12 +146,12 @@ def judge_end(pod: Object, *, told: bool, gone: bool) -> Ended:
 
 
 def why_no_master(pod: Object | None, warning: str = "") -> Waiting:
-    """Of a master that does not run; ``pod`` is None if there is none. ``warning``: as of `judge`."""
+    """Of a master that does not run; ``pod`` is None if there is none. ``warning``: as of `judge_pod`."""
     if pod is None:
         return Waiting(NO_MASTER)
     if is_deleted(pod):
         return Waiting("its master is leaving its place, and will be started anew")
-    match judge(pod, told=False, warning=warning):
+    match judge_pod(pod, told=False, warning=warning):
         case Ended() as end:
             return Waiting(f"its master ended: {_last_words(end)}")
         case Waiting() as waiting if not waiting.on_its_way:

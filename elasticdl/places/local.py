@@ -27,7 +27,7 @@ from elasticdl.common.retry import Background
 from elasticdl.master.core.events import ExitCause, FoundWorker, LauncherFailed, WorkerPlaced
 from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceReport, PlaceState, StarterReport
 from elasticdl.places.launcher import Seconds
-from elasticdl.places.worker_process import InFile, MemoryKills, Spawner, WorkerRun, judge
+from elasticdl.places.worker_process import InFile, MemoryKills, Spawner, WorkerRun, judge_process
 
 # The slots of this machine: `Places` with its GPUs, or as many as wanted where there are none.
 #
@@ -262,7 +262,7 @@ class LocalStarter:
         def placed(pid: int) -> None:
             self._report(WorkerPlaced(worker_id, HOST, pid))
 
-        exited = judge(await run.ended(self._spawner, environment, placed, self._memory_kills))
+        exited = judge_process(await run.ended(self._spawner, environment, placed, self._memory_kills))
         if exited.cause is ExitCause.CRASHED and run.was_started:
             exited = replace(exited, detail=f"{exited.detail}; its log: {self._log(worker_id)}")
         del self._runs[worker_id]

@@ -36,7 +36,7 @@ from elasticdl.kube.manifests import is_deleted, is_over
 from elasticdl.kube.names import without_name
 from elasticdl.master.core.events import ExitCause, LauncherFailed
 from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceReport, PlaceState
-from elasticdl.places.judge import Ended, Waiting, doubt, judge, judge_end, log_of
+from elasticdl.places.judge import Ended, Waiting, doubt, judge_end, judge_pod, log_of
 from elasticdl.places.worker_pods import Manifest, WorkerPodApi, WorkerPods, index_of, is_wrong, number_of
 
 KEPT = 3  # pods that are over, the newest, for their logs
@@ -134,7 +134,7 @@ class Ledger:
         number = number_of(pod)
         entry = self._entries[number] = Entry(number, index_of(pod), Place(self._name(number)))
         self._highest = max(self._highest, number)
-        if isinstance(judge(pod, told=False), Ended):  # which is reported when it is seen again
+        if isinstance(judge_pod(pod, told=False), Ended):  # which is reported when it is seen again
             entry.place = replace(entry.place, state=PlaceState.LOST, node=str(pod["spec"].get("nodeName") or ""))
         else:
             self.seen(pod)
@@ -166,7 +166,7 @@ class Ledger:
         if entry is None:
             return []
         entry.pod = pod
-        verdict = judge(pod, told=entry.told, warning=entry.warning)
+        verdict = judge_pod(pod, told=entry.told, warning=entry.warning)
         if isinstance(verdict, Ended):
             self.left.append(number)
             return self._end(entry, verdict)
@@ -209,7 +209,7 @@ class Ledger:
         found = {}
         for number in self.wanted(PlaceState.WAITING):
             pod = self._entries[number].pod
-            verdict = judge(pod, told=False) if pod else None
+            verdict = judge_pod(pod, told=False) if pod else None
             if pod and isinstance(verdict, Waiting) and verdict.node and verdict.on_its_way:
                 found[number] = str(pod["metadata"].get("uid"))
         return found

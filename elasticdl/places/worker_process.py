@@ -67,7 +67,7 @@ def judge_exit(code: int, output: str = "") -> tuple[ExitCause, str]:
     return ExitCause.CRASHED, f"{name}: {why}" if why else name
 
 
-def judge(ended: pb.Ended) -> WorkerExited:
+def judge_process(ended: pb.Ended) -> WorkerExited:
     if ended.problem:
         return WorkerExited(ended.worker_id, ExitCause.CRASHED, ended.code, f"can't start it: {ended.problem}")
     text = without_marks(ended.output)

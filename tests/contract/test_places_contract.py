@@ -9,7 +9,7 @@ from places_kit import FakePlaces, FakeProvider
 
 from elasticdl.places.base import PlaceChanged, PlaceLost, PlacesRefused, PlaceState
 from elasticdl.places.local import Slots
-from elasticdl.places.slurm import PolledPlaces
+from elasticdl.places.polled import PolledPlaces
 
 ROOM = 2
 DEADLINE = 60.0

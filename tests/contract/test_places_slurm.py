@@ -9,7 +9,8 @@ from functools import partial
 from test_places_contract import Bench
 
 from elasticdl.master.core.events import ExitCause, LauncherFailed
-from elasticdl.places.slurm import PolledPlaces, SlurmProvider
+from elasticdl.places.polled import PolledPlaces
+from elasticdl.places.slurm import SlurmProvider
 from tests.slurm.fixtures import PROCESSORS
 from tests.stories import on
 

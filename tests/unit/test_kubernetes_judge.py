@@ -15,8 +15,8 @@ from elasticdl.places.judge import (
     Ended,
     Waiting,
     crash_loop,
-    judge,
     judge_end,
+    judge_pod,
     last_crashes,
 )
 from elasticdl.places.worker_pods import WorkerPods, index_of, number_of, owner_references
@@ -61,7 +61,7 @@ NO_KEY = waiting("CreateContainerConfigError", "couldn't find key x")
     ],
 )
 def test_what_a_pod_waits_for(seen, warning, image, reason):
-    found = judge(seen, told=False, warning=warning)
+    found = judge_pod(seen, told=False, warning=warning)
     assert isinstance(found, Waiting)
     assert (found.image, found.reason) == (image, reason)
 
@@ -86,14 +86,14 @@ REMEDY = "end the image's Dockerfile with `USER 1000`, or give such a spec.secur
     ],
 )
 def test_what_is_wrong_with_an_image(reason, message, told, lasting):
-    found = judge(pod(state=waiting(reason, message)), told=False)
+    found = judge_pod(pod(state=waiting(reason, message)), told=False)
     assert (found.reason if found.image else None, found.lasting) == (told, lasting)
 
 
 def test_a_pod_runs_when_its_container_does():
-    assert judge(pod(phase="Running", state=RUNNING), told=False) is None
+    assert judge_pod(pod(phase="Running", state=RUNNING), told=False) is None
     leaving = pod(phase="Running", state=RUNNING, deleted=True)
-    assert judge(leaving, told=False) is None
+    assert judge_pod(leaving, told=False) is None
 
 
 DELETED = "somebody deleted pod digits-worker-0"
@@ -173,7 +173,7 @@ LIKE_A_LEAVING_ONE = pod(phase="Running", state=terminated(0), deleted=True)
     ],
 )
 def test_why_a_worker_ended(last, gone, cause, code, detail):
-    ended = judge_end(last, told=False, gone=gone) if gone else judge(last, told=False)
+    ended = judge_end(last, told=False, gone=gone) if gone else judge_pod(last, told=False)
     assert isinstance(ended, Ended)
     assert (ended.cause, ended.code, ended.detail) == (cause, code, detail)
 
@@ -186,20 +186,20 @@ def test_what_we_had_deleted_is_killed_unless_the_cluster_was_first():
 
 
 def test_the_end_of_the_log_of_a_failed_worker_comes_with_its_status():
-    assert judge(failed(terminated(1, message="a\nb\n")), told=False).output == "a\nb\n"
+    assert judge_pod(failed(terminated(1, message="a\nb\n")), told=False).output == "a\nb\n"
 
 
 def test_memory_is_named_with_its_limit():
     limited = failed(terminated(137, "OOMKilled"))
     limited["spec"]["containers"][0] = {"name": "elasticdl", "resources": {"limits": {"memory": "2Gi"}}}
-    assert judge(limited, told=False).detail == "it took more memory than its limit of 2Gi"
+    assert judge_pod(limited, told=False).detail == "it took more memory than its limit of 2Gi"
 
 
 def test_a_pod_with_further_containers_is_over_when_the_worker_is():
     last = pod(phase="Running", state=terminated(0))
-    assert isinstance(judge(last, told=False), Waiting)  # its node has not finished telling
+    assert isinstance(judge_pod(last, told=False), Waiting)  # its node has not finished telling
     last["spec"]["containers"] = [*last["spec"]["containers"], {"name": "sidecar"}]
-    assert judge(last, told=False).cause is ExitCause.CLEAN
+    assert judge_pod(last, told=False).cause is ExitCause.CLEAN
 
 
 def test_a_workers_pod():

@@ -9,7 +9,7 @@ from elasticdl.job import messages as m
 from elasticdl.master.core import events as e
 from elasticdl.master.core import events as i
 from elasticdl.master.core.events import ExitCause
-from elasticdl.master.core.fleet import LONGEST_DELAY, after_training, judge, misuse, refusal
+from elasticdl.master.core.fleet import LONGEST_DELAY, after_training, judge_loss, misuse, refusal
 from elasticdl.master.core.values import CRASHES_IN_TRAINING, LIVE, WorkerState
 from elasticdl.master.core.worker_record import WorkerRecord
 
@@ -124,7 +124,7 @@ def test_a_broken_connection_has_nothing_to_do_with_importing():
 
 
 def judged(state, cause, **more):
-    end = judge(WorkerRecord(0, "why", state, **more), e.WorkerExited(0, cause, 1, "detail"))
+    end = judge_loss(WorkerRecord(0, "why", state, **more), e.WorkerExited(0, cause, 1, "detail"))
     return end.cause, end.reason
 
 

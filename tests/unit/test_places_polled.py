@@ -9,10 +9,9 @@ import pytest
 
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.master.core.events import ExitCause, LauncherFailed
-from elasticdl.places import slurm
-from elasticdl.places import slurm as polled
+from elasticdl.places import polled, slurm
 from elasticdl.places.base import Place, PlaceLost, PlacesRefused, PlaceState
-from elasticdl.places.slurm import PolledPlaces
+from elasticdl.places.polled import PolledPlaces
 from tests.stories import on
 
 OFTEN = 0.001  # seconds

@@ -225,20 +225,30 @@ INIT_ONLY = f"ended with exit code 0 after elastic.init() and has not trained to
 _LEAST_USE = {WorkerState.STARTING: 1, WorkerState.PENDING: 2}
 
 
-# Where the worker stood, causes that stand whatever it was, and what it was lost of otherwise, and why. The first row that fits counts.
-ENDS: tuple[tuple[Callable[[WorkerRecord], bool], Container[ExitCause], ExitCause, str], ...] = (
-    (lambda r: r.state is WorkerState.FINISHED, (), ExitCause.FINISHED, "finished"),
-    (lambda r: r.failure != "", _BY_THE_CLUSTER, ExitCause.CRASHED, "{failure}"),
-    (lambda r: r.state is WorkerState.KILLING, _BY_THE_CLUSTER, ExitCause.FROZEN, "{reason}"),
-    (
+@dataclass(frozen=True, slots=True)
+class EndRule:
+    """What the end of a worker means that stood like this."""
+
+    stood: Callable[[WorkerRecord], bool]
+    overruled_by: Container[ExitCause]  # what the launcher saw counts, if it is one of these
+    cause: ExitCause  # otherwise
+    reason: str  # of that
+
+
+# The first that fits counts.
+ENDS = (
+    EndRule(lambda r: r.state is WorkerState.FINISHED, (), ExitCause.FINISHED, "finished"),
+    EndRule(lambda r: r.failure != "", _BY_THE_CLUSTER, ExitCause.CRASHED, "{failure}"),
+    EndRule(lambda r: r.state is WorkerState.KILLING, _BY_THE_CLUSTER, ExitCause.FROZEN, "{reason}"),
+    EndRule(
         lambda r: r.state is WorkerState.DRAINING or r.waits_for_successor,
         (*_BY_THE_CLUSTER, ExitCause.DELETED),
         ExitCause.DRAINED,
         "{reason}",
     ),
     # One that had finished waits until a master has heard it.
-    (lambda r: r.unheard, _UNCLEAN, ExitCause.DRAINED, "left while there was no master"),
-    (lambda r: True, _UNCLEAN, ExitCause.CRASHED, "ended with exit code 0 before its training was complete"),
+    EndRule(lambda r: r.unheard, _UNCLEAN, ExitCause.DRAINED, "left while there was no master"),
+    EndRule(lambda r: True, _UNCLEAN, ExitCause.CRASHED, "ended with exit code 0 before its training was complete"),
 )
 
 
@@ -254,11 +264,11 @@ class Judgement:
     warning: str = ""
 
 
-def judge(record: WorkerRecord, event: WorkerExited) -> Judgement:
+def judge_loss(record: WorkerRecord, event: WorkerExited) -> Judgement:
     """What it was lost of, and why, for people; nothing follows yet."""
-    _, others, cause, reason = next(row for row in ENDS if row[0](record))
-    if event.cause not in others:
-        return Judgement(cause, reason.format(failure=record.failure, reason=record.reason))
+    rule = next(rule for rule in ENDS if rule.stood(record))
+    if event.cause not in rule.overruled_by:
+        return Judgement(rule.cause, rule.reason.format(failure=record.failure, reason=record.reason))
     detail = f": {event.detail}" if event.detail else ""
     return Judgement(event.cause, event.cause.replace("_", " ") + detail)
 
@@ -360,7 +370,7 @@ class Fleet:
 
     def exited(self, record: WorkerRecord, event: WorkerExited, *, world_runs: bool, least: int) -> Judgement:
         """What it means that its process is gone. ``least``: workers with which the job goes on."""
-        end, own_program = judge(record, event), self._settings.own_program
+        end, own_program = judge_loss(record, event), self._settings.own_program
         if own_program and end.cause is ExitCause.FINISHED:
             fatal, warning = after_training(event, self._training.step)
             return replace(end, fatal=fatal, warning=warning)

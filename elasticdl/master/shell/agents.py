@@ -33,7 +33,7 @@ from elasticdl.master.core.events import (
 )
 from elasticdl.master.shell.calls import Context, Outbox, converse
 from elasticdl.places.base import STACKS_SECONDS, Place, PlaceEnding, PlaceState, StarterReport
-from elasticdl.places.worker_process import judge
+from elasticdl.places.worker_process import judge_process
 from elasticdl.proto import elasticdl_pb2 as pb
 
 Settled = Callable[[], Awaitable[bool]]
@@ -296,7 +296,7 @@ class Agents:
 
     def _ended(self, line: Line, ended: pb.Ended) -> None:
         if tenant := self._tenants.get(ended.worker_id):
-            self._tell_end(tenant, judge(ended))
+            self._tell_end(tenant, judge_process(ended))
         self._background.start(self._take_if_settled(line, ended.worker_id))
 
     async def _take_if_settled(self, line: Line, worker_id: int) -> None:

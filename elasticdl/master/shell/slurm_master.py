@@ -38,7 +38,8 @@ from elasticdl.master.shell.serve import EXIT_CODES, EXIT_USER_ERROR, Master, Re
 from elasticdl.master.shell.slurm_keeper import EXIT_AGAIN, EXIT_LEFT, LEAVE, STOP, is_replaced, restarts
 from elasticdl.places.base import Launcher, Limits, Report
 from elasticdl.places.launcher import PlaceLauncher, Seconds
-from elasticdl.places.slurm import PolledPlaces, SlurmProvider, workers_name
+from elasticdl.places.polled import PolledPlaces
+from elasticdl.places.slurm import SlurmProvider, workers_name
 
 ANYWHERE = "0.0.0.0"
 # So long workers go on without a master: Slurm takes minutes to give a node up, and may have no place for the next master at once.
