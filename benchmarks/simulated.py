@@ -79,10 +79,11 @@ class Worker:
         return False
 
     async def _messages(self, outbox: asyncio.Queue[pb.WorkerMessage]) -> AsyncIterator[pb.WorkerMessage]:
-        world = self._world
-        place = {"world_version": world.version, "rank": world.rank, "size": world.size}
-        yield pb.WorkerMessage(hello=pb.Hello(worker_id=self.id, host="127.0.0.1", pid=os.getpid(), **place))
-        if not world.version:
+        world = self._world.version
+        yield pb.WorkerMessage(
+            hello=pb.Hello(worker_id=self.id, host="127.0.0.1", pid=os.getpid(), world_version=world)
+        )
+        if not world:
             yield self._request
         while True:
             yield await outbox.get()

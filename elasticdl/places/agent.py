@@ -246,7 +246,7 @@ class Agent:
         if self._leaving:
             self._tell_end(pb.Ended(worker_id=worker_id, code=-signal.SIGTERM))
         else:
-            output = InFile(self._logs / f"worker-{worker_id}.log") if self._logs else PassedOn()
+            output = InFile(self._log(worker_id)) if self._logs else PassedOn()
             run = self._runs[worker_id] = WorkerRun(worker_id, output)
             if not self._spawner.done():
                 _log.info("worker %d starts when what it needs is imported", worker_id)
@@ -279,8 +279,12 @@ class Agent:
         self._say(ended=ended)
         self._end_if_over()
 
+    def _log(self, worker_id: int) -> Path:
+        """Where what the worker prints goes to."""
+        return self._logs / f"worker-{worker_id}.log" if self._logs else Path("/dev/stderr")
+
     async def _tell_stacks(self, run: WorkerRun) -> None:
-        if found := await run.look():
+        if found := await run.look(self._log(run.worker_id)):
             self._say(looked=pb.Looked(**asdict(found)))
 
 

@@ -362,6 +362,7 @@ class PodPlaces:
         if not self._closed:
             self._watch.start()
             self._background.start(self._explain())
+            self._background.start(self._tidy())
 
     async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Do what blocks."""
@@ -461,9 +462,16 @@ class PodPlaces:
                     self._look(self._ledger.warned(number, warning))
             waited = set(starting)
 
-    async def _remove(self, number: int) -> None:
-        await asyncio.sleep(self._timeouts.over)
-        await self._ask(number, self._api.delete, 0)
+    async def _tidy(self) -> None:
+        """Remove pods that are over, one after another, but the newest, and those that end with the job."""
+        while True:
+            older = self._ledger.left[:-KEPT]
+            await asyncio.sleep(self._timeouts.over)
+            for number in older:
+                if self._closed:
+                    return
+                self._ledger.left.remove(number)
+                await self._ask(number, self._api.delete, KILL_GRACE)
 
     async def _request(self, manifest: Manifest) -> Manifest:
         """The pod, be it new or made by a request of which the answer was lost."""
@@ -548,8 +556,6 @@ class PodPlaces:
         """Pass reports on, and see what else follows from the state that led to them."""
         for report in reports:
             self._report(report)
-        while len(self._ledger.left) > KEPT:
-            self._background.start(self._remove(self._ledger.left.pop(0)))
         trouble = self._ledger.image_trouble
         if trouble and trouble.lasting:
             self._report(LauncherFailed(f"no worker can be started: {trouble.reason}"))

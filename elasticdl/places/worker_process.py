@@ -220,7 +220,7 @@ _HELD = {
 RUNS = "its process runs"
 
 
-def look_at(worker_id: int, pid: int, dump: Path, log: Path | None = None) -> StacksFound:
+def look_at(worker_id: int, pid: int, dump: Path, log: Path) -> StacksFound:
     """``pid`` leads the worker's processes. ``log``: takes what is found, too."""
     text = _read(dump)
     pids = _with_children(pid)
@@ -229,7 +229,7 @@ def look_at(worker_id: int, pid: int, dump: Path, log: Path | None = None) -> St
     state = _state(pids if worker is None else [worker])
     if not text and not state:
         state = RUNS
-    if text and log is not None:
+    if text:
         with contextlib.suppress(OSError), log.open("a") as lines:  # on a full disk it is told all the same
             lines.write(f"elasticdl: worker {worker_id} does not answer; its stacks:\n{text}\n")
     return StacksFound(worker_id, text, state, has_session=state == RUNS and worker is not None)
@@ -489,7 +489,7 @@ class WorkerRun:
             if grace is not None and self._killing is None:
                 self._killing = asyncio.get_running_loop().call_later(grace, self.process.kill)
 
-    async def look(self, log: Path | None = None) -> StacksFound | None:
+    async def look(self, log: Path) -> StacksFound | None:
         """Where it stands; None if it does not run, or has ended meanwhile. ``log``: takes what is found, too."""
         if self.process is None:
             return None

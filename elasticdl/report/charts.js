@@ -66,7 +66,7 @@ const Charts = (() => {
       if (look.pattern && data.lanes.length <= MOST_PATTERNED) {
         trace.marker.pattern = { shape: look.pattern, size: 6, solidity: 0.35, bgcolor: look.color, fgcolor: "#ffffff" };
       }
-      for (const [worker, host, , , , , spans] of data.lanes) {
+      for (const [worker, host, , , , spans] of data.lanes) {
         for (const [kind, since, until, reason] of spans) {
           if (kind !== post) continue;
           const end = until === null ? data.length : until;

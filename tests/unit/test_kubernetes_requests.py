@@ -16,7 +16,7 @@ from elasticdl.master.core.job_core import Job
 from elasticdl.master.core.values import Settings
 from elasticdl.master.shell.agents import Agents
 from elasticdl.places.launcher import PlaceLauncher
-from elasticdl.places.pod_places import KEPT, REQUESTS_AT_ONCE, PodPlaces, PodTimeouts
+from elasticdl.places.pod_places import KEPT, KILL_GRACE, REQUESTS_AT_ONCE, PodPlaces, PodTimeouts
 from tests.stories import on
 
 DEADLINE = 20.0
@@ -85,7 +85,7 @@ def stage(pods=FakePods, **timeouts):
 
 
 @pytest.mark.parametrize(("workers", "most"), [(1, 10), (4, 20)])
-@on(stage(RejectingPods, over=0.0))
+@on(stage(RejectingPods, over=0.05))
 async def test_a_node_that_rejects_every_pod_costs_few_requests(stage, workers, most):
     """80 seconds of the job's time, in which the cluster answers at once."""
     job, now, running = Job(Settings(WorkerRange(minimum=1, maximum=workers))), 0.0, 0
@@ -164,7 +164,7 @@ async def test_the_newest_that_are_over_are_kept_and_all_of_them_for_a_while(sta
     await stage.until(lambda: len(stage.names) < over)
     assert asyncio.get_running_loop().time() - began >= 0.2
     await stage.until(lambda: len(stage.names) == KEPT)
-    assert [call[2] for call in stage.pods.calls if call[0] == "delete"] == [0, 0]
+    assert [call[2] for call in stage.pods.calls if call[0] == "delete"] == [KILL_GRACE, KILL_GRACE]
 
 
 @on(stage(first_retry=10.0))

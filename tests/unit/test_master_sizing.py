@@ -175,3 +175,15 @@ def test_another_master_goes_on_with_the_target_and_measures_anew():
     assert Snapshot.from_json(Snapshot(snapshot, 0.0).to_json()).job == snapshot
     cluster.learns(0.9)
     assert cluster.decision == "tries 5: how the job scales is not known yet"
+
+
+def test_another_master_that_begins_with_the_most_workers_finds_out_whether_they_pay():
+    cluster = Sized(1, 2)
+    cluster.learns(1.0)
+    cluster.die()
+    cluster.rise()
+    cluster.live(10)
+    cluster.learns(0.5)
+    assert (cluster.sizes[-1], cluster.records("decision")[-1]["workers"]) == (1, 1)
+    cluster.learns(1.0)
+    assert (cluster.target, cluster.decision[:12]) == (1, "stays at 1: ")

@@ -348,7 +348,11 @@ class WorkerTarget:
         if at.present != self.target or at.incomplete:
             return  # what it has asked for is on its way
         if at.present == at.limits.maximum:
-            self._stay("--num_workers allows no more")
+            # As of a job that has a new master: of this number alone nobody knows whether it pays.
+            if curve.at(at.present) is None and at.present > at.limits.minimum:
+                self._try(at.present - 1, UNKNOWN)
+            else:
+                self._stay("--num_workers allows no more")
             return
         waiting = [workers for workers, until in self._rejected.items() if at.now < until]
         most = min([at.limits.maximum, *(workers - 1 for workers in waiting)])

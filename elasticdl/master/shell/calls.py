@@ -297,7 +297,7 @@ class Sessions:
         self._ranks: dict[int, int] = {}  # of its members
         self._alike = pb.World()  # what all of them are told of it: with many members it takes long to make
         self._entries: dict[tuple[str, str], pb.MasterMessage] = {}  # by scope and key
-        # Put before a world was known: a new master learns the world from its workers.
+        # Put before a world was known, as a new master first listens.
         self._early: list[tuple[int, pb.KvPut]] = []
         self.facts = b""  # see `FACTS`; workers that come later are given it
 
