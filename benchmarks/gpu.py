@@ -22,7 +22,7 @@ from benchmarks.loops.library import OF_ALL
 from benchmarks.models import RESNET50, TINY, worker_batch
 from benchmarks.rescale import HEARTBEAT_TIMEOUT, Key, measure_all
 from benchmarks.throughput import climb, report
-from elasticdl.elastic.torch_kit.gpu import GPU, choose_device
+from elasticdl.elastic.torch_kit.tensors import GPU, choose_device
 
 PARTS = ("overhead", "rescale")
 OPTIONAL = ("rounds", "seconds", "repetitions")

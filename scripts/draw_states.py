@@ -1,6 +1,6 @@
 """Draw the tables of the two cores as Mermaid diagrams: `python scripts/draw_states.py`.
 
-They are in `elasticdl.master.core.transitions` and `elasticdl.elastic.core.lifecycle`.
+They are in `elasticdl.master.core.transitions` and `elasticdl.elastic.core.worker`.
 `docs/architecture.md` and `docs/worker_side.md` have the output; a test compares them.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from elasticdl.elastic.core import lifecycle as worker_side
+from elasticdl.elastic.core import worker as worker_side
 from elasticdl.master.core.transitions import WORKERS, Trigger
 from elasticdl.master.core.values import LIVE, WorkerState
 

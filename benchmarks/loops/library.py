@@ -16,8 +16,8 @@ from benchmarks.loops.records import Work, run, team_of_job
 from benchmarks.models import worker_batch
 from benchmarks.torch_models import make_dataset, make_model, make_optimizer, warm_up
 from elasticdl.common.credentials import SHARED_GPU, WORKER_ID
-from elasticdl.elastic.torch_kit.gpu import wait_for
-from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
+from elasticdl.elastic.torch_kit.tensors import wait_for
+from elasticdl.elastic.torch_kit.torch_state import TorchState
 
 # Workers that share a GPU reduce by NCCL all the same, each as if on a host of its own: NCCL takes two of them for one only on
 # one host, and goes by sockets between hosts. For all workers alike: between hosts by the loopback device.

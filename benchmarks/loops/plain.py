@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from benchmarks.loops.records import Team, Work, run, team_of_job
 from benchmarks.models import worker_batch
 from benchmarks.torch_models import make_dataset, make_model, make_optimizer, warm_up
-from elasticdl.elastic.torch_kit.gpu import GPU, choose_device, wait_for
+from elasticdl.elastic.torch_kit.tensors import GPU, choose_device, wait_for
 
 
 def team_of_torch() -> Team:

@@ -12,7 +12,7 @@ import torch
 from benchmarks.processes import Failed
 from benchmarks.sample_records import consumed
 from benchmarks.storm.zoo import watched_softmax
-from elasticdl.elastic.core.progress import epoch_order
+from elasticdl.elastic.core.plan import epoch_order
 from elasticdl.job.journal import Entry
 
 BATCH = 60

@@ -8,7 +8,7 @@
     +-- UnreachableError     the other side did not answer in time; try again or look after it
         +-- RefusedError     it refuses this caller: trying again does not help
 
-What the elastic loop raises to change its course is in ``elasticdl.elastic.core.interruptions``.
+What the elastic loop raises to change its course is in ``elasticdl.elastic.core.protocol``.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def _imported(tree: ast.AST, package: str) -> Iterator[str]:
 OF_SCRIPTS = {name: modules for each in FRONT_ENDS for name, modules in each.libraries.items()} | {
     each.module: (*each.first, each.module) for each in FRONT_ENDS
 }
-_OF_WORKERS = ("elasticdl.worker.trainer", "elasticdl.elastic.link.connection")
+_OF_WORKERS = ("elasticdl.worker.trainer", "elasticdl.elastic.link.session")
 _KERAS = ("elasticdl.worker.frameworks:import_keras", *_OF_WORKERS)
 OF_ZOO_MODULES = {
     "torch": ("elasticdl.worker.frameworks:import_torch", "torch._dynamo", *_OF_WORKERS),

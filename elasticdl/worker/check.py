@@ -21,8 +21,7 @@ def check(spec: JobSpec) -> None:
     """Raises UserError if the job can't be trained; one line says why."""
     # Imported here: what these import may be what is missing.
     from elasticdl.worker.frameworks import build_model, framework_of, import_learner, set_defaults
-    from elasticdl.worker.user_code import blame
-    from elasticdl.worker.zoo import load_module
+    from elasticdl.worker.zoo import blame, load_module
 
     refuse_variables(os.environ)
     set_defaults(os.environ)
@@ -36,7 +35,7 @@ def check(spec: JobSpec) -> None:
 
 def refuse_second_history(spec: JobSpec, suffix: str) -> None:
     """A folder holds the checkpoints of one training: of two, the newest would be anybody's."""
-    from elasticdl.worker.checkpoint import open_store
+    from elasticdl.worker.learner import open_store
 
     store = open_store(spec, suffix)
     if store is None:

@@ -3,16 +3,48 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of, one_line, shown
+from elasticdl.elastic.core.learning_rate import LearningRate
+from elasticdl.elastic.core.plan import BatchPolicy, equal_shares
 from elasticdl.job.spec import JobSpec
-from elasticdl.worker.batch_sizes import batch_policy, largest_micro_batch
-from elasticdl.worker.user_code import blame
-from elasticdl.worker.zoo import ModelModule
+from elasticdl.worker.zoo import ModelModule, blame
+
+# Batch sizes and rules for the learning rate, from the options of a job.
+
+DEFAULT_MINIBATCH = 64
+
+
+def batch_policy(spec: JobSpec) -> BatchPolicy:
+    """Fixed global batch or fixed batch per worker, as the options have it."""
+    worker_batch = None if spec.global_batch_size else spec.minibatch_size or DEFAULT_MINIBATCH
+    return BatchPolicy(spec.global_batch_size, worker_batch, spec.max_worker_batch_size)
+
+
+def largest_micro_batch(spec: JobSpec, samples: int) -> int:
+    """The most samples that a worker will run through the model at once."""
+    policy = batch_policy(spec)
+    share = equal_shares(policy.batch_size(1), spec.num_workers.minimum if policy.fixed else 1)[0]
+    return min(share, policy.max_micro_batch or share, samples)
+
+
+def rate_rules(
+    spec: JobSpec, callbacks: Iterable[Callback], schedule: Callable[[int], float] | None = None
+) -> LearningRate:
+    """Of several `LearningRateScheduler`s the last one counts, unless a schedule is given."""
+    schedules = [callback.schedule for callback in callbacks if isinstance(callback, LearningRateScheduler)]
+    rule = spec.learning_rate_scaling
+    return LearningRate(
+        schedule or (schedules[-1] if schedules else None),
+        scaling=None if rule == "none" else rule,
+        ramp_steps=spec.learning_rate_ramp_steps,
+    )
+
 
 COUNT = 2
 OF_A_DEVICE = re.compile(r"\b(CPU|CUDA|GPU)\b|not implemented for", re.IGNORECASE)

@@ -69,7 +69,7 @@ def build_model(module: ModelModule, seed: int) -> Any:
     _seed(step_seed(seed, 0, 0))
     if "keras" in sys.modules or ("tensorflow" in sys.modules and "torch" not in sys.modules):
         # TensorFlow must hear of its devices before anything is built.
-        importlib.import_module("elasticdl.elastic.keras.backend").prepare_devices()
+        importlib.import_module("elasticdl.elastic.keras.tensorflow_adapter").prepare_devices()
     return module.custom_model(**module.model_params)
 
 

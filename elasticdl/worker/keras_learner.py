@@ -19,33 +19,36 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of, one_line, shown
 from elasticdl.elastic.collectives.opening import require_collective
 from elasticdl.elastic.collectives.port import Collective
-from elasticdl.elastic.core.progress import Progress
-from elasticdl.elastic.core.world import World
-from elasticdl.elastic.keras import callback_state
-from elasticdl.elastic.keras.backend import require_backend
+from elasticdl.elastic.core.plan import Progress
+from elasticdl.elastic.core.protocol import World
+from elasticdl.elastic.keras import driver as callback_state
 from elasticdl.elastic.keras.coupling import couplings_of_step
 from elasticdl.elastic.keras.driver import KerasDriver, refuse_needless
-from elasticdl.elastic.keras.keras_job import ElasticContext
 from elasticdl.elastic.keras.keras_state import KerasState
-from elasticdl.elastic.keras.loader import ElasticDataLoader, fetch, load
+from elasticdl.elastic.keras.loader import ElasticContext, ElasticDataLoader, fetch, load
 from elasticdl.elastic.keras.step import LossFunction, TrainStep, any_batch, widen
-from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
+from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors, require_backend
 from elasticdl.elastic.training import plain_data
 from elasticdl.elastic.training.attributes import is_open_file
-from elasticdl.elastic.training.consensus import from_root
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.divisible import MOST_PROBED, rows_of
-from elasticdl.elastic.training.evaluation import Array, Evaluation, Evaluator, Metrics, require_rows
-from elasticdl.elastic.training.worker_files import aside
+from elasticdl.elastic.training.evaluation import Array, Evaluation, Evaluator, Metrics, from_root, require_rows
+from elasticdl.elastic.training.kept_state import aside
 from elasticdl.job.spec import JobSpec
 from elasticdl.tensorflow import keras, tf
-from elasticdl.worker.batch_sizes import largest_micro_batch, rate_rules
-from elasticdl.worker.first_samples import Attempt, require_fit, run_first
+from elasticdl.worker.first_samples import Attempt, largest_micro_batch, rate_rules, require_fit, run_first
 from elasticdl.worker.frameworks import KERAS, kind_of, make_optimizer
 from elasticdl.worker.learner import Codec, Driver, Learner
-from elasticdl.worker.user_code import blame
-from elasticdl.worker.zoo import OWN_CALLBACKS, Datasets, ModelModule, make_callbacks, make_metrics, open_datasets
+from elasticdl.worker.zoo import (
+    OWN_CALLBACKS,
+    Datasets,
+    ModelModule,
+    blame,
+    make_callbacks,
+    make_metrics,
+    open_datasets,
+)
 
 log = logging.getLogger(__name__)
 

@@ -21,16 +21,14 @@ from elasticdl.common.credentials import WorkerEnvironment
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.common.reason import one_line, reason
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.interruptions import Stopped
-from elasticdl.elastic.link.connection import MasterConnection, prepare_horovod
-from elasticdl.elastic.link.session import Session
+from elasticdl.elastic.core.protocol import Stopped
+from elasticdl.elastic.link.session import MasterConnection, Session, prepare_horovod
 from elasticdl.job import messages as m
 from elasticdl.job.spec import JobSpec
-from elasticdl.worker.batch_sizes import batch_policy
+from elasticdl.worker.first_samples import batch_policy
 from elasticdl.worker.frameworks import build_model, framework_of, import_learner, set_defaults
 from elasticdl.worker.trainer import Trainer
-from elasticdl.worker.user_code import users_traceback
-from elasticdl.worker.zoo import load_module
+from elasticdl.worker.zoo import load_module, users_traceback
 
 log = logging.getLogger("elasticdl.worker")
 

@@ -18,26 +18,22 @@ from torch.utils.data import default_collate
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of
 from elasticdl.elastic.collectives.opening import require_collective
-from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader, StepBatch, fetch, to_device
-from elasticdl.elastic.torch_kit.gpu import count_gpus, wait_for
-from elasticdl.elastic.torch_kit.pieces.model_attributes import holders_of_callbacks
-from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
-from elasticdl.elastic.torch_kit.reduction.losses import LossCheck
-from elasticdl.elastic.torch_kit.torch_adapter import TorchTensors
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.torch_kit.gradients import LossCheck
+from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, StepBatch, fetch, to_device
+from elasticdl.elastic.torch_kit.model_attributes import holders_of_callbacks
+from elasticdl.elastic.torch_kit.tensors import ElasticContext, TorchTensors, count_gpus, wait_for
+from elasticdl.elastic.torch_kit.torch_state import TorchState
 from elasticdl.elastic.training.attributes import is_scripts_own
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.divisible import MOST_PROBED, Passes, why_no_mean, why_not_averaged, why_not_counted
 from elasticdl.elastic.training.evaluation import Array, Evaluator, require_rows
-from elasticdl.elastic.training.seeds import kept_streams
-from elasticdl.elastic.training.worker_files import aside
+from elasticdl.elastic.training.kept_state import aside
+from elasticdl.elastic.training.runtime import kept_streams
 from elasticdl.job.spec import JobSpec
-from elasticdl.worker.batch_sizes import largest_micro_batch, rate_rules
-from elasticdl.worker.first_samples import Attempt, require_fit, run_first
+from elasticdl.worker.first_samples import Attempt, largest_micro_batch, rate_rules, require_fit, run_first
 from elasticdl.worker.frameworks import TORCH, make_optimizer
 from elasticdl.worker.learner import Codec, Learner
-from elasticdl.worker.user_code import blame
-from elasticdl.worker.zoo import ModelModule, make_callbacks, make_metrics, open_datasets, refuse_feed
+from elasticdl.worker.zoo import ModelModule, blame, make_callbacks, make_metrics, open_datasets, refuse_feed
 
 Loss = Callable[[Any, Any], torch.Tensor]
 

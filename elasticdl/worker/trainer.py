@@ -12,14 +12,12 @@ from typing import Any
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
-from elasticdl.elastic.core.interruptions import Stopped
-from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.core.world import World
+from elasticdl.elastic.core.protocol import Stopped, World
+from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.training.epochs import EpochDriver
 from elasticdl.elastic.training.job import JobContext
 from elasticdl.job.spec import JobSpec
-from elasticdl.worker.checkpoint import CheckpointWriter
-from elasticdl.worker.learner import Learner, Ledger
+from elasticdl.worker.learner import CheckpointWriter, Learner, Ledger
 
 log = logging.getLogger(__name__)
 

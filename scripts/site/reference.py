@@ -18,8 +18,8 @@ from elasticdl.cli.__main__ import __doc__ as about_the_command_line
 from elasticdl.cli.commands.start import run, train
 from elasticdl.cli.parsing import Commands, Option
 from elasticdl.common import errors as common_errors
-from elasticdl.elastic.core import interruptions
-from elasticdl.elastic.core import lifecycle as worker_side
+from elasticdl.elastic.core import protocol as interruptions
+from elasticdl.elastic.core import worker as worker_side
 from elasticdl.job import journal
 from elasticdl.job.spec import JobSpec, KubernetesOptions, SlurmOptions
 from elasticdl.master.core import events as master_events

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from elasticdl.elastic.collectives.opening import open_collective
-from elasticdl.elastic.core.interruptions import WorldBroken
-from elasticdl.elastic.core.world import Member, World
+from elasticdl.elastic.core.protocol import Member, World, WorldBroken
 from elasticdl.elastic.link.session import rank_entry
 from elasticdl.elastic.link.store import Endpoint, KvStore
 from elasticdl.elastic.link.witness import Operations
@@ -35,7 +34,7 @@ CONTEXT.set_forkserver_preload(
         "horovod.torch",
         "horovod.tensorflow",
         "elasticdl.elastic.collectives.torch_distributed",
-        "elasticdl.elastic.torch_kit.torch_adapter",
+        "elasticdl.elastic.torch_kit.tensors",
         "elasticdl.elastic.keras.tensorflow_adapter",
         __name__,
     ]
@@ -51,7 +50,7 @@ def make_collective(engine: str, endpoint: Endpoint) -> Any:
         from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
 
         return open_collective(endpoint, engine.removeprefix("keras-"), TensorFlowTensors())
-    from elasticdl.elastic.torch_kit.torch_adapter import TorchTensors
+    from elasticdl.elastic.torch_kit.tensors import TorchTensors
 
     return open_collective(endpoint, engine, TorchTensors())
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.processes import Processes
 from benchmarks.storm.surroundings import Network
-from elasticdl.elastic.core.interruptions import WorldBroken
+from elasticdl.elastic.core.protocol import WorldBroken
 from tests.contract.collective_members import DEADLINE, Group, MemberProcess
 
 LARGE = 4 << 20  # elements: more than all buffers on the way take

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from elasticdl.elastic.training.checkpoint_store import CheckpointStore
-from elasticdl.worker.checkpoint import CheckpointWriter
+from elasticdl.worker.learner import CheckpointWriter
 
 PATIENCE = 30.0  # seconds; for what is expected to happen at once
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.storm.__main__ import NAMESPACES
-from elasticdl.elastic.core.interruptions import WorldBroken
+from elasticdl.elastic.core.protocol import WorldBroken
 from tests.cluster.processes import Leashed
 from tests.contract.collective_members import DEADLINE, ENGINES, KERAS_ENGINES, Group, MemberProcess
 from tests.namespaces import needs_namespaces

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from elasticdl.elastic.core.world import ALONE, horovod_host
+from elasticdl.elastic.core.protocol import ALONE, horovod_host
 
 DEADLINE = 120.0
 TWO_WORLDS = """
@@ -14,7 +14,7 @@ import horovod.torch as hvd
 
 from elasticdl.elastic.collectives.horovod import HorovodWorld
 from elasticdl.elastic.link.store import KvServer, KvStore
-from elasticdl.elastic.core.world import ALONE
+from elasticdl.elastic.core.protocol import ALONE
 from elasticdl.elastic.link.session import rank_entry
 
 class Asked(KvStore):

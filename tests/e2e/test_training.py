@@ -12,7 +12,7 @@ from running_job import ZOO, RunningJob, start
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from benchmarks.sample_records import consumed
-from elasticdl.elastic.core.progress import epoch_order
+from elasticdl.elastic.core.plan import epoch_order
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker.frameworks import build_model
 from elasticdl.worker.zoo import load_module

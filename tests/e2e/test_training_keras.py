@@ -13,7 +13,7 @@ import pytest
 from running_job import QUICK_KERAS, ZOO, start
 from test_training import BATCH, SAMPLES, assert_each_sample_once, disturb, losses
 
-from elasticdl.elastic.core.progress import epoch_order
+from elasticdl.elastic.core.plan import epoch_order
 from elasticdl.job.spec import JobSpec
 
 EPOCHS = 50

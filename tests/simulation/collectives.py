@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from elasticdl.elastic.core.world import World
+from elasticdl.elastic.core.protocol import World
 from tests.simulation.clock import Clock
 from tests.simulation.lineage import Violation
 

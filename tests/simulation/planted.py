@@ -12,13 +12,13 @@ from typing import Any
 from unittest.mock import patch
 
 from elasticdl.common.backoff import TokenBucket
-from elasticdl.elastic.core import agreement
 from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core import vote as agreement
+from elasticdl.elastic.core.plan import Progress
 from elasticdl.elastic.core.position import Position
-from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.core.protocol import Member, World
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.worker import WorkerCore
-from elasticdl.elastic.core.world import Member, World
 from elasticdl.job import messages as m
 from elasticdl.master.core import events as e
 from elasticdl.master.core import events as i

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.core.progress import SampleOrder
+from elasticdl.elastic.core.plan import BatchPolicy, SampleOrder
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import Phase

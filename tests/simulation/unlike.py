@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from elasticdl.elastic.core.agreement import BatchFacts, Disagreement
-from elasticdl.elastic.core.progress import SampleOrder, StepPlan
-from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, VOTE_SIZE, Vote, mark
+from elasticdl.elastic.core.plan import SampleOrder, StepPlan
+from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, VOTE_SIZE, BatchFacts, Disagreement, Vote, mark
 from elasticdl.elastic.training.data_facts import TRAINING, DataFacts, Source
 from tests.simulation.lineage import Model
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.torch_kit.tensors import ElasticContext
 
 
 class Jobs:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.lifecycle import WorkerState
-from elasticdl.elastic.core.plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy, Progress, SampleOrder, StepPlan
 from elasticdl.elastic.core.position import Position
-from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan
+from elasticdl.elastic.core.protocol import Member, World
 from elasticdl.elastic.core.vote import Vote
-from elasticdl.elastic.core.worker import WorkerCore
-from elasticdl.elastic.core.world import Member, World
+from elasticdl.elastic.core.worker import WorkerCore, WorkerState
 
 S = WorkerState
 ME, OTHER = 3, 5

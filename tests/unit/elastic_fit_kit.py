@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import contextlib
 
-import elasticdl.elastic.keras.backend  # noqa: F401 - before Keras  # isort: skip
+import elasticdl.elastic.keras.tensorflow_adapter  # noqa: F401 - before Keras  # isort: skip
 import keras
 import numpy as np
 from elastic_keras_kit import Board, SumOfThreads, run_all
 from session_kit import FakeMaster, enter
 
-from elasticdl.elastic.core.interruptions import WorldChanged
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.core.world import Member, World
+from elasticdl.elastic.core.protocol import Member, World, WorldChanged
 from elasticdl.elastic.keras.fit import Fit, FitCall
-from elasticdl.elastic.keras.fit_arguments import FitOptions
-from elasticdl.elastic.keras.fit_data import FitData
+from elasticdl.elastic.keras.fit_data import FitData, FitOptions
 from elasticdl.elastic.keras.fit_stages import Stages
-from elasticdl.elastic.keras.keras_job import ElasticContext
+from elasticdl.elastic.keras.loader import ElasticContext
 
 BATCH = 16
 SAMPLES = 64

@@ -5,19 +5,17 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import elasticdl.elastic.keras.backend  # noqa: F401 - before Keras  # isort: skip
+import elasticdl.elastic.keras.tensorflow_adapter  # noqa: F401 - before Keras  # isort: skip
 import keras
 import numpy as np
 import tensorflow as tf
 from session_kit import FakeMaster, enter
 
 from elasticdl.elastic.collectives.horovod import HorovodCollective
-from elasticdl.elastic.core.interruptions import WorldBroken
-from elasticdl.elastic.core.progress import epoch_order
-from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.keras.keras_job import ElasticContext
+from elasticdl.elastic.core.plan import epoch_order
+from elasticdl.elastic.core.protocol import Member, World, WorldBroken
 from elasticdl.elastic.keras.keras_state import KerasState
-from elasticdl.elastic.keras.loader import ElasticDataLoader
+from elasticdl.elastic.keras.loader import ElasticContext, ElasticDataLoader
 from elasticdl.elastic.keras.step import TrainStep
 from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
 

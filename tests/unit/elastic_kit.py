@@ -14,18 +14,15 @@ from torch.utils.data import DataLoader, TensorDataset
 from elasticdl.elastic.collectives.horovod import HorovodCollective
 from elasticdl.elastic.collectives.port import Transfer
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.interruptions import WorldBroken
-from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.core.progress import epoch_order
-from elasticdl.elastic.core.world import Member, World
+from elasticdl.elastic.core.plan import BatchPolicy, epoch_order
+from elasticdl.elastic.core.protocol import Member, World, WorldBroken
 from elasticdl.elastic.torch.loop_host import LoopHost
 from elasticdl.elastic.torch.prepare import PreparedLoader, _speak_to
-from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader, ElasticSampler
-from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader
-from elasticdl.elastic.torch_kit.optimizers import each_of
-from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
-from elasticdl.elastic.torch_kit.torch_adapter import TorchTensors
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, ElasticSampler
+from elasticdl.elastic.torch_kit.own_loader import OwnLoader
+from elasticdl.elastic.torch_kit.refusals import each_of
+from elasticdl.elastic.torch_kit.tensors import ElasticContext, TorchTensors
+from elasticdl.elastic.torch_kit.torch_state import TorchState
 
 
 def make_model(batch_norm=False):

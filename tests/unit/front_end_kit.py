@@ -14,13 +14,12 @@ from session_kit import FakeMaster, enter, lose_world, receive
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.plan import BatchPolicy
+from elasticdl.elastic.core.protocol import World, WorldBroken
 from elasticdl.elastic.core.worker import WorkerCore
-from elasticdl.elastic.core.world import World
-from elasticdl.elastic.torch_kit.participant.host import Outcome
-from elasticdl.elastic.torch_kit.participant.participant import Participant
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.torch_kit.host import Outcome
+from elasticdl.elastic.torch_kit.participant import Participant
+from elasticdl.elastic.torch_kit.tensors import ElasticContext
 
 
 class OwnJob:

@@ -6,11 +6,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.lifecycle import WorkerState
-from elasticdl.elastic.core.worker import WorkerCore
-from elasticdl.elastic.core.world import World
+from elasticdl.elastic.core.protocol import World
+from elasticdl.elastic.core.worker import WorkerCore, WorkerState
 from elasticdl.elastic.link.session import Session
-from elasticdl.elastic.training.steps import Steps
+from elasticdl.elastic.training.job import Steps
 from elasticdl.job import messages as m
 
 

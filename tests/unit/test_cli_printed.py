@@ -235,8 +235,8 @@ def test_a_mark_is_found_in_the_midst_of_a_line_and_however_it_is_read():
 )
 def test_a_worker_marks_each_of_its_files_after_what_it_has_printed_and_of_two_pipes_one(tmp_path, out, err, marked):
     code = (
-        "from elasticdl.elastic.core.world import Member, World\n"
-        "from elasticdl.elastic.training.worlds import print_mark\n"
+        "from elasticdl.elastic.core.protocol import Member, World\n"
+        "from elasticdl.elastic.training.job import print_mark\n"
         "print('before', flush=False)\n"
         "print_mark(7, World.of(2, (Member(7, 'h', 0, False),), 0, ''))\n"
         "print('after')\n"

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from elasticdl.common.reason import MOST_LINES, PACKAGE, Line, Stack, describe, last_words, parse
-from elasticdl.elastic.link.own_stacks import stack_of
+from elasticdl.elastic.link.witness import stack_of
 
 STANDARD = "/usr/lib/python3.11/threading.py"
 LIBRARY = "/venv/lib/python3.11/site-packages/torch/nn/module.py"

@@ -19,14 +19,12 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core import agreement
-from elasticdl.elastic.core.agreement import BatchFacts, Disagreement, checksum_of, newcomers_alone
-from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.core.progress import Progress, StepPlan
-from elasticdl.elastic.core.vote import SAMPLES, VOTE_SIZE, Vote, mark
-from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.training.batch_check import BatchCheck
+from elasticdl.elastic.core import vote as agreement
+from elasticdl.elastic.core.plan import BatchPolicy, Progress, StepPlan, checksum_of
+from elasticdl.elastic.core.protocol import Member, World
+from elasticdl.elastic.core.vote import SAMPLES, VOTE_SIZE, BatchFacts, Disagreement, Vote, mark, newcomers_alone
 from elasticdl.elastic.training.data_facts import EVALUATION, TRAINING, DataFacts, Source
+from elasticdl.elastic.training.state_check import BatchCheck
 from elasticdl.tensorflow import keras
 
 

@@ -11,9 +11,8 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.interruptions import WorldBroken
-from elasticdl.elastic.core.world import Member as InWorld
-from elasticdl.elastic.core.world import World
+from elasticdl.elastic.core.protocol import Member as InWorld
+from elasticdl.elastic.core.protocol import World, WorldBroken
 
 WORKERS = 3
 

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from elasticdl.elastic.link.sockets import shut_published
+from elasticdl.elastic.link.store import shut_published
 
 FAMILIES = [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
 

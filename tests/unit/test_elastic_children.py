@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-BODY = "from elasticdl.elastic.training.children import require_guard\n"
+BODY = "from elasticdl.elastic.training.runtime import require_guard\n"
 
 
 def run(folder, *command):

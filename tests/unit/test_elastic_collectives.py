@@ -15,10 +15,9 @@ from elasticdl.elastic.collectives.opening import require_collective
 from elasticdl.elastic.collectives.port import ENGINE, HEAD_BYTES
 from elasticdl.elastic.collectives.torch_distributed import TorchDistributed
 from elasticdl.elastic.collectives.transfer import broadcast_state
-from elasticdl.elastic.core.interruptions import WorldBroken
-from elasticdl.elastic.core.world import Member, World
+from elasticdl.elastic.core.protocol import Member, World, WorldBroken
 from elasticdl.elastic.link.store import KvStore
-from elasticdl.elastic.torch_kit.torch_adapter import TorchTensors
+from elasticdl.elastic.torch_kit.tensors import TorchTensors
 from elasticdl.tensorflow import tf
 
 

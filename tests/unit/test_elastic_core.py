@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan
+from elasticdl.elastic.core.plan import Progress, SampleOrder, StepPlan
 from elasticdl.elastic.core.worker import MAX_FRUITLESS_WORLDS
 from elasticdl.job import messages as m
 

@@ -1,7 +1,7 @@
 """A loss that is no mean over samples is named before anything is trained, as parts of a batch do not make the whole; one that a mask
 makes a mean over some of the elements is that mean over the whole batch, whoever has which part of it."""
 
-import elasticdl.elastic.keras.backend  # noqa: F401 - before Keras  # isort: skip
+import elasticdl.elastic.keras.tensorflow_adapter  # noqa: F401 - before Keras  # isort: skip
 import keras
 import numpy as np
 import pytest

@@ -5,9 +5,7 @@ import torch
 from elastic_kit import make_data
 from torch.utils.data import DataLoader
 
-from elasticdl.elastic.torch_kit.data.draws import Draws
-from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader
-from elasticdl.elastic.torch_kit.data.stand_in import StandIn
+from elasticdl.elastic.torch_kit.own_loader import Draws, OwnLoader, StandIn
 
 
 def test_a_cache_that_fills_is_none_of_the_data():

@@ -16,24 +16,23 @@ from elastic_kit import Board, Trainee
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticdl.elastic.core.agreement import plain_text
-from elasticdl.elastic.core.plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy, plain_text
 from elasticdl.elastic.core.protocol import SaveScope
-from elasticdl.elastic.torch_kit.pieces.marks import device_marks, marks_of
+from elasticdl.elastic.torch_kit.torch_pieces import device_marks, marks_of
 from elasticdl.elastic.training.attributes import set_by
-from elasticdl.elastic.training.copies import copied
-from elasticdl.elastic.training.fingerprint import (
+from elasticdl.elastic.training.divisible import leaves as leaves_of
+from elasticdl.elastic.training.divisible import mapped
+from elasticdl.elastic.training.pieces import (
     COLUMNS,
     array_marks,
     as_array,
+    copied,
     distance,
     leaves,
     mark,
     plain_mark,
     shown,
 )
-from elasticdl.elastic.training.tree import leaves as leaves_of
-from elasticdl.elastic.training.tree import mapped
 
 
 @dataclasses.dataclass

@@ -18,7 +18,7 @@ from elastic_fit_kit import (
 )
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.keras.data_attributes import MOST_BYTES, DataAttributes
+from elasticdl.elastic.keras.fit_data import MOST_BYTES, DataAttributes
 from elasticdl.elastic.training import plain_data
 
 X, Y = numbers()

@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.torch_kit.reduction import buckets
-from elasticdl.elastic.torch_kit.reduction.hooks import ParameterHooks
+from elasticdl.elastic.torch_kit import reducer as buckets
+from elasticdl.elastic.torch_kit.gradients import ParameterHooks
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

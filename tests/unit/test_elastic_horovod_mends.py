@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.horovod_scripts.mends import (
+from elasticdl.elastic.horovod_scripts.patches import (
     mend_gradient_tape,
     mend_keras_state,
     mend_optimizer_state,
@@ -15,12 +15,12 @@ from elasticdl.elastic.horovod_scripts.mends import (
     restore_lr,
 )
 
-import elasticdl.elastic.keras.backend  # noqa: F401 - before Keras  # isort: skip
+import elasticdl.elastic.keras.tensorflow_adapter  # noqa: F401 - before Keras  # isort: skip
 import keras
 import numpy as np
 import tensorflow as tf
 
-from elasticdl.elastic.horovod_scripts.keras_callbacks import mend_callbacks
+from elasticdl.elastic.horovod_scripts.patches import mend_callbacks
 
 
 def fresh(name):

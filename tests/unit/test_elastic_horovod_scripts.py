@@ -12,11 +12,10 @@ from session_kit import FakeMaster
 from elasticdl.common.credentials import CONNECTED, MASTER, Token, WorkerEnvironment
 from elasticdl.common.errors import JobFailedError
 from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.protocol import Member, World
 from elasticdl.elastic.core.worker import MAX_FRUITLESS_WORLDS
-from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.horovod_scripts.patches import Patches
-from elasticdl.elastic.horovod_scripts.script_worker import ScriptWorker
-from elasticdl.elastic.horovod_scripts.stillness import Stillness
+from elasticdl.elastic.horovod_scripts.script_worker import ScriptWorker, Stillness
 from elasticdl.job import messages as m
 
 elastic_source = pytest.importorskip("horovod.common.elastic").__file__

@@ -10,9 +10,8 @@ import pytest
 
 from elasticdl.common.credentials import CONNECTED, MASTER, Token, WorkerEnvironment
 from elasticdl.common.front_ends import STARTUP_FOLDER, python_path
-from elasticdl.elastic.horovod_scripts import stillness
-from elasticdl.elastic.horovod_scripts.script_worker import warm_up
-from elasticdl.elastic.horovod_scripts.stillness import BUSY, WINDOW_SECONDS, Stillness
+from elasticdl.elastic.horovod_scripts import script_worker as stillness
+from elasticdl.elastic.horovod_scripts.script_worker import BUSY, WINDOW_SECONDS, Stillness, warm_up
 
 ENVIRONMENT = WorkerEnvironment("127.0.0.1:1", Token("token"), 0, "job.json").to_env()
 

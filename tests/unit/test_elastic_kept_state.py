@@ -11,15 +11,11 @@ from session_kit import FakeMaster
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.interruptions import Stopped
-from elasticdl.elastic.core.plan import BatchPlan, BatchPolicy
-from elasticdl.elastic.core.progress import Progress, StepPlan
-from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader
-from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
-from elasticdl.elastic.training.kept_state import KeptState
-from elasticdl.elastic.training.left_behind import leave_behind, take_over
-from elasticdl.elastic.training.worker_files import Handover, SampleRecord
+from elasticdl.elastic.core.plan import BatchPlan, BatchPolicy, Progress, StepPlan
+from elasticdl.elastic.core.protocol import Member, Stopped, World
+from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader
+from elasticdl.elastic.torch_kit.torch_state import TorchState
+from elasticdl.elastic.training.kept_state import Handover, KeptState, SampleRecord, leave_behind, take_over
 from elasticdl.job import messages as m
 from elasticdl.job.spec import JobSpec
 

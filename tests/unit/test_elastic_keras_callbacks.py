@@ -7,7 +7,7 @@ import threading
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from pathlib import Path
 
-import elasticdl.elastic.keras.backend  # noqa: F401 - before Keras  # isort: skip
+import elasticdl.elastic.keras.tensorflow_adapter  # noqa: F401 - before Keras  # isort: skip
 import keras
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ import tensorflow as tf
 from elastic_fit_kit import Fitting, data_of, dense, fit_with_a_newcomer, numbers
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.keras import callback_state
+from elasticdl.elastic.keras import driver as callback_state
 from elasticdl.elastic.training import attributes, plain_data
 
 X, Y = numbers()

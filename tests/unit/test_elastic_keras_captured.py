@@ -1,6 +1,6 @@
 """Variables that are not the model's: those that model and loss read belong to the state, and none may be changed by them."""
 
-import elasticdl.elastic.keras.backend  # noqa: F401 - before Keras  # isort: skip
+import elasticdl.elastic.keras.tensorflow_adapter  # noqa: F401 - before Keras  # isort: skip
 import keras
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from elastic_fit_kit import (
 )
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.keras.fit_arguments import check_compiled, warn_of_eagerness
+from elasticdl.elastic.keras.fit_data import check_compiled, warn_of_eagerness
 
 X, Y = numbers()
 

@@ -13,9 +13,8 @@ from elastic_keras_kit import Board, Count, Trainee, plain_losses, run_all
 from elastic_keras_kit import make_model as make_plain_model
 from session_kit import enter, lose_world
 
-from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.core.world import Member, World
+from elasticdl.elastic.core.protocol import Member, World, WorldBroken
 from elasticdl.worker.keras_learner import KerasLearner
 
 BATCH, EPOCHS, SAMPLES = 16, 10, 50

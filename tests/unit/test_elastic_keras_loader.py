@@ -9,10 +9,8 @@ from session_kit import alone
 
 from elasticdl.common.errors import UserError
 from elasticdl.data import Arrays
-from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.core.progress import epoch_order
-from elasticdl.elastic.keras.keras_job import ElasticContext
-from elasticdl.elastic.keras.loader import AHEAD, ElasticDataLoader, Prefetch, fetch, load
+from elasticdl.elastic.core.plan import BatchPolicy, epoch_order
+from elasticdl.elastic.keras.loader import AHEAD, ElasticContext, ElasticDataLoader, Prefetch, fetch, load
 from elasticdl.tensorflow import tf
 
 TWO = np.array([3, 1])

@@ -11,9 +11,9 @@ from session_kit import FakeMaster
 import elasticdl.elastic.torch as elastic
 from elasticdl.elastic.core.learning_rate import LearningRate, RateControl
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.core.protocol import Member, World
+from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.torch_kit.torch_state import TorchState
 
 
 def world(workers, version=1):

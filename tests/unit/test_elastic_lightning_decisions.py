@@ -12,15 +12,13 @@ from torch.utils.data import DataLoader
 from trainers_kit import process_is_kept  # noqa: F401
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.interruptions import WorldBroken
-from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.lightning.decisions import Decisions
-from elasticdl.elastic.lightning.fit_host import FitHost
-from elasticdl.elastic.lightning.train_loader import TrainLoader
-from elasticdl.elastic.lightning.writing import Writing
-from elasticdl.elastic.torch_kit.participant.agreements import Agreements
-from elasticdl.elastic.torch_kit.participant.participant import Participant
-from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
+from elasticdl.elastic.core.protocol import WorldBroken
+from elasticdl.elastic.core.reporting import Activity
+from elasticdl.elastic.lightning.fit_host import Decisions, FitHost
+from elasticdl.elastic.lightning.strategy import TrainLoader
+from elasticdl.elastic.lightning.trainer_state import Writing
+from elasticdl.elastic.torch_kit.agreements import Agreements
+from elasticdl.elastic.torch_kit.participant import Participant, ScriptPosition
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

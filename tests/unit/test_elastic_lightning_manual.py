@@ -11,11 +11,11 @@ pytest.importorskip("lightning.pytorch")
 
 from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 
-from elasticdl.elastic.core.interruptions import WorldBroken
-from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.lightning.fit_state import Gradients
+from elasticdl.elastic.core.protocol import WorldBroken
+from elasticdl.elastic.core.reporting import Activity
+from elasticdl.elastic.lightning.fit_host import Gradients
 from elasticdl.elastic.lightning.manual import Manual
-from elasticdl.elastic.torch_kit.reduction import buckets
+from elasticdl.elastic.torch_kit import reducer as buckets
 
 
 class Member:

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import ChainDataset, DataLoader, DistributedSampler
 from trainers_kit import make_data, process_is_kept  # noqa: F401
 
-from elasticdl.elastic.lightning import requirements
+from elasticdl.elastic.lightning import fit_host as requirements
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

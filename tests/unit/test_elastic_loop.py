@@ -12,16 +12,15 @@ from torch.utils.data import DataLoader
 
 from elasticdl.common.credentials import CONNECTED, MASTER, WORKER_ID
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.core.world import ALONE, Member, World
+from elasticdl.elastic.core.protocol import ALONE, Member, World
 from elasticdl.elastic.torch.loop_host import LoopHost
 from elasticdl.elastic.torch.prepare import PlainLoop, PreparedLoader, _speak_to, schedulers_of
-from elasticdl.elastic.torch.tape import CannotRemake, Tape
-from elasticdl.elastic.torch.watch import Watch
-from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader
-from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
-from elasticdl.elastic.torch_kit.reduction.buffers import least_samples
+from elasticdl.elastic.torch.tape import CannotRemake, Tape, Watch
+from elasticdl.elastic.torch_kit.buffers import least_samples
+from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.refusals import require_plain
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.torch_kit.torch_state import TorchState
 from elasticdl.elastic.training.runtime import ScriptRuntime
 
 

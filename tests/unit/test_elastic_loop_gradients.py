@@ -14,9 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch.loop_host import LoopHost
-from elasticdl.elastic.torch_kit.optimizers import Optimizers
-from elasticdl.elastic.torch_kit.own_optimizers import OwnOptimizers, look_before_steps
-from elasticdl.elastic.torch_kit.pieces.further import further_modules
+from elasticdl.elastic.torch_kit.refusals import Optimizers, OwnOptimizers, look_before_steps
+from elasticdl.elastic.torch_kit.torch_state import further_modules
 
 
 class Member:

@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy, kl_div
 from torch.utils.data import DataLoader, TensorDataset
 
 import elasticdl.elastic.torch as elastic
-from elasticdl.elastic.core.interruptions import WorldBroken
-from elasticdl.elastic.torch.means import OF_BEFORE
+from elasticdl.elastic.core.protocol import WorldBroken
+from elasticdl.elastic.torch.loop_host import OF_BEFORE
 from elasticdl.elastic.torch.prepare import PlainLoop
 from elasticdl.elastic.training.plain_data import put_together
 

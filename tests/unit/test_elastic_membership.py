@@ -2,8 +2,8 @@
 
 import pytest
 
+from elasticdl.elastic.core.protocol import Member, World, horovod_host
 from elasticdl.elastic.core.reporting import PauseClock
-from elasticdl.elastic.core.world import Member, World, horovod_host
 from elasticdl.elastic.link.session import rank_entry
 
 

@@ -20,11 +20,11 @@ from elasticdl.elastic.collectives.opening import open_collective
 from elasticdl.elastic.collectives.port import Transfer
 from elasticdl.elastic.collectives.torch_distributed import TorchDistributed
 from elasticdl.elastic.collectives.torch_groups import WorldStore, all_reduce, all_to_all
-from elasticdl.elastic.core.interruptions import WorldBroken
-from elasticdl.elastic.core.world import Member, World
+from elasticdl.elastic.core.protocol import Member, World, WorldBroken
 from elasticdl.elastic.link.store import Endpoint, KvStore
-from elasticdl.elastic.torch_kit import gpu, torch_adapter
-from elasticdl.elastic.torch_kit.torch_adapter import TorchTensors
+from elasticdl.elastic.torch_kit import tensors as gpu
+from elasticdl.elastic.torch_kit import tensors as torch_adapter
+from elasticdl.elastic.torch_kit.tensors import TorchTensors
 
 SOON = 5.0
 

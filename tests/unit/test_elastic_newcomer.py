@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader, WeightedRandomSampler
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch.loop_faults import OTHER_ORDER
-from elasticdl.elastic.torch.newcomer import Hints
-from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch
-from elasticdl.elastic.torch_kit.participant.host import OpenBatch
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.torch.loop_host import Hints
+from elasticdl.elastic.torch_kit.host import OpenBatch
+from elasticdl.elastic.torch_kit.own_loader import GlobalBatch
+from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.training.runtime import ScriptRuntime
 
 

@@ -6,8 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.plan import BatchPlan, BatchPolicy, equal_shares, step_seed
-from elasticdl.elastic.core.progress import Progress, SampleOrder, epoch_order
+from elasticdl.elastic.core.plan import (
+    BatchPlan,
+    BatchPolicy,
+    Progress,
+    SampleOrder,
+    epoch_order,
+    equal_shares,
+    step_seed,
+)
 
 sizes = st.integers(1, 2000)
 workers = st.integers(1, 40)

@@ -11,11 +11,11 @@ from test_elastic_schedulers import SCHEDULERS
 from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler as schedulers
 
-from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader
-from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.core.protocol import WorldBroken
+from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader
+from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.torch_kit.torch_state import TorchState
 
 EPOCHS, STEPS = 2, 3  # of 50 samples, 20 at a time
 # At which point, and how often it has been passed before.

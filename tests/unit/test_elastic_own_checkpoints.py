@@ -12,9 +12,9 @@ from newcomer_kit import EPOCHS, STANDS, Member, late_of, train
 from refusal_kit import refused
 from session_kit import FakeMaster
 
-from elasticdl.elastic.core.interruptions import Stopped
-from elasticdl.elastic.torch.beginning import mark_of
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.core.protocol import Stopped
+from elasticdl.elastic.torch.approach import mark_of
+from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.training.runtime import ScriptRuntime
 from elasticdl.proto import elasticdl_pb2 as pb
 

@@ -14,8 +14,8 @@ from torch.nn.utils.prune import l1_unstructured
 from elasticdl.callbacks import Callback
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import SaveScope
-from elasticdl.elastic.torch_kit.pieces.groups import Groups
-from elasticdl.elastic.torch_kit.pieces.model_attributes import Attributes, holders_of_callbacks
+from elasticdl.elastic.torch_kit.model_attributes import Attributes, holders_of_callbacks
+from elasticdl.elastic.torch_kit.torch_pieces import Groups
 from elasticdl.elastic.training.pieces import Piece
 
 POLICY = BatchPolicy(20, None, 10)

@@ -9,9 +9,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader
-from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader
+from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.torch_kit.torch_state import TorchState
 
 EPOCHS, BATCH, SAMPLES = 2, 32, 256
 

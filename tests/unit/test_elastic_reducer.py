@@ -8,9 +8,9 @@ import torch
 from elastic_kit import Board, SumOfThreads, in_threads
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.interruptions import WorldBroken
-from elasticdl.elastic.torch_kit.reduction import buckets
-from elasticdl.elastic.torch_kit.reduction.reducer import ROOM, GradientReducer
+from elasticdl.elastic.core.protocol import WorldBroken
+from elasticdl.elastic.torch_kit import reducer as buckets
+from elasticdl.elastic.torch_kit.reducer import ROOM, GradientReducer
 
 
 @pytest.fixture(autouse=True)

@@ -7,12 +7,11 @@ from session_kit import FakeMaster
 
 from elasticdl.common.credentials import MASTER_TIMEOUT, Token, WorkerEnvironment
 from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.plan import Progress
 from elasticdl.elastic.core.position import Position
-from elasticdl.elastic.core.progress import Progress
-from elasticdl.elastic.core.reporting import KEPT_STEPS, Reporting
-from elasticdl.elastic.core.step_times import Activity
+from elasticdl.elastic.core.protocol import Member, World
+from elasticdl.elastic.core.reporting import KEPT_STEPS, Activity, Reporting
 from elasticdl.elastic.core.vote import Vote
-from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.link.store import Refusal
 from elasticdl.job import messages as m
 

@@ -10,10 +10,9 @@ from refusal_kit import refused
 
 import elasticdl.elastic.torch as elastic_torch
 from elasticdl.common.errors import ArgumentError
-from elasticdl.elastic.keras.fit_arguments import FitOptions, bounded
-from elasticdl.elastic.keras.fit_data import FitData, check_weights
-from elasticdl.elastic.keras.keras_job import own
-from elasticdl.elastic.keras.rate import KerasRate
+from elasticdl.elastic.keras.driver import KerasRate
+from elasticdl.elastic.keras.fit_data import FitData, FitOptions, bounded, check_weights
+from elasticdl.elastic.keras.loader import own
 from elasticdl.elastic.training.batch_shape import whole_number
 
 X, Y = np.ones((6, 2), "float32"), np.zeros((6, 1), "float32")

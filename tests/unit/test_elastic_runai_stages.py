@@ -8,9 +8,8 @@ import pytest
 from elastic_keras_kit import Board, SumOfThreads, make_model, run_all
 
 from elasticdl.common.errors import JobFailedError, UserError
-from elasticdl.elastic.core.interruptions import StageSuperseded, WorldChanged
-from elasticdl.elastic.core.progress import Progress
-from elasticdl.elastic.core.world import ALONE, Member, World
+from elasticdl.elastic.core.plan import Progress
+from elasticdl.elastic.core.protocol import ALONE, Member, StageSuperseded, World, WorldChanged
 from elasticdl.elastic.keras.fit_stages import Stages
 from elasticdl.elastic.training import plain_data
 

@@ -13,13 +13,11 @@ from refusal_kit import refused
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.plan import BatchPolicy, equal_shares
-from elasticdl.elastic.core.progress import Progress, epoch_order
-from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.torch_kit.data.loaders import ElasticSampler
-from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnCursor, OwnLoader
-from elasticdl.elastic.torch_kit.reduction.gradients import WeighedGradients
-from elasticdl.elastic.torch_kit.reduction.hooks import ParameterHooks
+from elasticdl.elastic.core.plan import BatchPolicy, Progress, epoch_order, equal_shares
+from elasticdl.elastic.core.protocol import Member, World
+from elasticdl.elastic.torch_kit.gradients import ParameterHooks, WeighedGradients
+from elasticdl.elastic.torch_kit.loaders import ElasticSampler
+from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnCursor, OwnLoader
 from elasticdl.elastic.training.cursor import Cursor
 
 

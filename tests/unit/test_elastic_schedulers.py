@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler as s
 from torch.optim.swa_utils import SWALR
 from torch.utils.data import DataLoader, TensorDataset
 
-from elasticdl.elastic.torch_kit.pieces.schedulers import rest_while
+from elasticdl.elastic.torch_kit.torch_state import rest_while
 
 EPOCHS, BATCHES = 4, 4
 STEPS = EPOCHS * BATCHES

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from elasticdl.common.front_ends import python_path
-from elasticdl.elastic.training.seeds import SEED, SEEDED, seed_if_unused, used_streams_kept
+from elasticdl.elastic.training.runtime import SEED, SEEDED, seed_if_unused, used_streams_kept
 
 DRAWS = "import random; a = random.random(); import numpy.random; print(a, numpy.random.rand())"
 CHILD = "import os, subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
@@ -75,7 +75,7 @@ def test_a_seed_of_the_scripts_own_stays():
 
 @pytest.mark.usefixtures("_keep_streams")
 def test_init_leaves_keras_as_the_script_has_seeded_it():
-    from elasticdl.elastic.keras.backend import seed_keras
+    from elasticdl.elastic.keras.tensorflow_adapter import seed_keras
     from elasticdl.tensorflow import keras, tf
 
     keras.utils.set_random_seed(7)
@@ -90,7 +90,7 @@ def test_init_leaves_keras_as_the_script_has_seeded_it():
 def test_init_leaves_torch_as_the_script_has_seeded_it():
     import torch
 
-    from elasticdl.elastic.torch_kit.first_seed import seed_torch
+    from elasticdl.elastic.torch_kit.tensors import seed_torch
 
     with torch.random.fork_rng():
         torch.manual_seed(7)

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 from session_kit import FakeMaster
 
-from elasticdl.elastic.core.interruptions import Stopped
-from elasticdl.elastic.core.progress import Progress
-from elasticdl.elastic.torch_kit.participant.participant import Participant
-from elasticdl.elastic.training.sigterm import Sigterm
+from elasticdl.elastic.core.plan import Progress
+from elasticdl.elastic.core.protocol import Stopped
+from elasticdl.elastic.torch_kit.participant import Participant
+from elasticdl.elastic.training.job import Sigterm
 from elasticdl.job import messages as m
 
 

@@ -15,11 +15,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.torch_kit.data.own_loader import RandomStreams
-from elasticdl.elastic.torch_kit.pieces.torch_pieces import PREPARED
+from elasticdl.elastic.core.protocol import Member, World, WorldBroken
+from elasticdl.elastic.torch_kit.own_loader import RandomStreams
+from elasticdl.elastic.torch_kit.torch_pieces import PREPARED
 from elasticdl.tensorflow import keras
 
 POLICY = BatchPolicy(16, None)

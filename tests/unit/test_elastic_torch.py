@@ -15,15 +15,13 @@ from torch.nn.functional import cross_entropy
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.transfer import put_tensors, take_tensors
 from elasticdl.elastic.core.learning_rate import LearningRate
-from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.core.progress import epoch_order
-from elasticdl.elastic.core.world import Member, World
+from elasticdl.elastic.core.plan import BatchPolicy, epoch_order
+from elasticdl.elastic.core.protocol import Member, World
 from elasticdl.elastic.torch.prepare import PlainLoop
-from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader
-from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
-from elasticdl.elastic.torch_kit.reduction.buckets import Buckets
-from elasticdl.elastic.torch_kit.reduction.reducer import GradientReducer
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader
+from elasticdl.elastic.torch_kit.reducer import Buckets, GradientReducer
+from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.torch_kit.torch_state import TorchState
 from elasticdl.elastic.training.runtime import ScriptRuntime
 
 

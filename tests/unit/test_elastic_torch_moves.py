@@ -13,13 +13,12 @@ from session_kit import FakeMaster, enter
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
-from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.core.progress import epoch_order
+from elasticdl.elastic.core.plan import BatchPolicy, epoch_order
 from elasticdl.elastic.torch.tape import Tape
-from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader
-from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
-from elasticdl.elastic.torch_kit.reduction.named import STEPS_LOOKED_AT
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.torch_kit.buffers import STEPS_LOOKED_AT
+from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader
+from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.torch_kit.torch_state import TorchState
 
 
 class Moving(torch.nn.Module):

@@ -12,13 +12,12 @@ from torch.utils.data import IterableDataset
 from trainers_kit import process_is_kept, transformers  # noqa: F401
 from transformers import GPT2Config, GPT2LMHeadModel, TrainerControl, TrainingArguments
 
-from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.plan import MicroBatch
-from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.torch_kit.participant.agreements import Agreements, Answers
+from elasticdl.elastic.core.protocol import WorldBroken
+from elasticdl.elastic.core.reporting import Activity
+from elasticdl.elastic.torch_kit.agreements import Agreements, Answers
 from elasticdl.elastic.transformers import Seq2SeqTrainer, Trainer, elastic_trainer, patch
-from elasticdl.elastic.transformers.decisions import FLAGS, Decisions
-from elasticdl.elastic.transformers.items import Items
+from elasticdl.elastic.transformers.trainer_host import FLAGS, Decisions, Items
 from elasticdl.elastic.transformers.writing import is_meant, to_resume_from
 
 

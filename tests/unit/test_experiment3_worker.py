@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.experiments.convergence.plan import go_file, held_file
 from benchmarks.experiments.convergence.resnet20 import GRID, LIMIT, TERMS, AddedExactly, Hold
-from elasticdl.elastic.torch_kit.reduction.hooks import ParameterHooks
+from elasticdl.elastic.torch_kit.gradients import ParameterHooks
 
 
 def gradients(exact):

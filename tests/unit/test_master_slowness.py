@@ -5,7 +5,7 @@ import random
 import pytest
 from master_kit import Cluster
 
-from elasticdl.elastic.core.step_times import WINDOW
+from elasticdl.elastic.core.reporting import WINDOW
 from elasticdl.job import messages as m
 from elasticdl.job.messages import Pace, StepTimes
 from elasticdl.job.spec import WorkerRange

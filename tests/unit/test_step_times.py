@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticdl.elastic.core.step_times import WINDOW, Activity, StepClock
-from elasticdl.elastic.torch_kit.gpu import PassTimer
+from elasticdl.elastic.core.reporting import WINDOW, Activity, StepClock
+from elasticdl.elastic.torch_kit.tensors import PassTimer
 from elasticdl.job.messages import StepTimes
 
 PHASES = (Activity.DATA, Activity.COMPUTE, Activity.WAIT, Activity.UPDATE)

@@ -8,7 +8,7 @@ from benchmarks.storm import training
 from benchmarks.storm.driver import Kind, schedule
 from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH, Wrong, check_journal, compare, undisturbed
 from benchmarks.storm.zoo import watched_softmax
-from elasticdl.elastic.core.progress import epoch_order
+from elasticdl.elastic.core.plan import epoch_order
 
 
 @pytest.mark.parametrize("count", [1, len(Kind), 100])

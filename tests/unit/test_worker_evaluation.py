@@ -9,8 +9,8 @@ from torch.utils.data import TensorDataset
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.horovod import HorovodCollective
-from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.torch_kit.torch_adapter import TorchTensors
+from elasticdl.elastic.core.reporting import Activity
+from elasticdl.elastic.torch_kit.tensors import TorchTensors
 from elasticdl.worker.torch_learner import TorchEvaluator
 
 

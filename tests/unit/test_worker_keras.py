@@ -14,8 +14,7 @@ from worker_kit import Script, function
 
 import keras  # isort: skip
 
-from elasticdl.elastic.core.interruptions import Stopped
-from elasticdl.elastic.core.world import Member, World
+from elasticdl.elastic.core.protocol import Member, Stopped, World
 from elasticdl.elastic.keras import driver
 
 

@@ -15,7 +15,7 @@ from worker_kit import function
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.keras.backend import prepare_devices
+from elasticdl.elastic.keras.tensorflow_adapter import prepare_devices
 from elasticdl.worker.check import check
 from elasticdl.worker.frameworks import build_model, set_defaults
 from elasticdl.worker.keras_learner import KerasEvaluator, OneFeature, name_metrics, one_feature

@@ -18,17 +18,17 @@ from elasticdl.common.credentials import Token, WorkerEnvironment
 from elasticdl.common.process_group import ProcessGroup
 from elasticdl.elastic.collectives.port import memory_of_the_worker
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.torch_kit.pieces import torch_pieces
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.core.protocol import Member, World
+from elasticdl.elastic.torch_kit import torch_pieces
+from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.training import state as training_state
 from elasticdl.job import messages as m
 from elasticdl.places import worker_process
 from elasticdl.places.worker_process import InFile, MemoryKills, Spawner, WorkerRun
 from elasticdl.worker import main
-from elasticdl.worker.batch_sizes import batch_policy
+from elasticdl.worker.first_samples import batch_policy
 from elasticdl.worker.torch_learner import TorchLearner
-from elasticdl.worker.user_code import users_traceback
+from elasticdl.worker.zoo import users_traceback
 
 
 @pytest.fixture

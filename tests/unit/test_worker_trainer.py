@@ -9,9 +9,9 @@ from worker_kit import Script, function, make_job, spec_maker
 
 from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.interruptions import Stopped
+from elasticdl.elastic.core.protocol import Stopped
 from elasticdl.job import messages as m
-from elasticdl.worker.checkpoint import CHECKPOINT_THREAD
+from elasticdl.worker.learner import CHECKPOINT_THREAD
 
 
 @pytest.fixture

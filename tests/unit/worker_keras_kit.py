@@ -6,7 +6,7 @@ import tensorflow as tf
 import worker_kit
 from worker_kit import Counting, Job, Script, job_of
 
-from elasticdl.elastic.keras.keras_job import ElasticContext
+from elasticdl.elastic.keras.loader import ElasticContext
 from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
 from elasticdl.elastic.training import plain_data
 from elasticdl.job.spec import JobSpec

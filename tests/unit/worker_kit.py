@@ -14,15 +14,13 @@ from session_kit import FakeMaster, let_break
 from elasticdl.elastic.collectives.horovod import HorovodCollective
 from elasticdl.elastic.collectives.port import Transfer
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.interruptions import WorldBroken
+from elasticdl.elastic.core.protocol import Member, World, WorldBroken
 from elasticdl.elastic.core.worker import WorkerCore
-from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.torch_kit.reduction.buckets import STEP
-from elasticdl.elastic.torch_kit.torch_adapter import TorchTensors
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.torch_kit.reducer import STEP
+from elasticdl.elastic.torch_kit.tensors import ElasticContext, TorchTensors
 from elasticdl.job import messages as m
 from elasticdl.job.spec import JobSpec
-from elasticdl.worker.batch_sizes import batch_policy
+from elasticdl.worker.first_samples import batch_policy
 from elasticdl.worker.frameworks import build_model
 from elasticdl.worker.learner import Learner
 from elasticdl.worker.torch_learner import TorchLearner

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.experiments.zoo.step_log import StepLog
 from elasticdl.callbacks import Callback
-from elasticdl.elastic.torch_kit.reduction.buckets import Buckets
+from elasticdl.elastic.torch_kit.reducer import Buckets
 
 VARIABLE = "EXPERIMENT_STEP"
 FEATURES = 8

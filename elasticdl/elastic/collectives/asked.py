@@ -10,8 +10,7 @@ import contextlib
 from collections.abc import Iterator
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.interruptions import WorldBroken
-from elasticdl.elastic.core.world import ALONE, World
+from elasticdl.elastic.core.protocol import ALONE, World, WorldBroken
 from elasticdl.elastic.link.store import KvStore, Refusal
 
 SCOPE = "asked"

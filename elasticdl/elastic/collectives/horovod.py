@@ -13,12 +13,9 @@ import numpy as np
 
 from elasticdl.common.credentials import SHARED_GPU
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.collectives.polling import naps
-from elasticdl.elastic.collectives.port import Collective, world_broken
-from elasticdl.elastic.collectives.tensor_adapter import TensorAdapter
-from elasticdl.elastic.core.world import World, horovod_host
-from elasticdl.elastic.link.sockets import break_connections
-from elasticdl.elastic.link.store import LOOPBACK, Endpoint, KvServer
+from elasticdl.elastic.collectives.port import Collective, TensorAdapter, naps, world_broken
+from elasticdl.elastic.core.protocol import World, horovod_host
+from elasticdl.elastic.link.store import LOOPBACK, Endpoint, KvServer, break_connections
 
 RAISERS = ("horovod", "tensorflow")  # packages
 TENSORFLOW_ERRORS = frozenset({"UnknownError", "AbortedError", "CancelledError"})

@@ -21,9 +21,9 @@ import torch.distributed as dist
 
 from elasticdl.common.credentials import SHARED_GPU
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.collectives.polling import naps
+from elasticdl.elastic.collectives.port import naps
 from elasticdl.elastic.collectives.torch_groups import Begun, WorldStore, all_reduce
-from elasticdl.elastic.core.interruptions import WorldBroken
+from elasticdl.elastic.core.protocol import WorldBroken
 
 log = logging.getLogger(__name__)
 

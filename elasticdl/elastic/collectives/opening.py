@@ -7,8 +7,7 @@ from types import ModuleType
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.horovod import HorovodCollective, is_wanted, require_horovod
-from elasticdl.elastic.collectives.port import Collective
-from elasticdl.elastic.collectives.tensor_adapter import TensorAdapter
+from elasticdl.elastic.collectives.port import Collective, TensorAdapter
 from elasticdl.elastic.link.store import Endpoint
 
 

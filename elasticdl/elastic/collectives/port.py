@@ -1,7 +1,7 @@
 """The port between elastic training and a library that moves tensors: `Collective`.
 
 An engine is a subclass: `elasticdl.elastic.collectives.horovod`, `elasticdl.elastic.collectives.torch_distributed`. Whose
-tensors it moves is said by the adapter that it is given (`elasticdl.elastic.collectives.tensor_adapter`), so each engine
+tensors it moves is said by the adapter that it is given (`elasticdl.elastic.collectives.port`), so each engine
 works with each framework.
 """
 
@@ -14,19 +14,87 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from elasticdl.common.credentials import SHARED_GPU
 from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.collectives.asked import PATIENCE, Asked
-from elasticdl.elastic.collectives.tensor_adapter import Bytes, HostCopy, TensorAdapter
-from elasticdl.elastic.core.interruptions import WorldBroken
-from elasticdl.elastic.core.world import ALONE, World
+from elasticdl.elastic.core.protocol import ALONE, World, WorldBroken
 from elasticdl.elastic.link.store import KvStore, Refusal
 from elasticdl.elastic.link.witness import Operations
+
+# What training asks of a framework whose tensors travel between workers: one adapter for each framework.
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class HostCopy(Protocol):
+    """A tensor's contents on their way from a device to the host."""
+
+    def is_done(self) -> bool: ...
+
+    def wait(self) -> Any:
+        """The copy on the host."""
+
+
+class TensorAdapter(Protocol):
+    """How an engine gets at a framework's tensors, and how those become bytes. NumPy arrays are taken for tensors, too."""
+
+    title: str  # the framework, as users know it
+    horovod: str  # Horovod's module for the framework
+    lends_gpu_memory: bool  # torch.distributed can have the framework's tensors on a GPU as they are
+
+    @property
+    def kind(self) -> type:
+        """The class of its tensors."""
+
+    @property
+    def has_gpu(self) -> bool:
+        """This worker computes on one."""
+
+    def operations(self, module: ModuleType, *, on_gpu: bool) -> Any:
+        """What of Horovod's module is used, by the names that ``horovod.torch`` has: Sum, allreduce_async_, broadcast_async_,
+        alltoall_async, poll, synchronize. ``on_gpu``: tensors on a GPU are reduced there."""
+
+    # -- sums and exchanges --
+
+    def lend(self, tensor: Any, *, natively: bool) -> Any:
+        """What an engine works on, and may overwrite: the tensor's own memory if that can be.
+
+        ``natively``: for Horovod, which has operations for the framework's own tensors. Else what torch makes a tensor of
+        without a copy: one of its own, a NumPy array or a DLPack capsule.
+        """
+
+    def copy_to_host(self, lent: Any) -> HostCopy | None:
+        """For an engine that can't be handed what is on a device; None if it is on the host."""
+
+    def summed(self, tensor: Any, result: Any) -> Any:
+        """What the caller gets for the tensor that it has given, from what the engine has made of that: in place if it can be."""
+
+    def arrived(self, tensor: Any, result: Any) -> Any:
+        """What the caller gets, from what an exchange has brought: on the device and of the type of the tensor that it has given."""
+
+    # -- a state as bytes --
+
+    def size(self, tensor: Any) -> int:
+        """In bytes."""
+
+    def describe(self, tensor: Any, *, on_host: bool) -> Any:
+        """What `from_bytes` needs to know; it is pickled. ``on_host``: the tensor need not arrive on a device."""
+
+    def to_bytes(self, tensor: Any) -> Any:
+        """What `read` takes parts of, where the tensor is."""
+
+    def read(self, content: Any, cut: slice) -> Bytes:
+        """On the host."""
+
+    def from_bytes(self, content: Bytes, description: Any) -> Any: ...
+
 
 log = logging.getLogger(__name__)
 
@@ -344,3 +412,20 @@ def memory_of_the_worker(what: str) -> Iterator[None]:
         if any(each.__name__ in MEMORY_ERRORS for each in type(error).__mro__) or "out of memory" in str(error).lower():
             raise ShortOfMemoryError(f"too little memory for {what}: {one_line(error)}") from error
         raise
+
+
+# Waiting for what can only be looked at.
+
+# Between two looks: a small part of the time waited so far, within bounds in seconds.
+SLEEP_PART = 1 / 16
+SHORTEST_SLEEP = 50e-6
+LONGEST_SLEEP = 1e-3
+
+
+def naps() -> Iterator[float]:
+    """The seconds waited so far, again and again, with a sleep in between."""
+    began = time.monotonic()
+    while True:
+        waited = time.monotonic() - began
+        yield waited
+        time.sleep(min(max(waited * SLEEP_PART, SHORTEST_SLEEP), LONGEST_SLEEP))

@@ -31,8 +31,7 @@ import torch.distributed as dist
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives import nccl
-from elasticdl.elastic.collectives.port import TORCH, TORCH_NCCL, Collective, Transfer, world_broken
-from elasticdl.elastic.collectives.tensor_adapter import TensorAdapter
+from elasticdl.elastic.collectives.port import TORCH, TORCH_NCCL, Collective, TensorAdapter, Transfer, world_broken
 from elasticdl.elastic.collectives.torch_groups import (
     CONNECT_SECONDS,
     Begun,
@@ -41,10 +40,8 @@ from elasticdl.elastic.collectives.torch_groups import (
     all_to_all,
     broadcast,
 )
-from elasticdl.elastic.core.interruptions import WorldBroken
-from elasticdl.elastic.core.world import World
-from elasticdl.elastic.link.sockets import break_connections
-from elasticdl.elastic.link.store import Endpoint
+from elasticdl.elastic.core.protocol import World, WorldBroken
+from elasticdl.elastic.link.store import Endpoint, break_connections
 from elasticdl.elastic.link.witness import Operations
 
 # In a broken world: until a collective has failed by itself, or is left alone.

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from elasticdl.elastic.collectives.port import Collective, memory_of_the_worker
-from elasticdl.elastic.collectives.tensor_adapter import Bytes
+from elasticdl.elastic.collectives.port import Bytes, Collective, memory_of_the_worker
 
 PIECE_BYTES = 16 << 20  # smaller ones take more rounds, larger ones leave the processor's cache
 

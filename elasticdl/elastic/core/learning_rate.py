@@ -2,7 +2,7 @@
 
 With a fixed global batch only the schedule does anything: the batch does not change, so neither may the learning rate.
 What differs between frameworks (setting the rate of an optimizer) is in the twins
-(`elasticdl.elastic.torch_kit.pieces.torch_state`).
+(`elasticdl.elastic.torch_kit.torch_state`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Literal
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.world import World
+from elasticdl.elastic.core.protocol import World
 
 Scaling = Literal["linear", "sqrt"]
 Schedule = Callable[[int], float]

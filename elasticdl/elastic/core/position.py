@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan
+from elasticdl.elastic.core.plan import Progress, SampleOrder, StepPlan
 from elasticdl.elastic.core.protocol import SaveScope
 from elasticdl.elastic.core.vote import Vote
 

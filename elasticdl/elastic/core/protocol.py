@@ -7,11 +7,60 @@ Events are what may change the membership. What happens in each step is none (`W
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from typing import Self
 
-from elasticdl.elastic.core.world import World
-from elasticdl.job.messages import Failed, Finished, KvPut, Message, Notice, Order
+from elasticdl.common.errors import ElasticDLError
+from elasticdl.job.messages import Failed, Finished, KvPut, Message, Notice, Order, standing
+from elasticdl.job.messages import Member as Member
+
+# A world as one of its members sees it.
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """So many workers, numbered by rank, and this worker's place among them. It knows rank 0 and itself, not the others."""
+
+    version: int
+    size: int
+    rank: int
+    standing: int  # the first so many ranks hold the same state as rank 0; 0: nobody holds any
+    root: Member
+    own: Member
+    reason: str = ""
+
+    @classmethod
+    def of(cls, version: int, members: Sequence[Member], rank: int, reason: str = "") -> Self:
+        """As the member of this rank sees it. ``members``: in rank order."""
+        return cls(version, len(members), rank, standing(members), members[0], members[rank], reason)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether nobody holds any training state yet."""
+        return self.standing == 0
+
+    @property
+    def needs_sync(self) -> bool:
+        """Whether members differ. After a planned shrink all stand at the same place, and nothing need be sent."""
+        return self.standing < self.size
+
+    def stands_with_root(self, rank: int) -> bool:
+        """Whether a member holds the same state as rank 0."""
+        return rank < self.standing
+
+
+def horovod_host(world: World) -> str:
+    """The name of the host that Horovod is told this worker runs on: one of its own.
+
+    A worker sees one device, so its local rank is 0. And a host of its own saves Horovod two of the three full meshes
+    that it builds on each init (all workers, those of one host, those with one local rank on all hosts).
+    """
+    return f"{world.own.host}-{world.own.worker_id}"
+
+
+ALONE = World.of(version=0, members=(Member(worker_id=0, host="localhost", step=0, has_state=False),), rank=0)
 
 
 class Event:
@@ -27,7 +76,7 @@ class Instruction:
 
 
 class Trigger(Event, StrEnum):
-    """What may happen to a worker, in the words of the table in `elasticdl.elastic.core.lifecycle`."""
+    """What may happen to a worker, in the words of the table in `elasticdl.elastic.core.worker`."""
 
     # Events of which there is no more to say.
     READY = "it is warm"
@@ -210,3 +259,34 @@ class Fail(Instruction):
 
     error: type[Exception]
     message: str
+
+
+# What the elastic loop raises to change its course.
+#
+# ElasticDLError
+# +-- WorldBroken    a collective failed: restore, join the next world, sync, go on
+# +-- WorldChanged   all members agreed to leave after this step: join the next world, sync, go on
+# +-- StageSuperseded      the others have ended this training already: leave it, and go on in the script
+# +-- Stopped        this worker is to leave for good: clean up and end the process
+
+
+class WorldBroken(ElasticDLError):
+    """A collective of this world failed; parameters are as before or as after the step, never in between."""
+
+
+class WorldChanged(ElasticDLError):
+    """The vote of the last step says that everybody leaves this world now."""
+
+
+class StageSuperseded(ElasticDLError):
+    """This worker is in a training that the others have ended; there is a later one to take part in."""
+
+
+class Stopped(ElasticDLError):
+    """This worker was told to leave: the job stops, or it alone is drained and training goes on without it."""
+
+    def __init__(self, reason: str, *, checkpoint: bool, drained: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.checkpoint = checkpoint
+        self.drained = drained

@@ -29,9 +29,8 @@ import numpy as np
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.keras import models
 from elasticdl.elastic.keras.coupling import couplings_of_step, most_probed
-from elasticdl.elastic.keras.keras_job import own
 from elasticdl.elastic.keras.keras_state import KerasState as _State
-from elasticdl.elastic.keras.loader import Dataset, ElasticDataLoader, load
+from elasticdl.elastic.keras.loader import Dataset, ElasticDataLoader, load, own
 from elasticdl.elastic.keras.step import TrainStep
 from elasticdl.elastic.training.divisible import rows_of
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.keras.forward import has_losses_of_batches
-from elasticdl.elastic.keras.step import SEED_NAME, TrainStep
+from elasticdl.elastic.keras.step import SEED_NAME, TrainStep, has_losses_of_batches
 from elasticdl.elastic.training.divisible import (
     MOST_PROBED,
     Passes,

@@ -8,24 +8,281 @@ receives that of rank 0, and a checkpoint holds it. So a hook need not be repeat
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from types import CodeType, FunctionType, MethodType
 from typing import Any
+
+import numpy as np
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.learning_rate import LearningRate
-from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.core.world import World
-from elasticdl.elastic.keras import callback_state
-from elasticdl.elastic.keras.callback_outside import Outside
-from elasticdl.elastic.keras.keras_job import ElasticContext
+from elasticdl.elastic.core.protocol import World
+from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.keras.keras_state import KerasState
-from elasticdl.elastic.keras.rate import KerasRate
-from elasticdl.elastic.training.attributes import CONTENT
-from elasticdl.elastic.training.consensus import from_root, of_all
+from elasticdl.elastic.keras.loader import ElasticContext
+from elasticdl.elastic.training import attributes, plain_data
+from elasticdl.elastic.training.attributes import CONTENT, Content, Kinds, is_scripts_own
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.epochs import EpochLedger
-from elasticdl.tensorflow import keras
+from elasticdl.elastic.training.evaluation import from_root, of_all
+from elasticdl.elastic.training.state import TrainingState
+from elasticdl.tensorflow import keras, tf
+
+# The learning rate by Keras's schedules of the epoch, in a training whose number of workers changes.
+
+KEPT = ("before", "factor", "epoch", "asked", "answer")
+
+
+class KerasRate:
+    """The rate by a schedule of the epoch; elastic training asks for it anew when the world changes.
+
+    Keras asks a schedule once an epoch, and may hand it the rate so far. All workers do the same here, and a worker that comes
+    later is sent the answer of the others. What a callback makes of the rate besides is a factor on the schedule's.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._own = float(optimizer.learning_rate)
+        self._schedule: Callable[..., float] | None = None
+        self._takes_rate = False
+        self.before = self._own
+        self.factor = 1.0
+        self.epoch = -1  # the last one that has begun
+        self.asked = -1  # the last epoch that the schedule was asked for
+        self.answer = self._own
+
+    def follow(self, schedule: Callable[..., float], *, may_take_rate: bool) -> None:
+        """``may_take_rate``: hand it the rate so far, if it takes a second argument."""
+        self._schedule = schedule
+        self._takes_rate = may_take_rate and _takes_two(schedule)
+
+    @property
+    def has_schedule(self) -> bool:
+        return self._schedule is not None
+
+    def __call__(self, epoch: int) -> float:
+        """Raises UserError if the schedule returned no rate."""
+        return self._scheduled(epoch) * self.factor
+
+    def begin_epoch(self, epoch: int) -> None:
+        if self.has_schedule:
+            self.before = (self._own if self.epoch < 0 else self._scheduled(self.epoch)) * self.factor
+            self.factor = 1.0  # a schedule starts from the rate that callbacks have left, or from none
+        self.epoch = epoch
+
+    @contextlib.contextmanager
+    def watched(self, state: TrainingState) -> Iterator[None]:
+        """What callbacks within set the optimizer's rate to stays in force, also if the rate goes by rules."""
+        if state.rate is None:
+            yield
+            return
+        before = state.learning_rate
+        yield
+        after = state.learning_rate
+        if after != before and before:
+            self.factor *= after / before
+            state.rate.ask_again()
+
+    def kept(self) -> dict[str, float]:
+        return {name: getattr(self, name) for name in KEPT}
+
+    def load(self, kept: dict[str, float]) -> None:
+        for name in KEPT:
+            setattr(self, name, kept.get(name, getattr(self, name)))
+
+    def _scheduled(self, epoch: int) -> float:
+        if self._schedule is None or self.asked == epoch:
+            return self.answer
+        rate = self._schedule(epoch, self.before) if self._takes_rate else self._schedule(epoch)
+        if isinstance(rate, bool) or not hasattr(rate, "__float__") or np.ndim(rate):
+            raise UserError(
+                f"LearningRateScheduler: its function gave {rate!r} for epoch {epoch}, counted from 0; it must return the "
+                "learning rate, a number"
+            )
+        self.asked, self.answer = epoch, float(rate)
+        return self.answer
+
+
+def _takes_two(schedule: Callable[..., float]) -> bool:
+    try:
+        inspect.signature(schedule).bind(0, 0.0)
+    except (TypeError, ValueError):  # a ValueError: some builtins tell nothing about themselves
+        return False
+    return True
+
+
+# What a Keras callback keeps of itself: what of it travels to other workers and into checkpoints, and how.
+#
+# See `elasticdl.elastic.training.attributes`.
+
+KERAS_KNOWN = "3.15"
+GREATEST_IS_BEST = ("acc", "auc", "fmeasure")  # in a metric's name
+FOREIGN = ("model", "_model", "params")  # attributes that Keras itself sets
+
+Attributes = dict[str, Any]
+
+
+def take(callback: Any, *, copy: bool = True) -> Attributes:
+    """Everything of a callback that travels."""
+    return attributes.take(callback, KINDS, FOREIGN, copy=copy)
+
+
+def changed(callback: Any, first: Mapping[str, Any]) -> Attributes:
+    """What has changed since `take` gave ``first``; by reference."""
+    present = take(callback, copy=False)
+    return {
+        name: value
+        for name, value in present.items()
+        if name not in first or plain_data.checksum(value) != plain_data.checksum(first[name])
+    }
+
+
+def put(callback: Any, kept: Mapping[str, Any]) -> None:
+    """Let a callback have what `take` or `changed` gave, from another worker perhaps."""
+    for path, value in kept.items():
+        if not attributes.put(callback, path, value, KINDS):
+            logging.getLogger(__name__).warning(
+                "%s.%s of this worker has no content that could be set to that of the others'",
+                type(callback).__name__,
+                path.removeprefix(attributes.CONTENT),
+            )
+
+
+def left_behind(callback: Any) -> list[str]:
+    """Attributes that do not travel, and which some user may count on, each with the kind of what it holds."""
+    if type(callback).__module__.partition(".")[0] == "keras":
+        return []
+    found = attributes.left_behind(attributes.spots(callback, KINDS, FOREIGN), KINDS)
+    return [f"{spot.path} ({type(spot.value).__name__})" for spot in found]
+
+
+def held(callback: Any) -> list[Any]:
+    """Callbacks that are kept in one."""
+    entered: list[tuple[Any, Any, Any]] = []
+    for _ in attributes.spots(callback, KINDS, FOREIGN, entered=entered):
+        """They are found on the way."""
+    return [value for _, _, value in entered if isinstance(value, keras.callbacks.Callback)]
+
+
+def choose_direction(callback: keras.callbacks.Callback) -> None:
+    """Whether the least or the greatest value of what is monitored is the best.
+
+    Keras decides it at the end of the first epoch, and changes ``min_delta`` along with it: too late for a newcomer. It
+    knows only metrics that the model was compiled with; for others the name tells, as it did in Keras 2. This is the
+    only thing here that Keras has no public function for.
+    """
+    if getattr(callback, "monitor_op", callback) is not None or callback.model is None:
+        return
+    choose = getattr(callback, "_set_monitor_op", None)
+    if choose is None:
+        raise UserError(
+            f"{type(callback).__name__} of Keras {keras.__version__} can't be used: elasticdl was made for Keras {KERAS_KNOWN}"
+        )
+    try:
+        choose()
+    except ValueError:
+        callback.mode = "max" if any(sign in callback.monitor for sign in GREATEST_IS_BEST) else "min"
+        choose()
+
+
+def _content_of(value: Any) -> Content | None:
+    match value:
+        case tf.Variable() | keras.Variable():
+            return Content(_array, lambda variable, array: variable.assign(array))
+        case keras.metrics.Metric():
+            return Content(lambda metric: [_array(each) for each in metric.variables], _put_variables)
+    return None
+
+
+def _array(variable: Any) -> Any:
+    return np.asarray(variable.numpy())
+
+
+def _put_variables(metric: Any, arrays: list[Any]) -> None:
+    for variable, array in zip(metric.variables, arrays, strict=True):
+        variable.assign(array)
+
+
+KINDS = Kinds(
+    _content_of,
+    (
+        *(keras.layers.Layer, keras.optimizers.Optimizer, keras.losses.Loss),
+        *(keras.utils.PyDataset, tf.data.Dataset, tf.summary.SummaryWriter),
+    ),
+    holders=(keras.callbacks.Callback,),
+    foreign=FOREIGN,
+)
+
+
+# What a callback of the script's own keeps outside of itself: in its class, in variables of the script or of a closure.
+#
+# It can't be told what of this belongs to the callback, so nothing is sent to other workers. What changes is named in a warning.
+
+MOST_BYTES = 2**20  # of a value that is looked at
+COLLECTIONS = (list, dict, set)
+
+
+class Outside:
+    """What one callback keeps outside of itself, from now on."""
+
+    def __init__(self, callback: Any) -> None:
+        self._callback = callback
+        self._marks = dict(self._found())
+
+    def changed(self) -> list[str]:
+        """Titles of what has changed and was not named yet."""
+        found = dict(self._found())
+        titles = [title for title, mark in found.items() if self._marks.get(title, mark) != mark]
+        for title in titles:
+            del self._marks[title]
+        return titles
+
+    def _found(self) -> Iterator[tuple[str, int]]:
+        for title, value in _outside(self._callback):
+            if plain_data.is_plain(value) and plain_data.size_of(value, MOST_BYTES) <= MOST_BYTES:
+                yield title, plain_data.checksum(value)
+
+
+def _outside(callback: Any) -> Iterator[tuple[str, Any]]:
+    given = vars(callback).values()
+    functions = [each for each in given if isinstance(each, FunctionType)]
+    for method in (each for each in given if isinstance(each, MethodType)):
+        owner: Any = type(method.__self__)
+        if method.__self__ is not callback and is_scripts_own(owner) and hasattr(method.__self__, "__dict__"):
+            for name, value in vars(method.__self__).items():
+                yield f"{name} of the {owner.__name__} whose {method.__name__}() it calls", value
+    for kind in type(callback).__mro__:
+        each_kind: Any = kind
+        if is_scripts_own(each_kind):
+            for name, value in vars(kind).items():
+                if isinstance(value, FunctionType):
+                    functions.append(value)
+                elif not name.startswith("__"):
+                    yield f"{kind.__name__}.{name}, an attribute of its class", value
+    for function in functions:
+        held: Any = function
+        if is_scripts_own(held):
+            yield from _of_function(function)
+
+
+def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # it is empty
+            yield f"{name}, a variable of the function around {function.__name__}()", cell.cell_contents
+    read = set(_names(function.__code__))
+    for name, value in function.__globals__.items():
+        if name in read and isinstance(value, (*COLLECTIONS, int, float, str)):
+            yield f"{name}, a variable of the script", value
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
+
 
 ON_RANK_0 = tuple(
     getattr(keras.callbacks, name)
@@ -40,8 +297,6 @@ NEVER_STOP = (
     keras.callbacks.ReduceLROnPlateau,
     keras.callbacks.SwapEMAWeights,
 )
-
-Attributes = dict[str, Any]
 
 
 class _Unwritten:
@@ -86,7 +341,7 @@ class KerasDriver:
         self._ledger: EpochLedger = state.values["ledger"]
         self._active: list[keras.callbacks.Callback] = []  # those that run here
         self._begun: set[int] = set()  # numbers of those that have seen the beginning of training in this process
-        self._first = [callback_state.take(callback) for callback in callbacks]  # what they kept at that time
+        self._first = [take(callback) for callback in callbacks]  # what they kept at that time
         self._outside: dict[int, Outside] = {}
         self._named: set[tuple[int, str]] = set()  # what is known not to travel
         self._ended_epoch = -1
@@ -251,14 +506,14 @@ class KerasDriver:
         kept = self._kept(number)
         callback.set_model(self._model)
         callback.set_params(self.params)
-        callback_state.choose_direction(callback)
+        choose_direction(callback)
         with self.rate.watched(self._state):
             callback.on_train_begin({})
-        for inner in callback_state.held(callback):
-            callback_state.choose_direction(inner)
-        self._first[number] = callback_state.take(callback)
+        for inner in held(callback):
+            choose_direction(inner)
+        self._first[number] = take(callback)
         self._outside[number] = Outside(callback)
-        callback_state.put(callback, kept)
+        put(callback, kept)
 
     def _compared(self) -> dict[str, Any]:
         """What travels, by the callbacks' names; of those that run on every worker."""
@@ -272,12 +527,12 @@ class KerasDriver:
 
     def _kept(self, number: int) -> Attributes:
         """What has changed since the beginning. What has not is as the user has configured it, perhaps anew."""
-        return callback_state.changed(self.callbacks[number], self._first[number])
+        return changed(self.callbacks[number], self._first[number])
 
     def _name_what_stays(self, number: int) -> None:
         callback = self.callbacks[number]
         name = type(callback).__name__
-        for attribute in callback_state.left_behind(callback):
+        for attribute in left_behind(callback):
             if (number, attribute) not in self._named:
                 self._named.add((number, attribute))
                 self._context.warn(
@@ -295,10 +550,10 @@ class KerasDriver:
         for number, changed in kept.items():
             if int(number) < len(self.callbacks):  # else the module had more of them when it was packed
                 callback = self.callbacks[int(number)]
-                present = callback_state.take(callback, copy=False)
+                present = take(callback, copy=False)
                 # What is no plain data now (an open file) stays.
                 first = {name: value for name, value in self._first[int(number)].items() if name in present}
-                callback_state.put(callback, {**deepcopy(first), **changed})
+                put(callback, {**deepcopy(first), **changed})
 
 
 def looks_at_steps(callback: keras.callbacks.Callback) -> bool:

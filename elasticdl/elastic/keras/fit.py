@@ -12,32 +12,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elasticdl.elastic.core.progress import Progress
-from elasticdl.elastic.core.world import World
+from elasticdl.elastic.core.plan import Progress
+from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.keras.coupling import couplings, couplings_of_metrics, most_probed
 from elasticdl.elastic.keras.driver import KerasDriver, looks_at_steps
-from elasticdl.elastic.keras.fit_arguments import FitOptions
-from elasticdl.elastic.keras.fit_data import FitData, Samples
+from elasticdl.elastic.keras.fit_data import FitData, FitOptions, Samples
 from elasticdl.elastic.keras.fit_stages import Stages
-from elasticdl.elastic.keras.forward import (
+from elasticdl.elastic.keras.keras_state import KerasState
+from elasticdl.elastic.keras.loader import ElasticContext, ElasticDataLoader, fetch, load
+from elasticdl.elastic.keras.step import (
     NOTHING_MASKED,
     ForwardScope,
     Share,
+    Sums,
+    TrainStep,
     has_losses_of_batches,
     is_scalar,
     share_of,
 )
-from elasticdl.elastic.keras.keras_job import ElasticContext
-from elasticdl.elastic.keras.keras_state import KerasState
-from elasticdl.elastic.keras.layout import Sums
-from elasticdl.elastic.keras.loader import ElasticDataLoader, fetch, load
-from elasticdl.elastic.keras.step import TrainStep
-from elasticdl.elastic.training.consensus import from_root
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.divisible import rows_of
 from elasticdl.elastic.training.epochs import EpochDriver, EpochLedger
-from elasticdl.elastic.training.evaluation import my_batches, sum_of_all
+from elasticdl.elastic.training.evaluation import from_root, my_batches, sum_of_all
 from elasticdl.tensorflow import keras, tf
 
 Deltas = list[NDArray[np.float64]]

@@ -2,20 +2,271 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import math
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, cast
 
 import numpy as np
 
-from elasticdl.common.errors import UserError
+from elasticdl.common.errors import ArgumentError, UserError
+from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.plan import step_seed
-from elasticdl.elastic.keras.data_attributes import DataAttributes
-from elasticdl.elastic.keras.fit_arguments import is_number, require, shown
+from elasticdl.elastic.keras.driver import KINDS
 from elasticdl.elastic.keras.loader import Dataset, Indices
+from elasticdl.elastic.training import attributes, plain_data
+from elasticdl.elastic.training.attributes import CONTENT, OF_THE_WORKER, Spot, is_scripts_own
 from elasticdl.elastic.training.cursor import seed_generators
+from elasticdl.elastic.training.evaluation import from_root, of_all
 from elasticdl.tensorflow import keras, tf
+
+# What ``compile`` and ``fit`` were given, made into what elastic training needs; what it can't do is refused in one line.
+
+log = logging.getLogger(__name__)
+
+
+def require(name: str, value: Any, right: str, *, holds: bool) -> None:
+    """Raises ArgumentError unless the value of this argument of ``fit`` is ``right``."""
+    if not holds:
+        raise ArgumentError(f"fit({name}={shown(value)}): must be {right}")
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def _is_frequency(value: Any) -> bool:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Container):
+        return _is_whole(value, 1)
+    return not isinstance(value, Iterable) or all(_is_whole(each, 1) for each in value)
+
+
+def shown(value: Any) -> str:
+    """One line, and not a long one."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# What to do instead of giving an argument that is refused.
+INSTEAD = {
+    "validation_steps": "validation is on all of validation_data; leave it out, or give fewer samples there",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FitOptions:
+    """What ``fit`` is told besides data and callbacks."""
+
+    epochs: int
+    initial_epoch: int
+    verbose: int
+    shuffle: bool
+    validation_freq: int | Container[int]
+    steps_per_epoch: int | None = None  # of a pass through the samples, or what is left of it
+
+    def __post_init__(self) -> None:
+        """Raises ArgumentError if there is no such epoch, or no such frequency."""
+        least = "a whole number of at least 0"
+        require("epochs", self.epochs, least, holds=_is_whole(self.epochs, 0))
+        require("initial_epoch", self.initial_epoch, least, holds=_is_whole(self.initial_epoch, 0))
+        often, steps = self.validation_freq, self.steps_per_epoch
+        right = "a whole number of at least 1, or a list of epochs, counted from 1"
+        require("validation_freq", often, right, holds=_is_frequency(often))
+        right = "a whole number of at least 1, or None"
+        require("steps_per_epoch", steps, right, holds=steps is None or _is_whole(steps, 1))
+
+    def validates(self, epoch: int) -> bool:
+        """Whether there is a validation at the end of this epoch, counted from 0."""
+        if isinstance(self.validation_freq, Container):
+            return epoch + 1 in self.validation_freq
+        return (epoch + 1) % self.validation_freq == 0
+
+
+def refuse(others: Mapping[str, Any]) -> None:
+    """Raises UserError if some argument that means something was given."""
+    for name, value in others.items():
+        if value is not None:
+            raise UserError(f"fit({name}=) is not supported: {INSTEAD.get(name, 'leave it out')}")
+
+
+def bounded(number: Any, most: int | None) -> Any:
+    """``number``, as `fit` was given it, or what Keras's configuration allows for a trial (``keras.config.set_max_epochs``)."""
+    if most is None or not (number is None or _is_whole(number, 0)):  # what is no number is refused as such
+        return number
+    return most if number is None else min(number, most)
+
+
+def verbosity(verbose: int | str, *, alone: bool) -> int:
+    """Raises ArgumentError if Keras knows no such value."""
+    if verbose == "auto":
+        return 1 if alone else 2  # a line for each epoch in a log
+    if verbose not in (0, 1, 2):
+        raise ArgumentError(f'fit(verbose={verbose!r}): must be "auto", 0, 1 or 2')
+    return int(verbose)
+
+
+def complete(callbacks: Any, verbose: int) -> tuple[keras.callbacks.History, list[keras.callbacks.Callback]]:
+    """The history, and all callbacks with it and what shows progress, in Keras's order."""
+    given = [each for each in keras.tree.flatten(callbacks) if each is not None]
+    for callback in given:
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise UserError(f"fit(callbacks=): {type(callback).__name__} is not a keras.callbacks.Callback")
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            raise UserError("fit(callbacks=): BackupAndRestore is not supported; use ModelCheckpoint")
+    histories = [each for each in given if isinstance(each, keras.callbacks.History)]
+    history = histories[0] if histories else keras.callbacks.History()
+    progress = [keras.callbacks.ProgbarLogger()] if verbose else []
+    return history, [*progress, *given, *([] if histories else [history])]
+
+
+# -- a compiled model whose batches are to be divided --
+
+MEAN = '"sum_over_batch_size"'
+
+
+def check_compiled(model: keras.Model, call: str) -> None:
+    """``call``: by which the model was given. It may have been compiled before that, or loaded as it was compiled.
+
+    Raises:
+        UserError: the optimizer accumulates gradients, or a loss is no mean.
+    """
+    if any(map(_accumulates, _with_parts(model.optimizer))):
+        raise UserError(f"{call}: Model accumulates gradients by itself; give it the optimizer without accumulation")
+    if has_loss(model, "sum"):
+        raise UserError(f'{call}: a loss with reduction="sum" depends on the batch; use {MEAN}')
+    if has_loss(model, "none", None):
+        raise UserError(
+            f"{call}: a loss with reduction=None gives one value for each sample, and Keras sums them; use {MEAN}"
+        )
+
+
+def warn_of_eagerness(model: keras.Model) -> None:
+    if model.run_eagerly:
+        log.warning(
+            "compile(run_eagerly=True) is not looked at: Python code of the model and the loss runs when they are traced, and "
+            "not in each step"
+        )
+
+
+def has_loss(model: keras.Model, *reductions: str | None) -> bool:
+    return any(
+        isinstance(loss, keras.losses.Loss) and loss.reduction in reductions for loss in keras.tree.flatten(model.loss)
+    )
+
+
+def _accumulates(optimizer: Any) -> bool:
+    return bool(getattr(optimizer, "gradient_accumulation_steps", None)) or hasattr(optimizer, "accumulated")
+
+
+def _with_parts(optimizer: Any) -> Iterator[Any]:
+    """The optimizer, and those of which it is made."""
+    yield optimizer
+    inner = [getattr(optimizer, "inner_optimizer", None), *(getattr(optimizer, "optimizers", None) or ())]
+    for part in inner:
+        if part is not None:
+            yield from _with_parts(part)
+
+
+# Attributes of a data set of the script's own: its order, generators, a difficulty that a callback raises.
+#
+# They belong to the job. All workers take those of rank 0 between two epochs, and a newcomer takes them before its first step.
+# What changes where samples are read, such as an open file or a cache, stays each worker's own; generators do not.
+
+MOST_BYTES = 2**24  # of an attribute that is sent
+PLACES = 64  # in which a larger array is looked at
+
+Attributes = dict[str, Any]
+
+
+class DataAttributes:
+    """Of one data set, from before anything is read of it; there are none of what is no object of the script's own."""
+
+    def __init__(self, source: Any) -> None:
+        kind: Any = type(source)
+        self.is_empty = not is_scripts_own(kind) or not hasattr(source, "__dict__")
+        self._source = source
+        self._first: dict[str, int] = {}
+        self._own: set[str] = set()  # changed where samples are read
+        self._named: set[str] = set()
+        self._before_reading: dict[str, int] | None = self._marks()
+
+    def have_read(self) -> None:
+        """The first samples have been read, and no hook was called yet."""
+        if self._before_reading is not None:
+            now = self._marks()
+            self._own |= {path for path, mark in now.items() if self._before_reading.get(path) != mark}
+            self._own = {path for path in self._own if not path.startswith(CONTENT)}
+            self._before_reading, self._first = None, now
+
+    def taken(self) -> Attributes:
+        """What a newcomer or a resumed training needs: what has changed, and generators. Nothing may be loaded meanwhile.
+
+        What has not is as the worker has made it, such as the name of a folder of its own.
+        """
+        self.have_read()
+        found = {}
+        for spot in self._spots():
+            value = spot.taken()
+            if spot.content is None and _mark(value) == self._first.get(spot.path):
+                continue
+            if plain_data.size_of(value, MOST_BYTES) <= MOST_BYTES:
+                found[spot.path] = value
+            elif spot.path not in self._named:
+                self._named.add(spot.path)
+                log.warning(
+                    "the data set %s changes %s, which has more than %d MiB and is not sent to workers that join: keep less in it",
+                    type(self._source).__name__,
+                    spot.path.removeprefix(CONTENT),
+                    MOST_BYTES >> 20,
+                )
+        return found
+
+    def put(self, kept: Mapping[str, Any]) -> None:
+        """What another worker has taken."""
+        for path, value in kept.items():
+            attributes.put(self._source, path, value, KINDS)
+
+    def agree(self, collective: Collective) -> None:
+        """Have all members keep what rank 0 keeps.
+
+        Raises:
+            WorldBroken: a member was lost meanwhile.
+        """
+        if self.is_empty or collective.world.size == 1:
+            return
+        mine = plain_data.loads(plain_data.dumps(self.taken()))  # as the others receive it
+        mark = plain_data.checksum(mine)
+        differs = mark != from_root(collective, mark, "elasticdl.data.mark")
+        if any(of_all(collective, differs, "elasticdl.data.marks")):
+            roots = from_root(collective, mine, "elasticdl.data.attributes")
+            if differs:
+                self.put(roots)
+
+    def _spots(self) -> Iterator[Spot]:
+        if self.is_empty:
+            return
+        for spot in attributes.spots(self._source, KINDS):
+            if spot.travels and spot.path not in self._own and not OF_THE_WORKER.search(str(spot.key)):
+                yield spot
+
+    def _marks(self) -> dict[str, int]:
+        return {spot.path: _mark(spot.taken()) for spot in self._spots()}
+
+
+def _mark(value: Any) -> int:
+    """Of what is large, and not one array, only how large it is."""
+    if plain_data.size_of(value, MOST_BYTES) <= MOST_BYTES:
+        return plain_data.checksum(value)
+    if isinstance(value, np.ndarray) and value.ndim:
+        return plain_data.checksum(value[np.linspace(0, len(value) - 1, PLACES).astype(int)])
+    return len(value) if hasattr(value, "__len__") else 0
+
 
 NOT_NUMBERS = "OUSMm"  # NumPy's kinds: objects, texts, bytes, dates and times
 WITH_WEIGHTS = 3  # parts of a sample that has a weight

@@ -19,14 +19,13 @@ from typing import IO, Any
 
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.elastic.collectives.port import Collective
-from elasticdl.elastic.core.interruptions import StageSuperseded, WorldChanged
-from elasticdl.elastic.core.progress import Progress
-from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.core.world import ALONE
-from elasticdl.elastic.keras import callback_state
+from elasticdl.elastic.core.plan import Progress
+from elasticdl.elastic.core.protocol import ALONE, StageSuperseded, WorldChanged
+from elasticdl.elastic.core.reporting import Activity
+from elasticdl.elastic.keras import driver as callback_state
 from elasticdl.elastic.keras.driver import KerasDriver
 from elasticdl.elastic.training import plain_data
-from elasticdl.elastic.training.consensus import from_root, of_all
+from elasticdl.elastic.training.evaluation import from_root, of_all
 from elasticdl.tensorflow import keras
 
 KEEP_ALIVE_SECONDS = 1.0

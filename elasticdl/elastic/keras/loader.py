@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from queue import SimpleQueue
 from threading import Semaphore, Thread
@@ -13,10 +13,51 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.progress import StepPlan
-from elasticdl.elastic.keras.keras_job import ElasticContext
+from elasticdl.elastic.collectives.opening import open_collective
+from elasticdl.elastic.collectives.port import Collective
+from elasticdl.elastic.core.plan import StepPlan
+from elasticdl.elastic.keras.step import TrainStep
+from elasticdl.elastic.keras.tensorflow_adapter import (
+    TensorFlowTensors,
+    count_gpus,
+    prepare_devices,
+    require_backend,
+    seed_keras,
+)
+from elasticdl.elastic.link.store import Endpoint
 from elasticdl.elastic.training.cursor import ElasticLoader, Ordered, StepBatch, seed_generators
+from elasticdl.elastic.training.job import JobContext
+from elasticdl.elastic.training.runtime import ScriptRuntime
 from elasticdl.tensorflow import keras, tf
+
+# One process's part in a job that trains with Keras on TensorFlow.
+
+
+class ElasticContext(JobContext):
+    """What a training script holds of its job. Make it with `connect`, and `close` it."""
+
+    @classmethod
+    def _open_collective(cls, endpoint: Endpoint | None, engine: str) -> Collective:
+        require_backend()
+        prepare_devices()
+        return open_collective(endpoint, engine, TensorFlowTensors())
+
+    def warm_up(self, step: TrainStep, inputs: Any, labels: Any) -> None:
+        """Trace what the job may need: neither a growth nor a loss of workers shall wait for that."""
+        batch = self.policy.batch_size(1)
+        whole = self.least_workers == 1 and batch <= self.policy.most_at_once
+        step.warm_up(inputs, labels, whole=whole, parts=self.under_master or not whole)
+
+    def tell_couplings(self, found: Sequence[str]) -> None:
+        """Into the journal, once: what depends on how batches are divided."""
+        divided = self.under_master or self.policy.max_micro_batch is not None
+        if divided and self.worker_id == 0:
+            for text in found:
+                self.warn(text)
+
+
+own = ScriptRuntime(ElasticContext, seed_keras, count_gpus)  # the job that a script of one's own takes part in
+
 
 T = TypeVar("T")
 Indices = npt.NDArray[np.int64]

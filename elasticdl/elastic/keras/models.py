@@ -15,10 +15,11 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.interruptions import StageSuperseded
-from elasticdl.elastic.core.step_times import Activity
+from elasticdl.elastic.core.protocol import StageSuperseded
+from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.keras.fit import Fit, FitCall
-from elasticdl.elastic.keras.fit_arguments import (
+from elasticdl.elastic.keras.fit_data import (
+    FitData,
     FitOptions,
     bounded,
     check_compiled,
@@ -28,11 +29,10 @@ from elasticdl.elastic.keras.fit_arguments import (
     verbosity,
     warn_of_eagerness,
 )
-from elasticdl.elastic.keras.fit_data import FitData
 from elasticdl.elastic.keras.fit_stages import Stages
-from elasticdl.elastic.keras.keras_job import own
+from elasticdl.elastic.keras.loader import own
 from elasticdl.elastic.training.batch_shape import job
-from elasticdl.elastic.training.seeds import kept_streams
+from elasticdl.elastic.training.runtime import kept_streams
 from elasticdl.tensorflow import keras
 
 log = logging.getLogger(__name__)

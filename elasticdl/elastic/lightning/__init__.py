@@ -18,7 +18,7 @@ require_triton_first("elasticdl.elastic.lightning")
 from elasticdl.common.errors import UserError, how_to_install
 from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.lightning.strategy import make_strategy
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext, own
+from elasticdl.elastic.torch_kit.tensors import ElasticContext, own
 from elasticdl.elastic.training.runtime import ScriptRuntime
 
 __all__ = ["ElasticStrategy"]

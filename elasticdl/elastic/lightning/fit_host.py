@@ -3,39 +3,329 @@
 from __future__ import annotations
 
 import functools
+import pickle
+import re
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy.typing as npt
 import torch
+from torch.utils.data.distributed import DistributedSampler
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.interruptions import WorldBroken
-from elasticdl.elastic.core.plan import MicroBatch
-from elasticdl.elastic.lightning.decisions import Decisions
-from elasticdl.elastic.lightning.fit_state import FitState, ManualState, holders_of
+from elasticdl.elastic.core.plan import MicroBatch, Progress
+from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.lightning.logged import GivenBatch, Logged
 from elasticdl.elastic.lightning.manual import Manual
-from elasticdl.elastic.lightning.requirements import OWN_OPTIMIZER, SECOND_PASS
-from elasticdl.elastic.lightning.stopping import Stopping
-from elasticdl.elastic.lightning.trainer_state import PACKAGES, TrainerState, Window, begin_epoch_as_others
-from elasticdl.elastic.lightning.writing import Told, Writing
-from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader
-from elasticdl.elastic.torch_kit.own_optimizers import OwnOptimizers
-from elasticdl.elastic.torch_kit.participant.host import OpenBatch, Outcome, SubBatch
-from elasticdl.elastic.torch_kit.participant.joined import JoinedHost
-from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
-from elasticdl.elastic.torch_kit.participant.participant import Participant
-from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
-from elasticdl.elastic.torch_kit.reduction.rides import Rides
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.lightning.trainer_state import (
+    PACKAGES,
+    Told,
+    TrainerState,
+    Window,
+    Writing,
+    begin_epoch_as_others,
+)
+from elasticdl.elastic.torch_kit.host import OpenBatch, Outcome, SubBatch
+from elasticdl.elastic.torch_kit.loop_state import LoopState
+from elasticdl.elastic.torch_kit.model_attributes import Holder, holders_of_callbacks
+from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
+from elasticdl.elastic.torch_kit.participant import JoinedHost, Participant, ScriptPosition
+from elasticdl.elastic.torch_kit.reducer import Rides
+from elasticdl.elastic.torch_kit.refusals import (
+    TRAINS_ONCE,
+    Optimizers,
+    OwnOptimizers,
+    of_loader,
+    refuse,
+    require_plain,
+)
+from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.torch_kit.torch_pieces import copy_tensor
 from elasticdl.elastic.training.kept_state import require_origin
+from elasticdl.elastic.training.pieces import Piece
 from elasticdl.elastic.training.runtime import ScriptRuntime
+
+# The training state of a script that calls ``Trainer.fit``, with automatic and with manual optimization.
+
+
+def holders_of(trainer: Any) -> Iterator[Holder]:
+    """The script's own callbacks. Lightning's have a state of their own."""
+    return holders_of_callbacks(trainer.callbacks, PACKAGES, "give the callback state_dict and load_state_dict")
+
+
+class FitState(LoopState):
+    """What automatic optimization trains: a module with one optimizer."""
+
+    def begin_where(self, trainer: Any) -> None:
+        """The trainer may have loaded a checkpoint of the script's own."""
+        if trainer.global_step:
+            self.begins_as_told = trainer.ckpt_path is not None and not _is_latest(Path(trainer.ckpt_path))
+            self._job.loaded(Progress(trainer.current_epoch, 0, trainer.global_step))
+
+
+class ManualState(FitState):
+    """What manual optimization trains. Its parameters change in the middle of a step.
+
+    So a step that is torn begins again with copies, which are made between two steps: of parameters, optimizers and gradients.
+    """
+
+    _begins_again = True
+    _sums_each_pass = True
+
+    def __init__(
+        self, job: ElasticContext, model: torch.nn.Module, optimizers: Optimizers, values: dict[str, Any]
+    ) -> None:
+        super().__init__(job, model, optimizers, {**values, "gradients": Gradients(lambda: optimizers.parameters)})
+
+
+class Gradients(Piece):
+    """As they are between two steps: a script may accumulate them over several batches. They are sums, which are not compared."""
+
+    name = "gradients"
+    is_value = True
+    copy_tensor = staticmethod(copy_tensor)
+
+    def __init__(self, parameters: Callable[[], Sequence[torch.nn.Parameter]]) -> None:
+        self._parameters = parameters
+
+    def dump(self) -> dict[str, Any]:
+        return {"gradients": [parameter.grad for parameter in self._parameters()]}
+
+    def load(self, dumped: dict[str, Any]) -> None:
+        for parameter, gradient in zip(self._parameters(), dumped["gradients"], strict=True):
+            parameter.grad = None if gradient is None else gradient.to(parameter.device)
+
+
+def _is_latest(checkpoint: Path) -> bool:
+    """Of those in its folder; else the script means this one."""
+    if not checkpoint.exists():  # it is in some storage
+        return False
+    return all(each.stat().st_mtime <= checkpoint.stat().st_mtime for each in checkpoint.parent.glob("*.ckpt"))
+
+
+# What the scripts of all workers ask each other: rank 0's decisions, means, and whether anybody wishes to stop.
+
+
+class Decisions:
+    """Each is one small collective, which the scripts of all workers call alike."""
+
+    def __init__(self, job: ElasticContext) -> None:
+        self.participant: Participant | None = None  # while this worker calls what the others call
+        self.is_manual = False  # the optimization
+        self._job = job
+
+    def of_first(self, value: Any) -> Any:
+        """Rank 0's value, on all workers."""
+
+        def tell() -> Any:
+            return pickle.loads(self._job.collective.broadcast_bytes(pickle.dumps(value), "elasticdl.decision"))
+
+        return self._agreed("a decision", tell, value)
+
+    def mean(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Over the workers."""
+        if not torch.is_floating_point(tensor):
+            return tensor
+
+        def tell() -> torch.Tensor:
+            total = tensor.detach().cpu().double() / self._job.size
+            self._job.collective.sum_asked(total, "a mean (sync_dist=True)")
+            return total.to(tensor.dtype)
+
+        found: torch.Tensor = self._agreed("a mean", tell, tensor)
+        return found.to(tensor.device)  # of another worker it may be known
+
+    def anybody(self, wish: bool) -> bool | None:
+        """Whether any worker wishes it; None: the world has broken, and the answer comes when it is asked again."""
+        participant = self.participant
+        if participant is None:
+            return wish
+        is_behind = participant.is_catching_up and (self._job.size > 1 or participant.is_torn)
+        own = wish and not is_behind  # what it has seen is not the job's
+        told = wish and not self._job.is_told_to_leave
+        answer = participant.agreements.any_of([told], "the question whether to stop", [own])
+        return None if answer is None else answer[0]
+
+    def _agreed(self, what: str, tell: Callable[[], Any], own: Any) -> Any:
+        if self.participant is None:
+            return own
+        # A training step that is manual is begun again.
+        return self.participant.agreements.agree(tell, own, mends=not self.is_manual, alone=what)
+
+
+# When training stops: ``trainer.should_stop`` of any worker is that of all, at once. So is an epoch's end by the module's hook.
+#
+# A callback sets it by what it has seen, which is this worker's part of a batch, or its own clock. On one device it takes effect
+# before the next batch, and here too.
+
+LIGHTNINGS = ("lightning", "pytorch_lightning")
+STARTS, LEAVES_REST = "on_train_batch_start", -1
+BY_THE_CLOCK = ("Timer",)
+# Hooks of a module that are called once the gradients are summed.
+AFTER_THE_SUM = re.compile(
+    "on_after_backward|configure_gradient_clipping|(on_before_)?optimizer_step|(optimizer|on_before)_zero_grad|lr_scheduler_step|on_train_batch_end"
+)
+
+
+def may_wish_late(trainer: Any) -> bool:
+    """Whether the script may stop training when the gradients of a step are summed."""
+    module = trainer.lightning_module
+    hooks: list[Any] = [getattr(module, name) for name in dir(type(module)) if AFTER_THE_SUM.fullmatch(name)]
+    kinds: list[Any] = [*hooks, *map(type, trainer.callbacks)]
+    is_own = any(each.__module__.partition(".")[0] not in LIGHTNINGS or each.__name__ in BY_THE_CLOCK for each in kinds)
+    return is_own or not module.automatic_optimization
+
+
+class Stopping:
+    """Asks where Lightning looks next: after a validation, after an epoch, and after a batch. There a wish has come with the gradients, unless the script
+    `may_wish_late`, or the batch is not the step's last."""
+
+    def __init__(self, trainer: Any, decisions: Decisions) -> None:
+        self._trainer = trainer
+        self._decisions = decisions
+        self._wish = False  # of this worker, which the others have not heard
+        self._may_wish_late = may_wish_late(trainer)
+        self.heard: bool | None = None  # whether anybody wishes it, if nobody may wish it later in the step
+        fit_loop, epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
+        self._places = ((epoch_loop, "on_advance_end"), (epoch_loop.val_loop, "run"), (fit_loop, "on_advance_end"))
+        self._put_skips()
+        self._put(epoch_loop, "on_advance_end", self._ask_after_batch, lambda: None)
+        self._put(epoch_loop.val_loop, "run", lambda: None, self._ask_after_validation)
+        self._put(fit_loop, "on_advance_end", lambda: None, self._ask)
+
+    def end(self) -> None:
+        """The loops are Lightning's again."""
+        for loop, name in (*self._places, (self._trainer.lightning_module, STARTS)):
+            vars(loop).pop(name, None)
+
+    def _put(self, loop: Any, name: str, before: Callable[[], None], after: Callable[[], None]) -> None:
+        own = getattr(loop, name)
+
+        @functools.wraps(own)
+        def asking(*args: Any, **kwargs: Any) -> Any:
+            before()
+            result = own(*args, **kwargs)
+            after()
+            return result
+
+        setattr(loop, name, asking)
+
+    def _put_skips(self) -> None:
+        """The module's hook of a batch may leave out the rest of the epoch, which it says by -1."""
+        module = self._trainer.lightning_module
+        own = getattr(module, STARTS)
+        if own.__module__.partition(".")[0] in LIGHTNINGS:  # which never does
+            return
+
+        @functools.wraps(own)
+        def asking(*args: Any, **kwargs: Any) -> Any:
+            response = own(*args, **kwargs)
+            leaves = self._decisions.anybody(response == LEAVES_REST)
+            if leaves is None:
+                return response
+            return LEAVES_REST if leaves else None
+
+        setattr(module, STARTS, asking)
+
+    def ride(self, job: ElasticContext) -> list[float]:
+        wish = (self._wish or self._trainer.should_stop) and not job.is_told_to_leave
+        return [float(wish), float(self._may_wish_late)]
+
+    def _ask_after_batch(self) -> None:
+        heard, self.heard = self.heard, None
+        participant, trainer = self._decisions.participant, self._trainer
+        if heard is None or participant is None or participant.is_catching_up:
+            self._ask()
+        else:
+            self._wish = not heard and (self._wish or trainer.should_stop)
+            trainer.should_stop = heard
+
+    def _ask_after_validation(self) -> None:
+        if not self._trainer.sanity_checking:
+            self._ask()
+
+    def _ask(self) -> None:
+        trainer = self._trainer
+        self._wish = self._wish or trainer.should_stop
+        answer = self._decisions.anybody(self._wish)
+        trainer.should_stop = bool(answer)
+        if answer is not None:
+            self._wish = False
+
+
+# What can't be had of a trainer of Lightning or its module with workers that come and go: each is refused in one line.
+
+WHO = 'Trainer(strategy="elastic")'
+SECOND_PASS = (
+    f"{WHO}: the closure of a step was evaluated again after its gradients were summed, as for sharpness-aware minimization; of the new "
+    "gradients each worker would have its own part's: take manual optimization"
+)
+OWN_OPTIMIZER = "have configure_optimizers return it, its parameters as a group of the one optimizer, or several optimizers with manual optimization"
+
+# Callbacks; of either of Lightning's packages.
+CANT_BE_HAD = {
+    **dict.fromkeys(
+        ("LearningRateFinder", "BatchSizeFinder"),
+        f"{TRAINS_ONCE} under `elasticdl run`: let the script run alone to find the value, and write that into it",
+    ),
+    "StochasticWeightAveraging": "exchanges the scheduler while it trains, and a worker that comes later would keep the first one: leave it out "
+    "under `elasticdl run`",
+}
+
+
+def require_trainer(trainer: Any, who: str) -> None:
+    """Raises:
+    UserError: it is told what only one that trains otherwise on several devices can do.
+    """
+    refuse(who, _of_trainer(trainer))
+
+
+def require_one_training(trainer: Any, who: str) -> None:
+    """Raises:
+    UserError: a callback, which may be a Tuner's, trains before the training, or changes what newcomers can't be sent.
+    """
+    kinds = (kind.__name__ for callback in trainer.callbacks for kind in type(callback).__mro__)
+    refuse(who, (f"{name} {CANT_BE_HAD[name]}" for name in kinds if name in CANT_BE_HAD))
+
+
+def require_module(module: Any, optimizers: list[Any], who: str) -> None:
+    """Raises:
+    UserError: the module trains in a way that can't be had.
+    """
+    if not any(each.param_groups for each in optimizers):  # for None Lightning has one that does nothing
+        refuse(who, ["configure_optimizers returns no optimizer; expected one"])
+    for optimizer in optimizers:
+        require_plain(module, optimizer, who)
+
+
+def require_loader(loader: Any, who: str) -> None:
+    """Raises:
+    UserError: it is divided among devices already, or can't be divided.
+    """
+    refuse(who, of_loader(loader))
+    for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
+        if isinstance(sampler, DistributedSampler):
+            name = type(sampler).__name__
+            refuse(who, [f"the train loader has a {name}; leave it out, as each batch is divided anyway"])
+
+
+def _of_trainer(trainer: Any) -> Iterator[str]:
+    connector = trainer._accelerator_connector
+    devices, nodes = len(connector._parallel_devices), connector._num_nodes_flag
+    if nodes > 1:
+        yield f"num_nodes={nodes}; leave it out, as the job gives each worker its machine"
+    if devices > 1 and devices != connector.accelerator.auto_device_count():
+        yield f"devices={devices}; expected one, as the job starts a worker for each device"
+    if connector._layer_sync is not None:
+        yield "sync_batchnorm=True needs a process group: leave it out"
+    if getattr(trainer, "_val_check_time_interval", None) is not None:
+        yield "val_check_interval is a time, which each worker would measure for itself: give batches or a part of an epoch"
 
 
 class FitHost(JoinedHost):

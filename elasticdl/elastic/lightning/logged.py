@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from elasticdl.elastic.core import agreement
-from elasticdl.elastic.torch_kit.participant.host import OpenBatch
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.core.vote import SIZE, all_equal, pieces
+from elasticdl.elastic.torch_kit.host import OpenBatch
+from elasticdl.elastic.torch_kit.tensors import ElasticContext
 
 Table = npt.NDArray[np.float64]
 NUMBERS = 3  # of a key
@@ -152,7 +152,7 @@ class Logged:
         left_out = [float(given.has_no_loss or given.is_left_out) for given in open_batches]
         keys = tuple(sorted(self._amounts))
         amounts = self._numbers() if keys == self._agreed else [0.0] * NUMBERS * len(self._agreed)
-        return np.array([*agreement.pieces(_checksum(keys)), *left_out, *amounts])
+        return np.array([*pieces(_checksum(keys)), *left_out, *amounts])
 
     def heard(self, sums: Table, open_batches: Sequence[GivenBatch]) -> bool:
         """Over all workers. Returns whether no further batch is to be left out. As a training step that returns None is made of no
@@ -161,15 +161,15 @@ class Logged:
         Raises:
             WorldBroken: keys have changed, and the amounts are not known.
         """
-        first = agreement.SIZE + len(open_batches)
-        marked = zip(open_batches, sums[agreement.SIZE : first].tolist(), strict=True)
+        first = SIZE + len(open_batches)
+        marked = zip(open_batches, sums[SIZE:first].tolist(), strict=True)
         left_out = [each for each, mark in marked if mark and not each.is_left_out] if self._job.size > 1 else []
         for given in left_out:
             given.is_left_out = True
         if left_out:
             return False
         keys = tuple(sorted(self._amounts))
-        if not agreement.all_equal(sums[: agreement.SIZE].tolist(), self._job.size):
+        if not all_equal(sums[:SIZE].tolist(), self._job.size):
             self._warn(
                 "the workers log different keys in training_step, and each its own values: let self.log not depend on the batch"
             )

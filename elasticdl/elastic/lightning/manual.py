@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.interruptions import WorldBroken
-from elasticdl.elastic.core.step_times import Activity
+from elasticdl.elastic.core.protocol import WorldBroken
+from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.lightning.trainer_state import plain_holders
-from elasticdl.elastic.torch_kit.optimizers import Optimizers
-from elasticdl.elastic.torch_kit.reduction.hooks import OwnHook, ParameterHooks
-from elasticdl.elastic.torch_kit.reduction.reducer import GradientReducer
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
-from elasticdl.elastic.training.batch_check import require_one
+from elasticdl.elastic.torch_kit.gradients import OwnHook, ParameterHooks
+from elasticdl.elastic.torch_kit.reducer import GradientReducer
+from elasticdl.elastic.torch_kit.refusals import Optimizers
+from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.training.state_check import require_one
 
 OTHERS = (
     "the workers made gradients of different parameters in one manual_backward, which of them are trained being each worker's own choice: let "

@@ -7,30 +7,77 @@ import importlib
 import multiprocessing
 import os
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from elasticdl.common.credentials import MASTER
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.lightning.fit_host import FitHost
-from elasticdl.elastic.lightning.manual import TornStep
-from elasticdl.elastic.lightning.requirements import (
+from elasticdl.elastic.core.reporting import Activity
+from elasticdl.elastic.lightning.fit_host import (
     WHO,
+    FitHost,
     require_loader,
     require_module,
     require_one_training,
     require_trainer,
 )
-from elasticdl.elastic.lightning.train_loader import TrainLoader, start_safely
-from elasticdl.elastic.lightning.writing import Writing
-from elasticdl.elastic.torch_kit.gpu import choose_device
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
-from elasticdl.elastic.training.runtime import ScriptRuntime
+from elasticdl.elastic.lightning.manual import TornStep
+from elasticdl.elastic.lightning.trainer_state import Writing
+from elasticdl.elastic.torch_kit.own_loader import OwnLoader
+from elasticdl.elastic.torch_kit.tensors import ElasticContext, choose_device
+from elasticdl.elastic.training.runtime import ScriptRuntime, require_guard
+
+if TYPE_CHECKING:
+    from elasticdl.elastic.lightning.fit_host import FitHost
+
+# The train loader: of each of its batches, which are the global ones, this worker loads its part.
+
+
+def start_safely(loader: Any) -> None:
+    """A fork would take the session's threads and locks along into the processes that load data."""
+    if isinstance(loader, DataLoader) and loader.num_workers and loader.multiprocessing_context is None:
+        require_guard(loader.num_workers)
+        loader.multiprocessing_context = "forkserver"
+
+
+class TrainLoader:
+    """The script's own loader, as far as Lightning can tell."""
+
+    def __init__(self, loader: DataLoader[Any], host: FitHost, who: str) -> None:
+        self.batches = OwnLoader(loader, who)
+        self._loader = loader
+        self._host = host
+        self._is_unused = False  # the last iterator: no batch was asked of it
+
+    def __len__(self) -> int:
+        """Batches of an epoch, whatever the number of workers."""
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        # Lightning would keep the state of a loader that has one; this worker's is not the job's.
+        if name.startswith("__") or name in ("state_dict", "load_state_dict") or "_loader" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        # The first versions of Lightning 2.5 ask for two iterators where they resume. With processes that load, torch draws the
+        # order of samples for the first one, too, and otherwise with the first batch.
+        if self._is_unused and self._loader.num_workers:
+            self.batches.order_of(0)
+        self._is_unused = True
+        self.batches.draws.draw_seed()
+        return self._epoch()
+
+    def _epoch(self) -> Iterator[Any]:
+        self._is_unused = False
+        number = self._host.begin_epoch(self.batches)
+        yield from self._host.participant.batches(number)
+
 
 # Barriers, by which Lightning says how far it is.
 RESTORED, READY, SAVED = "_CheckpointConnector.resume_end", "run-stage", "Trainer.save_checkpoint"

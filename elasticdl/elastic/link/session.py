@@ -7,26 +7,29 @@ only a change of the world needs one.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
+from elasticdl.common.credentials import CONNECTED, WorkerEnvironment, refuse_variables
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.lifecycle import WorkerState
-from elasticdl.elastic.core.worker import WorkerCore
-from elasticdl.elastic.core.world import World, horovod_host
-from elasticdl.elastic.link.own_stacks import stack_of
-from elasticdl.elastic.link.store import Key, KvStore
+from elasticdl.elastic.core.protocol import World, horovod_host
+from elasticdl.elastic.core.worker import WorkerCore, WorkerState
+from elasticdl.elastic.link.store import Endpoint, Key, KvStore
 from elasticdl.elastic.link.stream import MasterStream
 from elasticdl.elastic.link.wire import to_event
-from elasticdl.elastic.link.witness import TOLD_SECONDS, DumpTimer, Operations, SlowStart, Witness
+from elasticdl.elastic.link.witness import DUMP_SHARE, TOLD_SECONDS, DumpTimer, Operations, SlowStart, Witness, stack_of
 from elasticdl.job import messages as m
 from elasticdl.job.messages import FACTS, MOST_FACTS
+from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
 TICK_SECONDS = 0.2
@@ -256,3 +259,44 @@ class Session:
 def rank_entry(world: World) -> dict[Key, bytes]:
     """The entry by which Horovod's own elastic mode learns its place on a second ``init``."""
     return {("rank_and_size", f"{horovod_host(world)}:0"): f"{world.rank},{world.size},0,1,0,1".encode()}
+
+
+# A worker's line to its master: session and store, open before anything is known of the framework.
+#
+# What comes between a worker's start and its first world (the framework, the user's module, the model) takes long and may
+# fail; the master hears of it through the session. A context takes the link over when there is a collective.
+
+
+def prepare_horovod(environ: Mapping[str, str]) -> None:
+    """Before anything of the user's is built on Horovod: what is built while it is off assumes a fixed world.
+
+    Raises:
+        UserError: the environment holds variables that an elastic Horovod can't bear.
+    """
+    refuse_variables(environ)
+    os.environ["HOROVOD_ELASTIC"] = "1"
+
+
+class MasterConnection:
+    """The session of one worker, to `open` and `close`."""
+
+    def __init__(self, environment: WorkerEnvironment) -> None:
+        core = WorkerCore(environment.worker_id)
+        self._environment = environment
+        timer = DumpTimer(os.environ, DUMP_SHARE * self.spec.heartbeat_timeout)
+        self.session = Session(core, MasterStream(environment), timer)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.session.store, self._environment.interface)
+
+    @functools.cached_property
+    def spec(self) -> JobSpec:
+        return JobSpec.from_json(Path(self._environment.job_spec).read_text())
+
+    def open(self) -> None:
+        os.environ[CONNECTED] = self._environment.master
+        self.session.open()
+
+    def close(self) -> None:
+        self.session.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 from elasticdl.common.credentials import WorkerEnvironment
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.world import Member, World
+from elasticdl.elastic.core.protocol import Member, World
 from elasticdl.job import messages as m
 from elasticdl.proto import elasticdl_pb2 as pb
 

@@ -9,20 +9,51 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import math
 import os
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import psutil
 
 from elasticdl.common.credentials import STACKS
-from elasticdl.common.reason import GOES_ON, Stack, describe
-from elasticdl.elastic.link.own_stacks import stack_of
+from elasticdl.common.reason import GOES_ON, Line, Stack, describe
+
+# Where the threads of this process stand.
+
+
+def stack_of(thread: int) -> Stack:
+    """The stack of a thread of this process; without lines if it has ended."""
+    frame = current_frames().get(thread)
+    lines = []
+    while frame is not None:
+        code = frame.f_code
+        lines.append(Line(code.co_filename, frame.f_lineno or 0, code.co_name))
+        frame = frame.f_back
+    return Stack(tuple(lines))
+
+
+def current_frames() -> dict[int, FrameType]:
+    """Frames by thread, taken without garbage collection.
+
+    CPython holds a lock of its interpreter meanwhile. A collection may run finalizers that let other threads run, as TensorFlow's
+    do. As soon as one of these threads wanted the lock, the process would stop for good.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if collects:
+            gc.enable()
+
 
 # Of the training thread, to see whether it moves: a loop that is always found in the same line may hang.
 LOOKS = 5

@@ -40,9 +40,9 @@ from torch.utils.data import Dataset
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.torch.prepare import PlainLoop
-from elasticdl.elastic.torch_kit.data.loaders import Collate, ElasticDataLoader, ElasticSampler, StepBatch
-from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState as _State
-from elasticdl.elastic.torch_kit.torch_job import own
+from elasticdl.elastic.torch_kit.loaders import Collate, ElasticDataLoader, ElasticSampler, StepBatch
+from elasticdl.elastic.torch_kit.tensors import own
+from elasticdl.elastic.torch_kit.torch_state import TorchState as _State
 
 if TYPE_CHECKING:
     from elasticdl.elastic.torch import optim

@@ -17,7 +17,7 @@ from elasticdl.ga.torch.optim import STATE_KEY, Optimizer
 
 if TYPE_CHECKING:
     from elasticdl.elastic.torch.loop_host import LoopHost
-    from elasticdl.elastic.torch_kit.participant.host import OpenBatch
+    from elasticdl.elastic.torch_kit.host import OpenBatch
 
 
 class AccumulatedSteps(Optimizer):

@@ -8,20 +8,238 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Generator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils import _pytree
 
-from elasticdl.elastic.core.progress import Progress
-from elasticdl.elastic.torch.beginning import Beginning, Moved, mark_of
-from elasticdl.elastic.torch.from_memory import ModelFromMemory
-from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader
-from elasticdl.elastic.torch_kit.data.stand_in import StandIn
-from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.plan import Progress
+from elasticdl.elastic.torch.tape import SIMPLE
+from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader, StandIn, map_tensors
+from elasticdl.elastic.torch_kit.participant import ScriptPosition
+from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.training.divisible import leaves as leaves_of
 from elasticdl.job.messages import newest_marks
+
+# Where in the job the first loop of a worker's script is: at its top, or where a checkpoint of the script's own was written.
+#
+# A checkpoint is known by a mark: the norm of the trained parameters, which each step changes. A job has one for the beginning of each epoch.
+
+Moved = tuple[int, float]
+_CLOSE = 1e-3
+_EQUAL = 1e-12  # sums in double precision may be added up in another order
+
+
+def moved(optimizers: Iterable[torch.optim.Optimizer]) -> Moved:
+    """Of what optimizers keep for each parameter: how many tensors, and their norm. None before the first step."""
+    states = [value for each in optimizers for state in each.state.values() for value in state.values()]
+    tensors = [each for each in states if isinstance(each, torch.Tensor)]
+    return len(tensors), _norm(tensors)
+
+
+def mark_of(optimizers: Sequence[torch.optim.Optimizer]) -> float:
+    """Of the parameters that are trained: one number, another one after each step."""
+    return _norm(each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"])
+
+
+def _norm(tensors: Iterable[torch.Tensor]) -> float:
+    # One after the other: in double precision all of them may be more than the memory holds.
+    kept = (each.detach().to(torch.complex128 if each.is_complex() else torch.float64) for each in tensors)
+    return math.hypot(*(float(torch.linalg.vector_norm(each.to_dense())) for each in kept))
+
+
+class Beginning:
+    """With what a script's loop begins: the optimizers as they were given to `elastic.prepare`.
+
+    A script may go on from a checkpoint of its own. On a worker that comes later that may be one which the job has written since.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.moved = moved(optimizers)
+        self._mark = mark_of(optimizers)
+
+    def epoch(self, marks: Mapping[int, float]) -> int:
+        """Of the job, which the first loop of the script is: 0, unless the script has read what the job has written.
+
+        Args:
+            marks: of the job, `mark_of` at the beginning of its epochs.
+
+        Raises:
+            UserError: it may be one of several, between which the parameters have not changed.
+        """
+        epoch, *others = self._like(marks) or [0]
+        if epoch and others:
+            raise UserError(
+                f"the script has read the parameters that this job had after epoch {epoch} and still had after epoch {others[-1]}, as with a "
+                "learning rate of 0, so nobody knows with which epoch its loop begins: a worker can come later once a step has changed them and "
+                "the script has written that"
+            )
+        return epoch
+
+    def is_newer(self, marks: Mapping[int, float]) -> bool:
+        """Whether the script has read what was written since, such as before an evaluation that still lasts."""
+        return self.moved[0] > 0 and 0 in marks and not self._like(marks)
+
+    def _like(self, marks: Mapping[int, float]) -> list[int]:
+        return [epoch for epoch, each in sorted(marks.items()) if math.isclose(self._mark, each, rel_tol=_EQUAL)]
+
+    def require_states(self, epoch: int, jobs: Moved) -> None:
+        """``jobs``: as the job's optimizers are at present.
+
+        Raises:
+            UserError: the script has read parameters alone, and may begin at its top nevertheless.
+        """
+        if jobs[0] and not self.moved[0]:
+            raise UserError(
+                f"the script has read the parameters that this job had after epoch {epoch}, and not the optimizer's state, so nobody knows "
+                "with which epoch its loop begins: write and read optimizer.state_dict(), too, or read only what an earlier job has written"
+            )
+
+    def require_top(self, jobs: Moved) -> None:
+        """``jobs``: as the one did that has begun the job.
+
+        Raises:
+            UserError: the script has read a checkpoint since, and its loop begins elsewhere.
+        """
+        if self.moved[0] == jobs[0] and math.isclose(self.moved[1], jobs[1], rel_tol=_CLOSE, abs_tol=1e-12):
+            return
+        raise UserError(
+            "elastic.prepare() was given another optimizer's state than where the job began: the script goes on from a checkpoint that "
+            "was written since, within an epoch or long ago. A worker that comes later is sent the job's state: write such a checkpoint at "
+            "the end of an epoch, with all optimizers, or read only what an earlier job has written, under another name. After `elasticdl "
+            "stop` the job goes on from what was kept: give --no_resume if the script's own checkpoint is to count"
+        )
+
+
+# What a worker does that has come later, on its script's way to where the job stands: as little as the script allows.
+#
+# The others wait for it meanwhile. So the model is run on a stand-in for a batch once, and then gives the same answer again.
+
+
+class ModelFromMemory:
+    """A model that is called with the same shapes again and again, and whose answers don't matter.
+
+    It is run each time if it leaves elsewhere what a loss is made of as well: in an attribute, or by a hook.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._forward: Any = None  # the model's own, while this one takes its place
+        self._was_own = False  # an attribute of the model itself, and not of its class
+        self._described: Any = None  # what it was called with
+        self._answer: Any = None  # without what it was computed by
+        self._gives_all: dict[bool, bool] = {}  # by its answer, in training and else
+        self._given: list[torch.Tensor] = []  # last
+        self._began = 0.0
+        self.batches = 0
+
+    @property
+    def seconds(self) -> float:
+        """Since it has begun."""
+        return time.monotonic() - self._began if self.batches else 0.0
+
+    def begin_batch(self) -> None:
+        self.batches += 1
+        if self._forward is None:
+            self._began = time.monotonic()
+            self._was_own = "forward" in vars(self._model)
+            self._forward = self._model.forward
+            self._model.forward = _InPlaceOf(self._forward, self._answer_again)
+
+    def end(self) -> list[torch.Tensor]:
+        """The model is its own again. Returns its last answer, by which a script may show that it has kept it."""
+        given, self._given = self._given, []
+        if self._forward is None:
+            return given
+        if self._was_own:
+            self._model.forward = self._forward
+        else:
+            del self._model.forward
+        self._forward = self._described = self._answer = None
+        self.batches = 0
+        return given
+
+    def _answer_again(self, *args: Any, **kwargs: Any) -> Any:
+        if self._forward is None:
+            return type(self._model).forward(self._model, *args, **kwargs)
+        answer = self._answer_to(args, kwargs)
+        self._given = [leaf.detach() for leaf in leaves_of(answer) if isinstance(leaf, torch.Tensor)]
+        return answer
+
+    def _answer_to(self, args: Any, kwargs: Any) -> Any:
+        leaves, structure = _pytree.tree_flatten((args, kwargs))
+        shapes = [leaf.shape if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        described = (structure, shapes, self._model.training, torch.is_grad_enabled())
+        if self._described is not None and described == self._described:
+            return self._copy_of_answer(leaves)
+        if not self._gives_all.get(self._model.training, True):
+            return self._forward(*args, **kwargs)
+        answer = self._forward(*args, **kwargs)
+        if not all(isinstance(leaf, (torch.Tensor, *SIMPLE)) for leaf in leaves_of((answer, shapes))):
+            return answer
+        if torch.is_grad_enabled() and self._model.training not in self._gives_all:
+            self._gives_all[self._model.training] = not _leaves_more(self._model)
+        if not self._gives_all.get(self._model.training, True):
+            return answer
+        self._described, self._answer = described, map_tensors(_without_graph, answer)
+        return self._copy_of_answer(leaves)
+
+    def _copy_of_answer(self, given: list[Any]) -> Any:
+        """A gradient of zero flows to all that may have one, and so does one of that gradient: a script looks at it, or a GradScaler."""
+        flow = [each for each in (*self._model.parameters(), *given) if isinstance(each, torch.Tensor)]
+        means = [each.mean() for each in flow if each.requires_grad and each.numel()]
+
+        def copied(leaf: torch.Tensor) -> torch.Tensor:
+            if not means or not leaf.requires_grad:
+                return leaf.detach().clone()
+            # A sine is finite, and has derivatives of any order.
+            mean = torch.stack([each.real.to(leaf.device, leaf.dtype) for each in means]).sum()
+            return leaf.detach() + mean.sin() * 0
+
+        return map_tensors(copied, self._answer)
+
+
+class _InPlaceOf:
+    """Called in the place of a model's ``forward``; a copy of the model has its own."""
+
+    def __init__(self, own: Any, instead: Callable[..., Any]) -> None:
+        self._own = own
+        self._instead = instead
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._instead(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[Any]]:
+        return _itself, (self._own,)
+
+
+def _itself(own: Any) -> Any:
+    return own
+
+
+def _without_graph(leaf: torch.Tensor) -> torch.Tensor:
+    copied = leaf.detach().clone()
+    return copied.requires_grad_(leaf.requires_grad) if copied.is_floating_point() or copied.is_complex() else copied
+
+
+def _leaves_more(model: torch.nn.Module) -> bool:
+    """Whether a model that was run holds something by which a gradient flows, or may have put it elsewhere, by a hook."""
+    for module in model.modules():
+        if not all(_is_own(hook) for hook in module._forward_hooks.values()):
+            return True
+        held = [value for name, value in vars(module).items() if name not in ("_parameters", "_buffers", "_modules")]
+        if any(isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None for leaf in leaves_of(held)):
+            return True
+    return False
+
+
+def _is_own(hook: Any) -> bool:
+    return type(getattr(hook, "__self__", hook)).__module__.startswith("elasticdl.elastic.")
+
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 The script is given its loader's batches, of each of which this worker has a part; it calls ``backward`` and
 ``optimizer.step`` as on one device. Gradients are summed when it looks at them first, or steps. Of worlds that change
-(`elasticdl.elastic.torch_kit.participant.participant`) its control flow notices nothing.
+(`elasticdl.elastic.torch_kit.participant`) its control flow notices nothing.
 
 A worker that comes later runs the same script from its top. It is given a stand-in for each batch that the job has trained
 on already, and what it makes of those has no effect; so its loops count as those of the others have counted. Most of the way
@@ -18,8 +18,9 @@ import logging
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
+from weakref import ReferenceType
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -27,26 +28,135 @@ from torch.optim.lr_scheduler import LRScheduler
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import MicroBatch
 from elasticdl.elastic.torch import loop_faults
-from elasticdl.elastic.torch.approach import Approach, Standing
-from elasticdl.elastic.torch.beginning import Beginning, moved
-from elasticdl.elastic.torch.loop_faults import SecondPass, lasting, place_in_script
-from elasticdl.elastic.torch.means import Means
-from elasticdl.elastic.torch.newcomer import Hints
-from elasticdl.elastic.torch.order import Order
+from elasticdl.elastic.torch.approach import Approach, Beginning, Standing, moved
+from elasticdl.elastic.torch.loop_faults import SecondPass, lasting, place_in_script, storage_of
 from elasticdl.elastic.torch.replay import NotedBatch, Replay, weighed_backward
-from elasticdl.elastic.torch.watch import Watch
-from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader, restore_streams
-from elasticdl.elastic.torch_kit.optimizers import Optimizers, each_of
-from elasticdl.elastic.torch_kit.own_optimizers import OwnOptimizers
-from elasticdl.elastic.torch_kit.participant.host import OpenBatch, Outcome
-from elasticdl.elastic.torch_kit.participant.joined import JoinedHost
-from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
-from elasticdl.elastic.torch_kit.participant.participant import Participant
-from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
-from elasticdl.elastic.torch_kit.pieces.schedulers import rest_while
-from elasticdl.elastic.torch_kit.reduction.gradients import LoopGradients
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.torch.tape import Watch
+from elasticdl.elastic.torch_kit.gradients import LoopGradients
+from elasticdl.elastic.torch_kit.host import OpenBatch, Outcome
+from elasticdl.elastic.torch_kit.loop_state import LoopState
+from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader, RandomStreams, restore_streams, streams
+from elasticdl.elastic.torch_kit.participant import EpochBegin, JoinedHost, Participant, ScriptPosition
+from elasticdl.elastic.torch_kit.refusals import Optimizers, OwnOptimizers, each_of
+from elasticdl.elastic.torch_kit.tensors import ElasticContext, sum_of_all
+from elasticdl.elastic.torch_kit.torch_state import rest_while
 from elasticdl.elastic.training.pieces import Piece
+
+# The order in which the samples of an epoch are trained on, as it is drawn on a worker.
+
+
+class Order:
+    """Of the present epoch."""
+
+    def __init__(self, batches: OwnLoader) -> None:
+        self.drawn: list[GlobalBatch] = []
+        self.outside = streams()  # random streams, as the script knows them outside its loop over batches
+        self._batches = batches
+        self._from: EpochBegin | None = None
+
+    def draw(self, epoch: int, jobs: ScriptPosition | None) -> None:
+        """``jobs``: where the job stands, on a worker that is on its way there."""
+        if jobs is not None:
+            theirs, ours = jobs.begin_of(epoch), self._from
+            if ours is not None and ours.epoch == epoch and theirs in (ours, None):  # drawn again it may be another one
+                return
+            jobs.put_back(epoch, self._batches.draws)
+        self._from = EpochBegin(epoch, RandomStreams.capture(), self._batches.draws.capture())
+        self.drawn = self._batches.of_epoch(epoch)
+        self.outside = streams()
+
+
+# What can't be right on a worker that has come later, or where workers have come and gone, each in one line.
+#
+# The others go on without a newcomer that raises on its way, or where it stands first.
+
+ON_ITS_WAY = (
+    "raised on a worker that was catching up, on a stand-in for a batch (elastic.catching_up() is True; it has samples of the first batch of "
+    "the epoch, and the model's answer from memory): leave out there what needs real ones (docs/plain_loop.md, When a worker joins)"
+)
+
+
+def resized(before: int, now: int) -> str:
+    return (
+        f"the number of workers has changed, and this worker's part of a batch from {before} to {now} samples: what a loop keeps of the "
+        "samples of a batch for the next one, such as the hidden state of an RNN, no longer fits; make it anew where its size is another"
+    )
+
+
+class Hints:
+    """What may be behind an exception that the script raises."""
+
+    def __init__(self) -> None:
+        self.looked_at = ""  # the place in the script where it has looked at gradients last
+        self._resized = ""  # with the batch that was given last
+        self._of_stand_ins: list[torch.Tensor] = []  # the model's last answer on the way, until a step is made
+
+    def arrived(self, answer: list[torch.Tensor]) -> None:
+        self._of_stand_ins = answer
+
+    def given(self, batch: GlobalBatch, part: MicroBatch, last: OpenBatch | None) -> None:
+        if last is None:
+            return
+        now, is_next = len(part.indices), last.batch.epoch == batch.epoch
+        changes = is_next and last.most != now and len(last.batch.indices) == len(batch.indices)
+        self._resized = resized(last.most, now) if changes else ""
+
+    def step_made(self) -> None:
+        self._of_stand_ins = []
+
+    @property
+    def kept(self) -> Container[int]:
+        """Storages of what was computed on the way."""
+        return {storage_of(each) for each in self._of_stand_ins}
+
+    def about(self, *, on_its_way: bool) -> str:
+        return ON_ITS_WAY if on_its_way else self._resized
+
+
+# Means over the global batch that a plain loop asks for, of what it has made of a worker's part.
+
+OF_BEFORE = "is of the samples before a worker was lost if it is of that batch: give it one from before loss.backward()"
+
+
+class Means:
+    """All workers ask for the same ones, in the same order."""
+
+    def __init__(self, job: ElasticContext) -> None:
+        # The script's, of the last step, if that was made of one.
+        self.steps_loss: ReferenceType[torch.Tensor] | None = None
+        self._job = job
+
+    def of(self, value: Any, own: float, participant: Participant, given: NotedBatch | None) -> float:
+        """``own``: the value over this worker's part of the batch that was ``given`` last."""
+        if given is not None and given.remade and given.remade.get(value) is None and self._job.rank == 0:
+            self._job.warn(f"an elastic.mean() at step {participant.state.step} {OF_BEFORE}")
+        vote, loss = participant.state.vote, self.steps_loss
+        if participant.is_reduced and given is not None and len(participant.open_batches) == 1:
+            loss = given.loss
+        if loss is not None and value is loss() and vote is not None:
+            return vote.loss
+        # Of a step that this worker has made again alone, ``own`` is of a part.
+        if self._job.size == 1 and not participant.is_torn:
+            return given.weighed(value, own) if given is not None and given.remade else own
+
+        def tell() -> float:
+            mine = _part_of(value, own, participant, given)
+            return mine if self._job.size == 1 else sum_of_all(self._job, mine)  # of one by now, perhaps
+
+        about = f"an elastic.mean() after step {participant.state.step}"
+        return float(participant.agreements.agree(tell, own, alone=about) or 0.0)
+
+
+def _part_of(value: Any, own: float, participant: Participant, given: NotedBatch | None) -> float:
+    """What this worker adds to the mean over the batch."""
+    if given is None or not participant.is_torn:
+        return given.weighed(value, own) if given else 0.0
+    pieces = [piece for piece in participant.pieces(given) if piece.weight]
+    participant.seed(given.batch)
+    made = sum(given.tape.remake_number(value, piece.content) * piece.weight for piece in pieces)
+    participant.state.reset_buffers()
+    return made
+
 
 log = logging.getLogger(__name__)
 

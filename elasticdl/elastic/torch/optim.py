@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.torch_kit.data.loaders import StepBatch
-from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
+from elasticdl.elastic.torch_kit.loaders import StepBatch
+from elasticdl.elastic.torch_kit.torch_state import TorchState
 from elasticdl.elastic.training.batch_shape import job
 from elasticdl.ga.torch import optim
 

@@ -16,14 +16,11 @@ from torch.utils.data import DataLoader
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch.loop_host import LoopHost, Values
-from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader
-from elasticdl.elastic.torch_kit.optimizers import Optimizers
-from elasticdl.elastic.torch_kit.pieces.further import further_modules
-from elasticdl.elastic.torch_kit.pieces.owners import owners
-from elasticdl.elastic.torch_kit.pieces.torch_pieces import PREPARED
-from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
-from elasticdl.elastic.torch_kit.refusals import require_plain
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.torch_kit.own_loader import OwnLoader
+from elasticdl.elastic.torch_kit.refusals import Optimizers, require_plain
+from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.torch_kit.torch_pieces import PREPARED
+from elasticdl.elastic.torch_kit.torch_state import TorchState, further_modules, owners
 from elasticdl.elastic.training.pieces import is_stateful
 from elasticdl.elastic.training.runtime import ScriptRuntime
 

@@ -11,12 +11,10 @@ from weakref import ReferenceType
 import torch
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.torch.in_place import Changes, storage_of
-from elasticdl.elastic.torch.loop_faults import left_out_by_size
-from elasticdl.elastic.torch.tape import Tape
-from elasticdl.elastic.torch.trace import OfTensors, Trace
-from elasticdl.elastic.torch_kit.participant.host import OpenBatch
-from elasticdl.elastic.torch_kit.participant.participant import Participant
+from elasticdl.elastic.torch.loop_faults import Changes, left_out_by_size, storage_of
+from elasticdl.elastic.torch.tape import OfTensors, Tape, Trace
+from elasticdl.elastic.torch_kit.host import OpenBatch
+from elasticdl.elastic.torch_kit.participant import Participant
 
 
 @dataclass(slots=True)

@@ -2,16 +2,107 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterable, Iterator
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, IterableDataset
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.torch_kit.optimizers import require_summable
+
+# Several optimizers as one, and those that can't be had.
+
+
+class Optimizers:
+    """Those of a script as one, as far as a training state can tell.
+
+    They step by themselves. `made` says that they have done so for this batch.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.every = optimizers
+        self._hooks: list[Callable[..., Any]] = []
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for each in self.every for group in each.param_groups]
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Each once."""
+        every = (parameter for group in self.param_groups for parameter in group["params"])
+        return list({id(parameter): parameter for parameter in every}.values())
+
+    @property
+    def state(self) -> dict[torch.Tensor, Any]:
+        return {}  # `load_state_dict` clears theirs
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizers": [each.state_dict() for each in self.every]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for each, saved in zip(self.every, state["optimizers"], strict=True):
+            each.state.clear()
+            each.load_state_dict(saved)
+
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> None:
+        self._hooks.append(hook)
+
+    register_step_post_hook = register_step_pre_hook
+
+    def made(self) -> None:
+        for hook in self._hooks:
+            hook(self)
+
+
+def each_of(optimizer: Any) -> Sequence[torch.optim.Optimizer]:
+    """``optimizer``: one, or `Optimizers`."""
+    return optimizer.every if isinstance(optimizer, Optimizers) else [optimizer]
+
+
+def is_other_kind(there: Any, here: Any) -> bool:
+    """Whether these states are of optimizers of two kinds."""
+    if ("optimizers" in there) != ("optimizers" in here):
+        return True
+    if "optimizers" in there:
+        pairs = zip(there["optimizers"], here["optimizers"], strict=False)
+        return len(there["optimizers"]) != len(here["optimizers"]) or any(is_other_kind(*each) for each in pairs)
+    groups = zip(there["param_groups"], here["param_groups"], strict=False)
+    # Both have options that the other lacks; a newer version of the same optimizer only has more of them.
+    return any(was.keys() - now.keys() and now.keys() - was.keys() for was, now in groups)
+
+
+def require_summable(optimizer: torch.optim.Optimizer, who: str) -> None:
+    """Raises:
+    UserError: it needs gradients of a kind that workers can't sum for it, or sums them itself.
+    """
+    kind = type(optimizer)
+    if any(each.__name__ == "AcceleratedOptimizer" for each in kind.__mro__):
+        raise UserError(
+            f"{who}: the optimizer was prepared by accelerate, for its own launcher: leave Accelerator out, and give the model, optimizer and "
+            "loader that accelerator.prepare was given"
+        )
+    if hasattr(optimizer, "_allreduce_grad_async"):
+        raise UserError(
+            f"{who}: the optimizer is Horovod's DistributedOptimizer: give the one within: gradients are summed anyway"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UserError(
+            f"{who}: LBFGS evaluates its closure several times a step, and the workers would sum but one of the gradients: "
+            "take an optimizer that needs each gradient once"
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise UserError(
+            f"{who}: SparseAdam takes sparse gradients alone, and the sum over several workers is a dense one: take Adagrad or "
+            "SGD, which take both, or Adam with Embedding(sparse=False)"
+        )
+
 
 # By the name of their type, as some are in packages that may not be installed.
 WRAPPERS = {
@@ -104,3 +195,83 @@ def of_loader(loader: Any) -> Iterator[str]:
     else:
         if not batches:
             yield "the loader has no batch; expected at least one in an epoch"
+
+
+# Refuses optimizers that a script steps beside those that it has given: the workers do not sum the gradients of their parameters.
+
+Look = Callable[[torch.optim.Optimizer], None]
+
+_of_thread = threading.local()  # each worker's, where several are threads of a process
+
+
+def look_before_steps(purpose: str, look: Look | None) -> None:
+    """Have ``look`` called before each step of any optimizer, which it may refuse. None: nothing looks for this purpose any more."""
+    _hook_steps()
+    looks = _of_thread.__dict__
+    looks.pop(purpose, None)
+    if look is not None:
+        looks[purpose] = look
+
+
+@functools.cache
+def _hook_steps() -> None:
+    """Once in a process."""
+
+    def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not torch.compiler.is_compiling():  # it would be traced
+            for look in list(_of_thread.__dict__.values()):
+                look(optimizer)
+
+    register_optimizer_step_pre_hook(before_step)
+
+
+class OwnOptimizers:
+    """Refuses them while a batch is trained on, before they step."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        trained_with: torch.optim.Optimizer | Optimizers,
+        batch: Callable[[], tuple[int, int] | None],
+        remedy: str,
+    ) -> None:
+        """``trained_with``: has the parameters of which the gradients are summed. ``batch``: which is trained on; None between two of them."""
+        self._model = model
+        self._trained_with = trained_with
+        self._batch = batch
+        self._remedy = remedy
+        # Beside the model's own parameters there may be copies, of which each batch has an optimizer of its own, as in meta-learning.
+        self._met: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
+        look_before_steps("own optimizers", self.require_none)
+
+    def require_none(self, optimizer: torch.optim.Optimizer) -> None:
+        """It is about to step.
+
+        Raises:
+            UserError: by gradients that are not summed.
+        """
+        batch = self._batch()
+        known = each_of(self._trained_with)
+        if batch is None or any(optimizer is each for each in known):
+            return
+        summed = set(map(id, Optimizers(known).parameters))
+        groups = set(map(id, Optimizers(known).param_groups))
+        stepped = Optimizers([optimizer]).parameters
+        if any(id(each) in summed for each in stepped):
+            if groups.issuperset(map(id, optimizer.param_groups)):
+                return  # one within another, which steps the parameters by the groups of that one
+            raise UserError(
+                f"{type(optimizer).__name__} steps the parameters of an optimizer that trains already, as one that was made anew within training: workers that "
+                f"come later have none of its state. Make it at the begin, and {self._remedy}; set param_groups to change a rate"
+            )
+        beside = {id(each): each for each in stepped if each.grad is not None}
+        if not beside:
+            return
+        names = [name for name, each in self._model.named_parameters() if id(each) in beside]
+        if not names and self._met.setdefault(optimizer, batch) == batch:
+            return
+        what = f"`{names[0]}`" if names else f"a parameter of shape {tuple(next(iter(beside.values())).shape)}"
+        raise UserError(
+            f"{type(optimizer).__name__} steps {what} by the gradient of this worker's part of a batch, and the workers do not sum it, as the optimizer is "
+            f"the script's own: {self._remedy}"
+        )

@@ -10,9 +10,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.plan import BatchPlan
-from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan
-from elasticdl.elastic.core.step_times import Activity
+from elasticdl.elastic.core.plan import BatchPlan, Progress, SampleOrder, StepPlan
+from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.training.data_facts import TRAINING, Source
 from elasticdl.elastic.training.job import JobContext
 

@@ -23,9 +23,7 @@ import numpy as np
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Collective
-from elasticdl.elastic.core.agreement import plain_text
-from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.core.progress import SampleOrder
+from elasticdl.elastic.core.plan import BatchPolicy, SampleOrder, plain_text
 
 Value = int | float | str
 TRAINING, EVALUATION = "training data", "evaluation data"

@@ -1,6 +1,6 @@
 """One process's part in a job: session, collective and batch policy, and the way through the worlds.
 
-What differs between frameworks is added by the twins (`elasticdl.elastic.torch_kit.torch_job`, `elasticdl.elastic.keras.keras_job`).
+What differs between frameworks is added by the twins (`elasticdl.elastic.torch_kit.tensors`, `elasticdl.elastic.keras.loader`).
 """
 
 from __future__ import annotations
@@ -8,35 +8,357 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
+import signal
+import stat
+import sys
+import threading
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from types import FrameType
+from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeVar
 
 from elasticdl.common.credentials import WorkerEnvironment
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.interruptions import Stopped, WorldBroken, WorldChanged
-from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.core.worker import WorkerCore
-from elasticdl.elastic.core.world import ALONE, World
-from elasticdl.elastic.link.connection import MasterConnection, prepare_horovod
-from elasticdl.elastic.link.session import Session
+from elasticdl.elastic.core.plan import BatchPolicy, Progress, StepPlan
+from elasticdl.elastic.core.position import Position
+from elasticdl.elastic.core.protocol import ALONE, Stopped, World, WorldBroken, WorldChanged
+from elasticdl.elastic.core.reporting import Activity
+from elasticdl.elastic.core.vote import Vote
+from elasticdl.elastic.core.worker import WorkerCore, WorkerState
+from elasticdl.elastic.link.session import MasterConnection, Session, prepare_horovod
 from elasticdl.elastic.link.store import Endpoint
-from elasticdl.elastic.training.carried import Carried
-from elasticdl.elastic.training.kept_state import KeptState
-from elasticdl.elastic.training.left_behind import leave_behind, take_over
-from elasticdl.elastic.training.sigterm import Sigterm
-from elasticdl.elastic.training.steps import Steps
-from elasticdl.elastic.training.worker_files import Handover, SampleRecord
+from elasticdl.elastic.training.kept_state import Carried, Handover, KeptState, SampleRecord, leave_behind, take_over
 from elasticdl.job import messages as m
+from elasticdl.job.journal import WorldMark
 from elasticdl.job.spec import CHECK_OFF
 
+# The way from world to world: one driver for all front ends.
+
 log = logging.getLogger(__name__)
+
+
+class Member(Protocol):
+    """What a front end does on the way. Each may raise `WorldBroken`, and then the next world is tried."""
+
+    def enter(self, world: World) -> None:
+        """Connect to the other members."""
+
+    def synchronize(self, world: World) -> bool:
+        """Bring all members to rank 0's state. False: the script does so itself, in this world."""
+
+    def leave(self) -> None:
+        """Disconnect; nothing if that is done already."""
+
+    def cast_end_vote(self) -> None:
+        """Take part in a step with nothing to add: the training function has returned."""
+
+
+class Worlds:
+    """One worker's way through the worlds: does what the worker's core orders the training thread to do."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._core = session.core
+
+    def tell(self, event: p.Event) -> None:
+        """Something has happened to the training thread, which is the present one."""
+        self._session.witness.thread = threading.get_ident()
+        self._session.post(event)
+
+    def begin(self) -> None:
+        """Ask for the first world, or for that of another training."""
+        self._core.position.leave()
+        self.tell(p.Trigger.READY)
+
+    def next(self, member: Member) -> World | None:
+        """Be in the next world that is trained in. None: the training functions of all have returned.
+
+        Raises:
+            Stopped: this worker is to leave for good; the state is that of the last commit.
+            JobFailedError: world after world broke without a step being made.
+            UnreachableError: there has been no master for too long.
+        """
+        while True:
+            match self._session.order():
+                case p.Connect(world):
+                    if self._core.under_master:
+                        print_mark(self._core.worker_id, world)
+                    self.attempt(lambda world=world: member.enter(world), p.Trigger.CONNECTED)  # type: ignore[misc]
+                case p.Synchronize(world):
+                    if not self.attempt(lambda world=world: member.synchronize(world), p.Trigger.SYNCED):  # type: ignore[misc]
+                        return world
+                case p.Train(world):
+                    return world
+                case p.LeaveWorld(_, broken):
+                    self._core.position.undo() if broken else self._core.position.leave()
+                    member.leave()
+                    self.tell(p.Trigger.CLOSED)
+                case p.Command.CAST_END_VOTE:
+                    self.attempt(member.cast_end_vote, p.Trigger.ALL_RETURNED)
+                case p.Command.COMPLETE:
+                    return None
+                case p.LeaveJob(reason, checkpoint, drained):
+                    raise Stopped(reason, checkpoint=checkpoint, drained=drained)
+                case p.Fail(error, message):
+                    raise error(message)
+
+    def attempt(self, work: Callable[[], object], done: p.Trigger) -> bool:
+        """Tell that it is done, or why this world is left. False: it is done, and there is nothing to tell."""
+        try:
+            if work() is False:
+                return False
+            self.tell(done)
+        except WorldChanged as change:
+            self.tell(p.WorldLeft(str(change)))  # which the core knows, unless a hook has raised it
+        except WorldBroken as failure:
+            log.info("%s", failure)  # a lost worker is no matter, and the master tells of it
+            self.tell(p.CollectiveFailed(str(failure)))
+        return True
+
+
+def print_mark(worker_id: int, world: World) -> None:
+    """Into this process's output, after all that it has printed before."""
+    when = datetime.now().isoformat(" ", "milliseconds")
+    line = WorldMark(when, worker_id, world.rank, world.version).to_line()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # the script may have put anything there, or closed it
+            stream.flush()
+    out, err = _opened(1), _opened(2)
+    # Where stderr leads to a file of its own. What goes through pipes comes to one log, which needs one mark.
+    err_is_apart = err and stat.S_ISREG(err.st_mode) and not (out and os.path.samestat(out, err))
+    for descriptor in (1, 2) if err_is_apart else (1,):
+        with suppress(OSError):
+            os.write(descriptor, line)
+
+
+def _opened(descriptor: int) -> os.stat_result | None:
+    try:
+        return os.fstat(descriptor)
+    except OSError:
+        return None
+
+
+# What a training loop tells its job in each step: plain fields of the worker's core, without a lock and without an event.
+
+
+class Steps(ABC):
+    """A part of a job. Only the training thread calls what is here, but for `advance` with ``ALIVE``."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.worlds = Worlds(session)
+        self.record: SampleRecord | None = None
+        self.failure: Exception | None = None  # for which no further step can be made
+        self._core = session.core
+        self._worked_at = time.monotonic()  # when the last step, evaluation or checkpoint was over
+
+    @property
+    @abstractmethod
+    def world(self) -> World:
+        """The present one."""
+
+    @abstractmethod
+    def warn(self, message: str) -> None: ...
+
+    # -- facts --
+
+    @property
+    def worker_id(self) -> int:
+        return self._core.worker_id
+
+    @property
+    def is_told_to_leave(self) -> bool:
+        """This worker is to leave for good."""
+        return self._core.stopping is not None
+
+    @property
+    def world_is_broken(self) -> bool:
+        """The present world is known to be broken."""
+        return self._core.broken
+
+    @property
+    def may_be_last(self) -> bool:
+        """Of a worker that leaves: perhaps nobody else holds the state. Its world broke, or all others have left before it."""
+        return self._core.left_broken or self._core.may_be_last
+
+    @property
+    def leaving(self) -> bool:
+        """This worker's vote: whether the present world is to be left after this step."""
+        return self._core.leaving
+
+    @property
+    def progress(self) -> Progress:
+        """Where training stands."""
+        return self._core.position.progress
+
+    # -- a step --
+
+    def bind_position(self, present: Position, made: Position) -> Position:
+        """From now on the core speaks of the state with the ``present`` position; as ``made``, if it has spoken of another.
+
+        Returns the position that the core speaks of: in a world that of another state, which its members train.
+        """
+        return present if present is self._core.position else self._core.bind(made)
+
+    def begin(self, plan: StepPlan, settings_changed: Callable[[], bool] = lambda: False) -> None:
+        """A batch is given. ``settings_changed``: whether what the optimizer is told differs from what was saved.
+
+        Raises:
+            WorldChanged: as `commit`; this worker's script has caught that, and goes on.
+        """
+        self._require_world()
+        if self.record is not None:
+            self.record.begin(self.world, plan)
+        if warning := self._core.begin(plan, settings_changed):
+            self.warn(warning)
+
+    def voted(self, vote: Vote, remedy: str = "", device_seconds: float = 0.0, difference: str = "") -> None:
+        """The gradients of all members have arrived, and with them their votes.
+
+        ``remedy``: what a script should do that has made its step on too few samples. ``device_seconds``: from the
+        batch's begin to the end of this worker's passes, by the device's own clock; 0 where host and device go together.
+        ``difference``: between the batches of the members, in a line, if they are not the same.
+
+        Raises:
+            RuntimeError: the script does what can't be made right.
+            UserError: members have other batches.
+        """
+        if not self._core.voted(vote, time.monotonic(), device_seconds=device_seconds):
+            self._disagree(remedy, difference)
+
+    def all_ended(self, vote: Vote) -> None:
+        """All members have voted on a step to which this one, at least, has nothing to add.
+
+        Raises:
+            RuntimeError: others make that step.
+        """
+        self._core.voted(vote, time.monotonic())
+        if vote.ended != self._core.world.size:
+            self._disagree()
+
+    def step_made(self, learning_rate: float, compared: int = 0) -> None:
+        """The parameters have changed. ``compared``: members of whose states the vote has shown that they were one before."""
+        self._worked_at = time.monotonic()
+        if pause := self._core.step_made(learning_rate, self._worked_at, compared=compared):
+            self.session.say(pause)
+        if self.record is not None:
+            self.record.commit(self.world, self.progress)
+
+    def commit(self) -> None:
+        """Everything up to here is safe.
+
+        Raises:
+            WorldChanged: all members agreed to leave this world.
+        """
+        self._require_world()
+        if self._core.commit():
+            self.worlds.tell(p.WorldLeft("the members voted to leave this world"))
+            self._require_world()
+
+    def loaded(self, progress: Progress) -> None:
+        """The training state was loaded from a file, or came from another worker."""
+        self._core.position.loaded(progress)
+
+    def batches_over(self) -> None:
+        """The loader has no further batch in this epoch."""
+        self._core.position.batch = None
+
+    def epoch_ended(self) -> None:
+        """The training function goes on to the next epoch."""
+        self._core.position.progress = self.progress.next_epoch()
+
+    def advance(self, activity: Activity) -> None:
+        """Something was done, and this is begun. Any thread may say that what was begun goes on (``ALIVE``)."""
+        self._core.reporting.advance(activity, time.monotonic())
+
+    @contextlib.contextmanager
+    def waiting(self, then: Activity = Activity.UPDATE) -> Iterator[None]:
+        """Around a collective, which may last as long as another member takes. ``then``: what goes on after it."""
+        self.advance(Activity.WAIT)
+        try:
+            yield
+        finally:
+            self.advance(then)
+
+    def resume_clock(self) -> None:
+        """Training goes on after what is neither a step nor a pause, such as an evaluation."""
+        self._core.reporting.resume_clock(time.monotonic())
+
+    def plan_total(self, steps: int, epochs: int) -> None:
+        """How much there is to do in all, as far as is known."""
+        self._core.reporting.totals = steps, epochs
+
+    def _require_world(self) -> None:
+        if self._core.state is WorkerState.LEAVING:
+            raise WorldChanged(self._core.left_because)
+
+    def _disagree(self, remedy: str = "", difference: str = "") -> NoReturn:
+        kind = UserError if difference else RuntimeError
+        self.failure = kind(self._core.position.disagreement(self._core.world.size, remedy, difference))
+        raise self.failure
+
+
+# SIGTERM takes a worker out of its job between two steps. A handler of the script's own is called, too.
+
+
+class Sigterm:
+    """Of one process. What is not its main thread can set no handler, and does without."""
+
+    def __init__(self, session: Session) -> None:
+        self.came = False
+        self._session = session
+        self._is_inside = False  # the script's handler, which may call what stood before it
+        self._pid = os.getpid()
+        self._scripts: Callable[[int, FrameType | None], object] | None = None  # that stood where ours stands
+
+    def listen(self) -> None:
+        """From now on; to be called again where a script may have set its own handler since."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        present = signal.getsignal(signal.SIGTERM)
+        if present != self._handle:
+            self._scripts = present if callable(present) else None
+            signal.signal(signal.SIGTERM, self._handle)
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Within, and then no longer."""
+        in_main = threading.current_thread() is threading.main_thread()
+        before = in_main and signal.getsignal(signal.SIGTERM)
+        self.listen()
+        try:
+            yield
+        finally:
+            if in_main:
+                signal.signal(signal.SIGTERM, before)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:  # a fork of the script's, which multiprocessing ends so
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        if self._is_inside:
+            return
+        self.came = True
+        self._session.post(p.Terminated("told to leave (SIGTERM)"))
+        if self._scripts is None:
+            return
+        self._is_inside = True
+        try:
+            self._scripts(number, frame)
+        except SystemExit:  # in the middle of a step, which the others would have to make again
+            log.info("the script's handler of SIGTERM ends the process: it ends after this step")
+        finally:
+            self._is_inside = False
+
 
 # Of the time in which a worker that was told to leave must have left. The rest is for writing the state, if that can be left.
 LINGER_SHARE, LONGEST_LINGER_SHARE = 0.5, 0.9
@@ -277,7 +599,7 @@ class JobContext(Steps):
 
 @dataclass(frozen=True, slots=True)
 class _Trainee:
-    """What a job and its training state do on the way from world to world (`elasticdl.elastic.training.worlds.Member`)."""
+    """What a job and its training state do on the way from world to world (`elasticdl.elastic.training.job.Member`)."""
 
     job: JobContext
     state: Carried

@@ -6,20 +6,70 @@ name is given; pods have no such folder. It goes when a training that went on fr
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
 import os
+import shutil
 import socket
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Protocol, Self
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
-from elasticdl.elastic.training.carried import Carried
+from elasticdl.elastic.core.plan import Progress, StepPlan
+from elasticdl.elastic.core.protocol import Stopped, World
+from elasticdl.elastic.core.vote import Vote
+from elasticdl.elastic.link.session import Session
 from elasticdl.job.jobdir import STOPPED_STEM, STOPPED_SUFFIX, kept_states
 from elasticdl.job.spec import JobSpec
 
 if TYPE_CHECKING:
     from elasticdl.elastic.training.checkpoint_store import Checkpoint, CheckpointStore
+
+# What a job needs of the training state that it brings from world to world.
+
+
+class Carried(Protocol):
+    """See `elasticdl.elastic.training.state.TrainingState`."""
+
+    begins_as_told: bool
+    resumed: tuple[str, Mapping[str, Any]] | None
+    cannot_be_kept: str
+
+    @property
+    def has_state(self) -> bool: ...
+
+    @property
+    def progress(self) -> Progress: ...
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def origin(self) -> Mapping[str, Any]: ...
+
+    def bind_state(self) -> None: ...
+
+    def require_jobs_facts(self) -> None: ...
+
+    def sync(self, world: World) -> None: ...
+
+    def cast_end_vote(self) -> Vote: ...
+
+    def write(self, file: IO[bytes], **more: Any) -> None: ...
+
+    def unpack(self, file: IO[bytes]) -> Any: ...
+
+    def read(self, file: IO[bytes]) -> None: ...
+
+    def load(self, unpacked: dict[str, Any]) -> None: ...
+
+    def misfit(self, saved: dict[str, Any]) -> str: ...
+
 
 FORMAT = 1
 KEPT = "kept"  # in the file, beside the state: what it is of
@@ -156,3 +206,169 @@ def difference(there: Any, here: Any) -> str:
         if was != now:
             return f"{name} has shape {was} there and {now} here"
     return ""
+
+
+# Files that a worker leaves: a record of the samples that it consumed, and its state when it is the last to hold it.
+
+HANDED_OVER = "handover-*"
+
+
+class SampleRecord:
+    """The samples that a worker really consumed, for proving that each was used exactly once per epoch; a file per worker.
+
+    Two kinds of JSON lines: ``begin`` before a step's gradients are reduced (so that it is there even if the worker is
+    killed right after contributing), ``commit`` after the step has been applied. A step counts with the indices begun by
+    all members in the newest world that committed it; what was begun and never committed is a torn step.
+    """
+
+    def __init__(self, folder: Path, worker_id: int) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = (folder / f"worker-{worker_id}.jsonl").open("a", buffering=1)
+        except OSError as error:
+            raise UserError(f"--sample_record {folder}: {error.strerror}") from error
+
+    def begin(self, world: World, plan: StepPlan) -> None:
+        mine = (index for each in plan.micro_batches for index in each.indices[: each.samples])
+        indices = [int(index) for index in mine if isinstance(index, Integral)]
+        self._write({"begin": plan.step, "world": world.version, "epoch": plan.epoch, "indices": indices})
+
+    def commit(self, world: World, progress: Progress) -> None:
+        self._write({"commit": progress.step, "world": world.version})
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, entry: dict[str, object]) -> None:
+        self._file.write(json.dumps(entry) + "\n")
+
+
+class Handover:
+    """The state of a worker that leaves when perhaps nobody else holds it: a file beside the job's own, in a folder that
+    all workers see, if there is one. The next world whose members have no state goes on from it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, state: Carried) -> Path:
+        """Raises OSError if it could not be written; what was there before is untouched."""
+        path = self._folder / f"handover-{state.step:010d}"
+        with aside(path) as scratch, scratch.open("wb") as file:
+            state.write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        self.remove(but=path)
+        return path
+
+    def read(self, state: Carried) -> Path | None:
+        """Load what was written last, unless the state is further already."""
+        newest = max(self._folder.glob(HANDED_OVER), default=None)
+        if newest is None or int(newest.name.rpartition("-")[2]) <= state.step:
+            return None
+        with newest.open("rb") as file:
+            state.read(file)
+        return newest
+
+    def remove(self, but: Path | None = None) -> None:
+        """It is not needed any more."""
+        for path in self._folder.glob(HANDED_OVER):
+            if path != but:
+                path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def aside(path: Path) -> Iterator[Path]:
+    """A path beside the given one, of a file or a folder, which takes its place if all goes well."""
+    scratch = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        yield scratch
+        if path.is_dir():
+            shutil.rmtree(path)
+        scratch.replace(path)
+    finally:
+        if scratch.is_dir():
+            shutil.rmtree(scratch)
+        scratch.unlink(missing_ok=True)
+
+
+# What a worker that leaves for good leaves behind of its training, and what one that begins takes over.
+
+log = logging.getLogger(__name__)
+
+
+class Leaving(Protocol):
+    """A worker's part in its job."""
+
+    session: Session
+    handover: Handover | None
+    kept: KeptState | None
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def may_be_last(self) -> bool: ...
+
+    def warn(self, message: str) -> None: ...
+
+
+def leave_behind(job: Leaving, state: Carried, stopped: Stopped) -> None:
+    if not state.has_state:
+        return
+    alone = job.size == 1 or job.may_be_last
+    if stopped.drained and job.handover is not None:
+        _hand_over(job, state, job.handover, alone=alone)
+    elif alone if stopped.drained else stopped.checkpoint and (alone or job.rank == 0):
+        _keep(job, state)
+
+
+def take_over(job: Leaving, state: Carried) -> None:
+    """Rank 0 of a world whose members hold no state: go on from what another has left.
+
+    Raises:
+        UserError: what a stopped job has left can't be gone on from.
+    """
+    left = job.handover.read(state) if job.handover is not None else None
+    path = "" if left is None else str(left)
+    if not path and job.kept is not None:
+        path = job.kept.read(state, job.warn)
+    if path:
+        progress = state.progress
+        where = {"step": progress.step, "epoch": progress.epoch, "samples": progress.samples}
+        job.session.notify("resumed", **where, path=path)
+
+
+def _hand_over(job: Leaving, state: Carried, handover: Handover, *, alone: bool) -> None:
+    """Leave the state for those who come, unless it is certain that others hold it."""
+    if not (alone or job.rank == 0):
+        return
+    try:
+        path = handover.write(state)
+    except Exception as error:  # noqa: BLE001  a full disk is a RuntimeError of torch's; a value may not be picklable
+        if alone:
+            why = one_line(error.__context__ or error)
+            job.warn(f"the state after step {state.step} leaves with its last worker: {why}; give --checkpoint_dir")
+        return
+    log.info("left the state after step %d in %s", state.step, path)
+
+
+def _keep(job: Leaving, state: Carried) -> None:
+    """Leave the state where the job that is to go on from here looks, and where pods that come do."""
+    if job.kept is None or state.step == 0:
+        return
+    if state.cannot_be_kept:
+        job.warn(f"nothing is kept of step {state.step}: {state.cannot_be_kept}")
+        return
+    began = time.monotonic()
+    try:
+        path = job.kept.write(state)
+    except Exception as error:  # noqa: BLE001  as of `_hand_over`
+        cause = str(error) if isinstance(error, UserError) else one_line(error.__context__ or error)
+        why = f"{cause}; --checkpoint_dir names another place"
+        job.session.notify("checkpoint_failed", step=state.step, reason=why)
+        return
+    seconds = time.monotonic() - began
+    job.session.notify("checkpoint", step=state.step, path=path, seconds=seconds, held=seconds)

@@ -5,27 +5,141 @@ A process takes part in one job, as Horovod knows one world per process; so they
 
 from __future__ import annotations
 
+import ast
 import atexit
+import contextlib
 import functools
+import inspect
 import logging
 import multiprocessing
 import os
+import random
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import FrameType
 from typing import Any, Generic, TypeVar
 
-from elasticdl.common.credentials import MASTER, WORKER_ID
+import numpy as np
+
+from elasticdl.common.credentials import CONNECTED, MASTER, WORKER_ID
 from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.common.reason import reason, tell_uncaught_in_one_line
-from elasticdl.elastic.core.interruptions import StageSuperseded, Stopped
 from elasticdl.elastic.core.plan import BatchPolicy
+from elasticdl.elastic.core.protocol import StageSuperseded, Stopped
 from elasticdl.elastic.training.batch_shape import job, make_policy, whole_number
-from elasticdl.elastic.training.children import GUARD, belongs_to_a_worker, imports_the_script_anew
-from elasticdl.elastic.training.failures import failure_of
 from elasticdl.elastic.training.job import ContextT, Hooks
-from elasticdl.elastic.training.seeds import kept_streams, seed_if_unused
 from elasticdl.elastic.training.state import TrainingState
+from elasticdl.job import messages as m
+
+# Processes that a worker's script starts, and that take no part in the job: those that load its data, above all.
+#
+# Python's ``spawn`` and ``forkserver`` import the script anew in each of them, and run whatever stands at its top level.
+
+GUARD = 'if __name__ == "__main__":'
+
+
+def imports_the_script_anew() -> bool:
+    """Whether multiprocessing has started this process, which has come no further than to import what it needs."""
+    process = multiprocessing.current_process()
+    # `parent_process` is set later; and a fork server, which may import the script once for all, is a MainProcess.
+    return process.name != "MainProcess" or bool(getattr(process, "_inheriting", False))
+
+
+def belongs_to_a_worker(environ: Mapping[str, str]) -> bool:
+    """Whether the process that started this one, or one before, is the worker: it has set the variable."""
+    return MASTER in environ and environ.get(CONNECTED) == environ[MASTER]
+
+
+def require_guard(processes: int) -> None:
+    """Before processes are started that import the script.
+
+    Raises:
+        UserError: the script trains at its top level, where each of them would train, too.
+    """
+    main = vars(sys.modules["__main__"])
+    frame = _top_level_of(main)
+    path = main.get("__file__")
+    if frame is None or path is None or not Path(path).is_file():  # `python -c`: nothing can be imported anew
+        return
+    if (getattr(main.get("__spec__"), "name", None) or "").rpartition(".")[2] == "__main__":  # a package's: it is not
+        return
+    # Whatever the condition is: where it does not tell children apart, they refuse to train themselves.
+    ifs = [node for node in ast.walk(ast.parse(Path(path).read_bytes())) if isinstance(node, ast.If)]
+    if not any(node.lineno <= frame.f_lineno <= (node.end_lineno or node.lineno) for node in ifs):
+        raise UserError(
+            f"{path}:{frame.f_lineno}: with num_workers={processes} each process that loads data imports this script and "
+            f"would train as well: put what the script does below `{GUARD}`"
+        )
+
+
+def _top_level_of(main: Mapping[str, object]) -> FrameType | None:
+    """Where the main script is at present."""
+    frame = inspect.currentframe()
+    while frame is not None and not (frame.f_code.co_name == "<module>" and frame.f_globals is main):
+        frame = frame.f_back
+    return frame
+
+
+# What the master is told of an error that ends a worker.
+
+
+def failure_of(error: BaseException, *, users: bool, helps: Callable[[], str] = str) -> m.Failed:
+    """``users``: no other worker would do better. ``helps``: gives what helps where the user's code has raised."""
+    line = reason(error)
+    if isinstance(error, UserError):  # which says all in its line
+        return m.failed(line, "", users=users)
+    advice = helps()
+    trace = "".join(traceback.format_exception(error))
+    return m.failed(f"{line}; {advice}" if advice else line, trace, users=users)
+
+
+# Random numbers of Python and NumPy, which scripts draw from to split and shuffle their data: the same on all workers.
+#
+# They, and those of PyTorch and TensorFlow, are seeded when a worker's Python starts (`sitecustomize`). A seed of the script's own stays.
+
+SEED = 0  # at the start
+SEEDED = "ELASTICDL_SEEDED"  # set where they were
+
+
+@contextlib.contextmanager
+def kept_streams(*, pythons: bool = True, numpys: bool = True) -> Iterator[None]:
+    """Within, the generators are anybody's; afterwards those that are asked for are as before."""
+    states = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        if pythons:
+            random.setstate(states[0])
+        if numpys:
+            np.random.set_state(states[1])
+
+
+def used_streams_kept() -> AbstractContextManager[None]:
+    """Within, the generators may be seeded; afterwards those that the script of a worker has seeded or drawn from are as before."""
+    seeded = SEEDED in os.environ  # else nobody knows what has been done to Python's
+    return kept_streams(pythons=seeded and _python_is_used(), numpys=seeded and _numpy_is_used())
+
+
+def seed_if_unused(seed: int) -> None:
+    """Unless the script has drawn from them, or has seeded them: then they stay."""
+    if not _python_is_used():
+        random.seed(seed)
+    if not _numpy_is_used():
+        np.random.seed(seed % 2**32)
+
+
+def _python_is_used() -> bool:
+    return random.getstate() != random.Random(SEED).getstate()
+
+
+def _numpy_is_used() -> bool:
+    kind, key, *rest = np.random.get_state()
+    first_kind, first_key, *first_rest = np.random.RandomState(SEED).get_state()
+    return (kind, rest) != (first_kind, first_rest) or not np.array_equal(key, first_key)
+
 
 log = logging.getLogger(__name__)
 

@@ -15,11 +15,10 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import memory_of_the_worker
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.learning_rate import LearningRate, RateControl
+from elasticdl.elastic.core.plan import Progress
 from elasticdl.elastic.core.position import Position
-from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.core.vote import Vote
-from elasticdl.elastic.core.world import World
-from elasticdl.elastic.training.batch_check import BatchCheck, judge, require_one
 from elasticdl.elastic.training.cursor import Ordered
 from elasticdl.elastic.training.data_facts import DataFacts, require_same
 from elasticdl.elastic.training.job import JobContext
@@ -34,7 +33,7 @@ from elasticdl.elastic.training.pieces import (
     dump_all,
     load_all,
 )
-from elasticdl.elastic.training.state_check import StateCheck
+from elasticdl.elastic.training.state_check import BatchCheck, StateCheck, judge, require_one
 
 BESIDE = "beside"
 

@@ -7,32 +7,227 @@ a backward pass of each then. After the last of these the gradients are summed, 
 from __future__ import annotations
 
 import functools
+import logging
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy.typing as npt
 import torch
-from transformers.trainer_callback import ProgressCallback
+from transformers.trainer_callback import ExportableState, ProgressCallback, TrainerState
 
-from elasticdl.elastic.core.interruptions import WorldBroken
-from elasticdl.elastic.core.plan import MicroBatch
-from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader, RandomStreams
-from elasticdl.elastic.torch_kit.own_optimizers import OwnOptimizers
-from elasticdl.elastic.torch_kit.participant.host import OpenBatch, Outcome, SubBatch
-from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
-from elasticdl.elastic.torch_kit.participant.movable import MovableHost
-from elasticdl.elastic.torch_kit.participant.participant import Participant
-from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
-from elasticdl.elastic.torch_kit.reduction.rides import Rides
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.core.plan import MicroBatch, Progress
+from elasticdl.elastic.core.protocol import WorldBroken
+from elasticdl.elastic.core.reporting import Activity
+from elasticdl.elastic.torch_kit.host import OpenBatch, Outcome, SubBatch
+from elasticdl.elastic.torch_kit.loop_state import LoopState
+from elasticdl.elastic.torch_kit.movable import MovableHost, TrainerPlace
+from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader, RandomStreams
+from elasticdl.elastic.torch_kit.participant import Participant, ScriptPosition
+from elasticdl.elastic.torch_kit.reducer import Rides
+from elasticdl.elastic.torch_kit.refusals import OwnOptimizers
+from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.training.data_facts import EVALUATION, named_sources
-from elasticdl.elastic.transformers.decisions import Decisions, may_wish
-from elasticdl.elastic.transformers.items import Count, Items
-from elasticdl.elastic.transformers.place import TrainerSnapshot
-from elasticdl.elastic.transformers.trainers_state import PACKAGES, Passed, holders_of
-from elasticdl.elastic.transformers.writing import FirstsCheckpoint
+from elasticdl.elastic.transformers.writing import PACKAGES, FirstsCheckpoint, Passed, holders_of
+
+# How many items, such as tokens, the global batches of a step have, by which a trainer divides the sum of their losses.
+
+log = logging.getLogger(__name__)
+
+Count = Callable[[list[Any]], Any]
+
+
+class Items:
+    """Counted over the workers."""
+
+    def __init__(self, job: ElasticContext) -> None:
+        self.total: Any = None  # of the step; None if the trainer does not count them
+        self._job = job
+        self._count: Count | None = None
+
+    def of_step(self, samples: list[Any], open_batches: Sequence[OpenBatch], count: Count) -> Any:
+        """``samples``: this worker's parts of the batches in hand, if there are any."""
+        self._count = count
+        items = count(samples)
+        if items is None or not open_batches:
+            return items
+        if self._job.size > 1:
+            items = self._sum(
+                items, [each for each, given in zip(samples, open_batches, strict=True) if given.part.samples]
+            )
+        self.total = items
+        return items
+
+    def count_again(self, samples: list[Any]) -> None:
+        """The batches were divided anew."""
+        if self.total is not None:
+            self.total = self._sum(self.total, samples)
+
+    def _sum(self, like: Any, samples: list[Any]) -> Any:
+        own = self._count(samples) if samples and self._count is not None else None
+        total = torch.tensor([0.0 if own is None else float(own)], dtype=torch.float64)
+        with self._job.waiting(Activity.COMPUTE):
+            try:
+                self._job.collective.sum_([total], "elasticdl.items")
+            except WorldBroken as failure:
+                log.info("items are counted again: %s", failure)  # as the step that follows is torn
+                total.fill_(1.0)
+        return total.to(like)[0] if torch.is_tensor(like) else float(total)
+
+
+# Where a trainer stands between two steps: what a worker that comes later must know beside model, optimizer and scheduler.
+
+# Of `TrainerState`: what each worker knows of itself.
+OWN = ("is_local_process_zero", "is_world_process_zero")
+# And what it measures or counts itself, or what is compared elsewhere.
+OF_EACH_WORKER = ("log_history", "total_flos", "num_input_tokens_seen", "stateful_callbacks", "best_model_checkpoint")
+
+
+@dataclass(slots=True)
+class Boundary:
+    """The trainer's numbers before its next step: those that it changes while it makes a step that may be torn."""
+
+    loss: torch.Tensor | None = None  # `_tr_loss`: since the last log
+    total_loss: float = 0.0  # before that
+    logged_at: int = 0
+    flos: float = 0.0
+    tokens: int = 0
+
+
+class TrainerSnapshot(TrainerPlace):
+    """See `elasticdl.elastic.torch_kit.movable.TrainerPlace`."""
+
+    def __init__(self, trainer: Any) -> None:
+        super().__init__()
+        self.boundary = Boundary()
+        self._trainer = trainer
+
+    def note(self, epoch: int, batch: int) -> None:
+        super().note(epoch, batch)
+        trainer, at = self._trainer, self.boundary
+        at.loss = trainer._tr_loss.clone()
+        at.total_loss, at.logged_at = trainer._total_loss_scalar, trainer._globalstep_last_logged
+        at.flos, at.tokens = trainer.current_flos, trainer.state.num_input_tokens_seen
+
+    def done(self) -> Progress | None:
+        """Where the trainer begins, if not at the beginning."""
+        args, step = self._trainer.args, self._trainer.state.global_step
+        size = args.train_batch_size
+        made = step * size * args.gradient_accumulation_steps
+        return Progress(self.epoch, self.batch * size, step, made) if step else None
+
+    def compared(self) -> dict[str, Any]:
+        if self.received is not None:
+            return {}
+        held = self.content()
+        state = {name: value for name, value in held["state"].items() if name not in OF_EACH_WORKER}
+        names = [type(each).__name__ for each in _stateful(self._trainer)]
+        return {
+            "trainer": {**state, "control": held["control"]},
+            "callbacks": dict(zip(names, held["callbacks"], strict=True)),
+            **RandomStreams.compared(held["outside"]),
+        }
+
+    def read(self) -> dict[str, Any]:
+        trainer, at = self._trainer, self.boundary
+        state = {each.name: getattr(trainer.state, each.name) for each in fields(TrainerState) if each.name not in OWN}
+        return {
+            "loss": 0.0 if at.loss is None else at.loss.item(),
+            "total_loss": at.total_loss,
+            "logged_at": at.logged_at,
+            "flos": at.flos,
+            "initial_step": getattr(trainer, "_initial_global_step", trainer.state.global_step),
+            "initial_tokens": getattr(trainer, "_initial_num_input_tokens_seen", at.tokens),
+            "state": {**state, "num_input_tokens_seen": at.tokens},
+            "control": asdict(trainer.control),
+            "callbacks": [callback.state()["attributes"] for callback in _stateful(trainer)],
+        }
+
+    def stand_at(self, epoch: int) -> None:
+        """The trainer is on its way, at the beginning of this epoch."""
+        received, trainer = self.received, self._trainer
+        if received is None or not received["epoch"]:
+            return
+        steps = received["state"]["global_step"] - received["batch"] // trainer.args.gradient_accumulation_steps
+        trainer.state.epoch = float(epoch)
+        trainer.state.global_step = steps * epoch // received["epoch"]
+
+    def apply(self, numbers: dict[str, Any]) -> None:
+        trainer = self._trainer
+        own = {name: getattr(trainer.state, name) for name in OWN}
+        trainer.state = TrainerState(**numbers["state"], **own)
+        vars(trainer.control).update(numbers["control"])
+        for callback, attributes in zip(_stateful(trainer), numbers["callbacks"], strict=False):
+            vars(callback).update(attributes)
+        trainer._tr_loss.fill_(numbers["loss"])
+        trainer._total_loss_scalar, trainer._globalstep_last_logged = numbers["total_loss"], numbers["logged_at"]
+        trainer.current_flos = numbers["flos"]
+        trainer._initial_global_step = numbers["initial_step"]
+        trainer._initial_num_input_tokens_seen = numbers["initial_tokens"]
+
+
+def _stateful(trainer: Any) -> list[Any]:
+    return [each for each in trainer.callback_handler.callbacks if isinstance(each, ExportableState)]
+
+
+# What a trainer does next, by ``TrainerControl``: a callback of any worker decides it for all.
+#
+# A callback may go by this worker's own clock, or by its part of a batch. On one device a decision takes effect before the next
+# step, and here too.
+
+STOPS = ("should_training_stop", "should_epoch_stop")
+DECIDE_ALIKE = ("transformers", "elasticdl", "builtins")
+BY_THE_CLOCK = ("JITCheckpointCallback",)
+FLAGS = (*STOPS, "should_save", "should_evaluate", "should_log")
+
+
+def may_wish(trainer: Any) -> bool:
+    """Whether a callback or the trainer may decide after a step, by more than its number: those of the library that report, and what the arguments say,
+    decide alike on all workers."""
+    kinds: list[Any] = [*type(trainer).__mro__, *map(type, trainer.callback_handler.callbacks)]
+    return any(each.__module__.partition(".")[0] not in DECIDE_ALIKE or each.__name__ in BY_THE_CLOCK for each in kinds)
+
+
+class Decisions:
+    """Asked for after each step, each epoch, and what was done there."""
+
+    def __init__(self, job: ElasticContext) -> None:
+        self.asks = True  # after a step; it was told with the step's gradients that some worker `may_wish`
+        self._job = job
+        self._wishes: set[str] = set()  # to stop, which the others have not heard
+
+    def put_off(self, control: Any) -> None:
+        """In the middle of a step, which all workers end."""
+        if self._job.size > 1:
+            self._take_wishes(control)
+
+    def settle(self, control: Any, participant: Participant, *, evaluated: bool = False) -> None:
+        """Have ``control`` say what any worker wishes. ``evaluated``: callbacks have seen this worker's own numbers."""
+        if self._job.size == 1 or not (self.asks or evaluated or participant.is_catching_up):
+            for name in self._wishes:
+                setattr(control, name, True)
+            self._wishes.clear()
+            return
+        self._take_wishes(control)
+        if participant.is_catching_up or self._job.is_told_to_leave:  # the others go on
+            self._wishes.clear()
+        if participant.is_catching_up:
+            return
+        wished = [name in self._wishes or bool(getattr(control, name)) for name in FLAGS]
+        answer = participant.agreements.any_of(wished, "the callbacks' decisions", wished)
+        if answer is None:  # it is asked again after the next step
+            return
+        self._wishes.clear()
+        for name, wishing in zip(FLAGS, answer, strict=True):
+            setattr(control, name, wishing)
+
+    def _take_wishes(self, control: Any) -> None:
+        for name in STOPS:
+            if getattr(control, name):
+                self._wishes.add(name)
+                setattr(control, name, False)
+
 
 # A forward pass draws from another stream than what loads its batch.
 FORWARD = b"forward"

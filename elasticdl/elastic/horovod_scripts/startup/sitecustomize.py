@@ -31,7 +31,7 @@ TRITON = "triton"
 # With the function that seeds each.
 RANDOM = {"random": "seed", "numpy.random": "seed", "torch": "manual_seed", "tensorflow": "random.set_seed"}
 STRATEGIES = ("lightning.pytorch.strategies", "pytorch_lightning.strategies")
-SEED = 0  # as in elasticdl.elastic.training.seeds
+SEED = 0  # as in elasticdl.elastic.training.runtime
 SEEDED = "ELASTICDL_SEEDED"  # set by the first Python of a worker, to its master and process: its children draw what they like
 PATCHED = frozenset(
     {

@@ -1,0 +1,412 @@
+"""The gradients of a loop between its backward passes and its optimizers' steps.
+
+Until they are summed over the workers they are those of this worker's part of the batches in hand, each weighed in its backward
+pass. Gradients that come otherwise are not, so they are refused.
+
+An optimizer may step more rarely than another. What it has accumulated is everybody's already, and is not summed again: it is laid aside
+while the next gradients are made, and travels to workers that come later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.torch_kit.refusals import each_of
+from elasticdl.elastic.torch_kit.tensors import count_gpus, seed_generators
+from elasticdl.elastic.training import cursor
+from elasticdl.elastic.training.pieces import Piece
+from elasticdl.elastic.training.runtime import kept_streams
+
+# Whether a loss is a mean over the samples, as far as the functions tell that have made it.
+#
+# A worker's part of a batch is weighed by its samples. So a sum over samples is refused, and a mean over something else than samples
+# (by class weights, or without what is to be ignored) is warned of. What it is otherwise nobody can tell.
+
+SUM = 2  # as functions of torch's keep ``reduction``
+# Through which the terms of a sum are looked for.
+_PASSED = ("Add", "Sub", "Neg", "View", "Squeeze", "Unsqueeze", "Reshape", "ToCopy")
+# What is multiplied may be divided by the number of samples; what is stacked are losses.
+_MAY_BE_MEAN = ("Mul", "Div", "Stack", "Cat", "Softmax")
+
+
+class LossCheck:
+    """Of the losses of one training."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._has_looked = False  # at numbers
+
+    def look(self, loss: Any, samples: int, *, is_scaled: bool = False) -> None:
+        """``samples``: of which it was made. ``is_scaled``: it was multiplied last, by a GradScaler.
+
+        Raises:
+            UserError: it is a sum over them.
+        """
+        if not isinstance(loss, torch.Tensor) or loss.grad_fn is None:
+            return
+        for term in _terms(loss.grad_fn, is_scaled=is_scaled):
+            if _is_sum(term, samples):
+                raise UserError(
+                    f"the loss is a sum over the samples ({_name(term)} with reduction='sum', or .sum()), and each worker's part of a batch is "
+                    "weighed as a mean: divide it by the number of samples, or give reduction='mean'"
+                )
+            if not self._has_looked and (counted := _counted(term)):
+                self._warn(
+                    f"the loss is a mean over {counted} (class weights, or an ignore_index), and each worker's part of a batch is weighed by "
+                    "its samples: it differs a little from that of one device (docs/plain_loop.md)"
+                )
+        self._has_looked = True
+
+
+def _terms(node: Any, *, is_scaled: bool) -> Iterator[Any]:
+    """The functions whose results are added to a loss."""
+    if is_scaled and node.name().startswith("Mul"):
+        node = node.next_functions[0][0]
+    pending = [node]
+    while pending:
+        each = pending.pop()
+        if each is None:
+            continue
+        if each.name().startswith(_PASSED):
+            pending += [following for following, _ in each.next_functions]
+        else:
+            yield each
+
+
+def _is_sum(node: Any, samples: int) -> bool:
+    if hasattr(node, "_saved_reduction"):
+        return bool(node._saved_reduction == SUM)
+    if not node.name().startswith("SumBackward0") or samples < 2:
+        return False
+    within = node.next_functions[0][0]
+    # Of a parameter, as in a penalty, the sum is no sum over samples.
+    of_parameter = any(each is not None and "AccumulateGrad" in each.name() for each, _ in within.next_functions[:1])
+    shape = node._saved_self_sym_sizes
+    return bool(shape) and shape[0] == samples and not of_parameter and not within.name().startswith(_MAY_BE_MEAN)
+
+
+def _counted(node: Any) -> str:
+    """In words, over what it is a mean; empty if over all samples, or if that is not known."""
+    if not hasattr(node, "_saved_total_weight") or node._saved_reduction == SUM:
+        return ""
+    counted, every = float(node._saved_total_weight), node._saved_target.numel()
+    return "" if abs(counted - every) <= 1e-4 * every else f"{counted:.6g} of {every} targets"
+
+
+def _name(node: Any) -> str:
+    return str(node.name()).partition("Backward")[0]
+
+
+NONE = (0, 0)  # no gradient
+
+
+class WeighedGradients:
+    """Whether gradients were made in passes that are weighed, and not beside these: told without a look at numbers."""
+
+    def __init__(
+        self,
+        parameters: Callable[[], Iterable[torch.nn.Parameter]],
+        remedy: str,
+        warn: Callable[[str], None],
+        *,
+        may_be_summed: bool,
+        to_change: str = "after the step's last pass",
+    ) -> None:
+        """``remedy``: what makes weighed ones. ``may_be_summed``: there may be other workers. ``to_change``: where they are summed."""
+        self._losses = LossCheck(warn)
+        self._parameters = parameters
+        self._remedy = remedy
+        self._may_be_summed = may_be_summed
+        self._to_change = to_change
+        self._seen: dict[int, tuple[int, int]] = {}  # by the ids of parameters, after the last pass; others are new
+        self._is_expected = False
+
+    def begin(self) -> None:
+        """A step begins, without gradients."""
+        self._is_expected = False
+        self._seen = {id(each): NONE for each in self._parameters()} if self._may_be_summed else {}
+
+    def note(self) -> None:
+        """A pass was made."""
+        self._is_expected = False
+        if self._may_be_summed:
+            self._seen = self._present()
+
+    def look(self, loss: Any, samples: int, *, is_scaled: bool = False) -> None:
+        """A pass is to be made of this loss; see `LossCheck.look`."""
+        if self._may_be_summed:
+            self._losses.look(loss, samples, is_scaled=is_scaled)
+
+    def expect(self) -> None:
+        """The script makes a pass by itself, of a loss that was weighed."""
+        self._is_expected = True
+
+    def require(self) -> None:
+        """Raises:
+        UserError: gradients are there that were made otherwise.
+        """
+        if self._is_expected:
+            self.note()
+        if not self._may_be_summed or (present := self._present()) == self._seen:
+            return
+        for parameter in self._parameters():
+            now = present[id(parameter)]
+            before = self._seen.get(id(parameter), now)
+            if now != before and parameter.grad is not None and bool(parameter.grad.any()):
+                if before == NONE:
+                    raise UserError(
+                        f"gradients were made otherwise than by {self._remedy}, as by torch.autograd.backward or `parameter.grad = ...`, and "
+                        f"are not weighed by this worker's part of the batch: call {self._remedy}"
+                    )
+                raise UserError(
+                    f"gradients were made otherwise than by {self._remedy}, or changed, as by clipping, before those of all workers are summed: "
+                    f"call {self._remedy}, and change them {self._to_change}"
+                )
+
+    def _present(self) -> dict[int, tuple[int, int]]:
+        return {
+            id(each): NONE if (gradient := each.grad) is None else (id(gradient), gradient._version)
+            for each in self._parameters()
+        }
+
+
+class LoopGradients(Piece):
+    """Of all optimizers that were prepared. They are sums, and this worker's own until they are summed, so nothing is compared."""
+
+    name = "gradients"
+    is_value = True
+
+    def __init__(self, optimizer: Any, warn: Callable[[str], None], *, may_be_summed: bool) -> None:
+        """``may_be_summed``: there may be other workers."""
+        self._optimizers = each_of(optimizer)
+        every = range(len(self._optimizers))
+        self._stepped: set[int] = set()  # optimizers, on the batches in hand
+        self._last_stepped = set(every)  # and on those before
+        self._cleared: set[int] = set()  # by the script, since then
+        self._is_begun = False  # gradients of the batches in hand are made, or summed
+        self._accumulated: dict[int, torch.Tensor] = {}  # by the numbers of parameters, those laid aside
+        every_parameter = lambda: [parameter for _, parameter in self._parameters()]  # noqa: E731
+        self._weighed = WeighedGradients(every_parameter, "loss.backward()", warn, may_be_summed=may_be_summed)
+        self.look = self._weighed.look
+
+    # -- what the script does --
+
+    def begin_step(self) -> None:
+        """Batches are in hand."""
+        self._weighed.note()
+
+    def begin(self) -> None:
+        """Before a backward pass, and before the sum.
+
+        Raises:
+            UserError: gradients are there that can't be right.
+        """
+        self._weighed.require()
+        if self._is_begun:
+            return
+        self._is_begun = True
+        for number, (optimizer, parameter) in enumerate(self._parameters()):
+            if parameter.grad is None:
+                continue
+            if optimizer not in self._cleared:
+                if optimizer not in self._last_stepped:
+                    self._accumulated[number] = parameter.grad.clone()
+                elif bool(parameter.grad.any()):
+                    raise UserError(
+                        "the gradients of the last step are still there: call optimizer.zero_grad() between a step and the next "
+                        "backward()"
+                    )
+            parameter.grad = None
+
+    def made(self) -> None:
+        """A backward pass was made, weighed."""
+        self._weighed.note()
+
+    def cleared(self, optimizer: torch.optim.Optimizer) -> None:
+        number = self._number(optimizer)
+        self._cleared.add(number)
+        for index, (owner, _) in enumerate(self._parameters()):
+            if owner == number:
+                self._accumulated.pop(index, None)
+        self._weighed.note()
+
+    def summed(self) -> None:
+        """The gradients are everybody's; what was laid aside is added."""
+        if self._accumulated:
+            for number, (_, parameter) in enumerate(self._parameters()):
+                if (earlier := self._accumulated.get(number)) is not None:
+                    parameter.grad = earlier if parameter.grad is None else parameter.grad + earlier
+            self._accumulated = {}
+
+    def step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """It has stepped. Returns whether all have."""
+        self._stepped.add(self._number(optimizer))
+        return len(self._stepped) == len(self._optimizers)
+
+    def has_stepped(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
+        """On the batches in hand; None: any of them."""
+        return bool(self._stepped) if optimizer is None else self._number(optimizer) in self._stepped
+
+    def close_step(self) -> None:
+        """The parameters have changed, or stay as they are for good."""
+        self._last_stepped, self._stepped = self._stepped, set()
+        self._cleared = set()
+        self._is_begun = False
+        self._accumulated = {}
+
+    # -- as a part of the training state --
+
+    def dump(self) -> dict[str, Any]:
+        if self._is_begun:
+            return {"accumulated": dict(self._accumulated)}
+        waiting = {
+            number: parameter.grad
+            for number, (optimizer, parameter) in enumerate(self._parameters())
+            if optimizer not in self._last_stepped and parameter.grad is not None
+        }
+        return {"accumulated": waiting}
+
+    def load(self, dumped: dict[str, Any]) -> None:
+        self.close_step()
+        self._last_stepped = set(range(len(self._optimizers)))
+        for number, (optimizer, parameter) in enumerate(self._parameters()):
+            gradient = dumped["accumulated"].get(number)
+            parameter.grad = None if gradient is None else gradient.to(parameter.device)
+            if gradient is not None:
+                self._last_stepped.discard(optimizer)
+        self._weighed.note()
+
+    # -- details --
+
+    def _number(self, optimizer: torch.optim.Optimizer) -> int:
+        return next(number for number, each in enumerate(self._optimizers) if each is optimizer)
+
+    def _parameters(self) -> list[tuple[int, torch.nn.Parameter]]:
+        """Each once, with the number of its optimizer."""
+        if len(self._optimizers) == 1:  # which has each once
+            return [(0, each) for group in self._optimizers[0].param_groups for each in group["params"]]
+        found: dict[int, tuple[int, torch.nn.Parameter]] = {}
+        for number, optimizer in enumerate(self._optimizers):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    found.setdefault(id(parameter), (number, parameter))
+        return list(found.values())
+
+
+# What a script has registered on parameters that are trained: it is called on the gradient of the global batch.
+#
+# A backward pass of this worker's makes a part of that gradient only, weighed. A hook that clips, or scales by a norm, would make
+# another sum of such parts. So hooks rest while passes are made, and are called in their order once the sum is there.
+
+ON_GRADIENT, AFTER = "on gradients", "after they are accumulated"  # kinds, as torch has them
+EVERYBODY = -1  # in the place of a rank, where all workers draw alike
+
+
+class ParameterHooks:
+    """Those of some parameters."""
+
+    def __init__(self, parameters: Callable[[], Iterable[torch.nn.Parameter]], *, rest: bool = True) -> None:
+        """``rest``: while passes are made. Otherwise a pass makes the whole gradient, and calls them itself."""
+        self._parameters = parameters
+        self._rest = rest
+        self._resting: list[tuple[dict[int, Any], int, Any]] = []  # where each belongs, by its number there
+        self._has_warned = False
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Within, backward passes call none of them."""
+        self.lay_aside()
+        try:
+            yield
+        finally:
+            self.put_back()
+
+    def lay_aside(self) -> None:
+        """Until `put_back`. Each leaves something in its place, so that its handle can remove it meanwhile."""
+        self.put_back()
+        if self._rest:
+            for _, kind, hooks in self._found():
+                for number, hook in _of_script(hooks):
+                    self._resting.append((hooks, number, hook))
+                    hooks[number] = _resting_after if kind is AFTER else _resting_on_gradient
+
+    def put_back(self) -> None:
+        resting, self._resting = self._resting, []
+        for hooks, number, hook in resting:
+            if number in hooks:
+                hooks[number] = hook
+
+    def call(self, seed: Callable[[], int]) -> None:
+        """On the gradients of the global batch, which are there. ``seed``: the same on all workers, of what the hooks draw."""
+        self.put_back()
+        found = [(each, kind, _of_script(hooks)) for each, kind, hooks in self._found()] if self._rest else []
+        if not any(hooks for _, _, hooks in found):
+            return
+        with _drawing_alike(seed()), torch.no_grad():
+            for parameter, kind, hooks in found:
+                for _, hook in hooks:
+                    if parameter.grad is None:
+                        break
+                    result = hook(parameter if kind is AFTER else parameter.grad)
+                    if kind is ON_GRADIENT and result is not None:
+                        parameter.grad = result
+
+    @property
+    def may_step(self) -> bool:
+        """Whether there are some that an optimizer may step in, once a gradient is accumulated."""
+        return self._rest and any(kind is AFTER and _of_script(hooks) for _, kind, hooks in self._found())
+
+    def require_one_pass(self, passes: int, warn: Callable[[str], None]) -> None:
+        """Tell once if the gradients of a step were made in several passes of the script."""
+        if passes > 1 and self._rest and not self._has_warned and any(_of_script(hooks) for *_, hooks in self._found()):
+            self._has_warned = True
+            warn(
+                f"a hook on a parameter (register_hook) is called once a step, with the sum of its {passes} backward passes: a mask or a factor "
+                "is right so; to clip, call clip_grad_value_ or clip_grad_norm_ before optimizer.step() instead"
+            )
+
+    def _found(self) -> Iterator[tuple[torch.nn.Parameter, str, dict[int, Any]]]:
+        for parameter in self._parameters():  # mostly without any, which is to be seen soon
+            if hooks := parameter._backward_hooks:
+                yield parameter, ON_GRADIENT, hooks
+            if (hooks := parameter._post_accumulate_grad_hooks) and {*map(type, hooks.values())} != OWN:
+                yield parameter, AFTER, hooks
+
+
+class OwnHook:
+    """One of ours, which sees when a gradient is there: it does not rest."""
+
+    def __init__(self, see: Callable[[torch.Tensor], None]) -> None:
+        self._see = see
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        self._see(parameter)
+
+
+OWN = {OwnHook}
+
+
+def _of_script(hooks: dict[int, Any]) -> list[tuple[int, Any]]:
+    return [(number, hook) for number, hook in hooks.items() if type(hook) is not OwnHook]
+
+
+def _resting_on_gradient(gradient: torch.Tensor) -> None: ...
+
+
+def _resting_after(parameter: torch.Tensor) -> None: ...
+
+
+@contextlib.contextmanager
+def _drawing_alike(seed: int) -> Iterator[None]:
+    """Within, the global generators give the same on all workers; afterwards each goes on with its own."""
+    devices = range(count_gpus()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    with kept_streams(), torch.random.fork_rng(devices=devices):
+        cursor.seed_generators(seed)
+        torch.default_generator.manual_seed(seed)
+        seed_generators(seed)
+        yield

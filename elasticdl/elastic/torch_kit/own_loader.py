@@ -1,0 +1,425 @@
+"""The global batches of a script's own loader, and the part of each that a worker loads."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+import random
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, count
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils import _pytree
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.plan import BatchPlan, MicroBatch, Samples
+from elasticdl.elastic.core.protocol import World
+from elasticdl.elastic.torch_kit.refusals import of_loader, refuse
+from elasticdl.elastic.torch_kit.tensors import generator_states, restore_generators
+from elasticdl.elastic.training.data_facts import TRAINING, Source
+from elasticdl.elastic.training.divisible import leaves as leaves_of
+from elasticdl.elastic.training.runtime import require_guard
+
+# A batch that stands in for one that the job has trained on already, for a script that must not notice.
+
+# Batch norm needs two.
+SAMPLES_LOADED = 2
+
+
+class Repeated(Dataset[Any]):
+    """Gives a few samples of a data set, repeated to so many: a script may take the largest losses of a batch."""
+
+    def __init__(self, dataset: Any, samples: int) -> None:
+        self._dataset = dataset
+        self._samples = samples
+
+    def __getitems__(self, indices: Sequence[Any]) -> Any:
+        fetch = getattr(self._dataset, "__getitems__", None)
+        few = fetch(indices) if fetch else [self._dataset[index] for index in indices]
+        if type(few) is not list:
+            return few
+        return [*few, *(_copied(few[number % len(few)]) for number in range(len(few), self._samples))]
+
+
+class StandIn:
+    """A batch that is given again and again. The script may change it: then it is made anew."""
+
+    def __init__(self, sample: Any) -> None:
+        self._sample = sample
+        self._given: Any = None
+        self._versions: list[int] = []
+
+    def take(self) -> Any:
+        if self._given is None or self._versions_now() != self._versions:
+            self._given = map_tensors(torch.Tensor.clone, self._sample)
+            self._versions = self._versions_now()
+        return map_tensors(torch.Tensor.detach, self._given)  # of the same memory and count of changes
+
+    def _versions_now(self) -> list[int]:
+        leaves = [leaf for leaf in leaves_of(self._given) if isinstance(leaf, torch.Tensor)]
+        return [0 if leaf.is_inference() else leaf._version for leaf in leaves]
+
+
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """``value`` with each tensor in it replaced by what ``function`` makes of the tensor."""
+    return _pytree.tree_map(lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) else leaf, value)
+
+
+def _copied(sample: Any) -> Any:
+    # A deep copy of a tensor is one of all that it is a view of: of the whole data set, perhaps.
+    return _pytree.tree_map(
+        lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else copy.deepcopy(leaf), sample
+    )
+
+
+# What the order of a loader's samples is drawn from, beside the global generators: generators and counts of its samplers.
+#
+# A worker that comes in the middle of an epoch draws that epoch's order as those did that were there.
+
+# Of a loader, where a sampler or a generator may be.
+OF_LOADERS = ("generator", "sampler", "batch_sampler")
+SIMPLE = (bool, int, float, str, type(None))
+WITHOUT_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+HAD_SEED, DATA = ("",), ("", "")  # in the place of a path
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchGenerator:
+    """The state of one. A tensor would be pickled in another way each time."""
+
+    state: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TorchNumbers:
+    """A tensor, for the same reason."""
+
+    values: npt.NDArray[Any]
+
+
+class Draws:
+    """Of one loader. Generators are set where they are: a script may hold them, too."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self.data = Source.of(TRAINING, loader.dataset)  # as it is at first
+        self._had_seed = getattr(loader, "_iterator", None) is not None  # the script has iterated over it before
+        # Floating-point numbers travel if they have become others: a sampler may hold many.
+        self._at_first = {path: _checksum(value) for path, value in self._places() if _is_floating(value)}
+
+    def draw_seed(self) -> None:
+        """That of the loader's processes, as torch does: once if they stay, and else in each epoch."""
+        loader = self._loader
+        if not (self._had_seed and loader.num_workers and loader.persistent_workers):
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+            self._had_seed = True
+
+    def capture(self) -> bytes:
+        """As it is now; to be called before an epoch is drawn."""
+        found: dict[tuple[str, ...], Any] = {HAD_SEED: self._had_seed}
+        moved = Source.of(TRAINING, self._loader.dataset).moved_since(self.data)
+        if moved.columns:
+            found[DATA] = moved
+        for path, value in self._places():
+            if _is_floating(value) and self._at_first.get(path) == _checksum(value):
+                continue
+            if isinstance(value, torch.Generator):
+                value = TorchGenerator(value.get_state().numpy().tobytes())
+            elif isinstance(value, torch.Tensor):
+                value = TorchNumbers(value.detach().cpu().numpy())
+            found[path] = value
+        return pickle.dumps(found)
+
+    def restore(self, captured: bytes) -> None:
+        """What another worker has captured, of its own loader."""
+        found = pickle.loads(captured)
+        self._had_seed = found.pop(HAD_SEED, self._had_seed)
+        found.pop(DATA, None)
+        for path, value in found.items():
+            holder: Any = self._loader
+            for name in path[:-1]:
+                holder = getattr(holder, name, None)
+            put = _put(getattr(holder, path[-1], None), value)
+            if holder is not self._loader and hasattr(holder, "__dict__"):
+                vars(holder)[path[-1]] = put
+
+    def require_data(self, captured: bytes) -> None:
+        """What others have ``captured``, where this worker begins to train.
+
+        Raises:
+            UserError: they have put into their data what this worker has not.
+        """
+        theirs = pickle.loads(captured).get(DATA)
+        if theirs is not None and (found := Source.of(TRAINING, self._loader.dataset).differs(theirs)):
+            raise UserError(
+                f"refused: in the loop the script has changed its data, and {found}: what it has made of the model (such as labels) while this "
+                "worker was catching up is not the job's. Give elastic.prepare() what it makes, as an object with state_dict, or make it of the data alone"
+            )
+
+    def _places(self) -> Iterator[tuple[tuple[str, ...], Any]]:
+        """The names that lead to a value, and the value. What several have comes once."""
+        seen = {id(self._loader.dataset)}
+        pending: list[tuple[tuple[str, ...], Any, Any]] = [
+            ((name,), self._loader, getattr(self._loader, name, None)) for name in OF_LOADERS
+        ]
+        while pending:
+            path, holder, value = pending.pop(0)
+            if type(value) in SIMPLE:
+                if len(path) > 1 and not type(holder).__module__.startswith(
+                    "torch."
+                ):  # what torch's hold was given them
+                    yield path, value
+                continue
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if type(value) in GENERATORS or _is_order(value):
+                yield path, value
+            elif _is_sampler(value):
+                pending += [((*path, name), value, each) for name, each in vars(value).items()]
+
+
+def _put(own: Any, value: Any) -> Any:
+    """``value``, in the place of ``own``, or within it."""
+    if isinstance(value, TorchGenerator):
+        generator = own if isinstance(own, torch.Generator) else torch.Generator()
+        return generator.set_state(torch.frombuffer(bytearray(value.state), dtype=torch.uint8))
+    if isinstance(value, TorchNumbers):
+        return torch.from_numpy(value.values.copy())
+    if type(own) is not type(value):
+        return value
+    if isinstance(value, np.random.Generator):
+        own.bit_generator.state = value.bit_generator.state
+    elif isinstance(value, np.random.RandomState):
+        own.set_state(value.get_state())
+    elif isinstance(value, random.Random):
+        own.setstate(value.getstate())
+    elif isinstance(value, list):
+        own[:] = value
+    else:
+        return value
+    return own
+
+
+def _is_order(value: Any) -> bool:
+    """Numbers, such as those of samples that are shuffled where they are, or by which samples are drawn."""
+    if isinstance(value, np.ndarray):
+        return bool(value.dtype.kind in "iubf")
+    if isinstance(value, torch.Tensor):
+        return not value.is_complex() and value.dtype not in WITHOUT_NUMPY and value.layout is torch.strided
+    return type(value) is list and all(type(each) in (int, float) for each in value)
+
+
+def _is_floating(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.is_floating_point()
+    if isinstance(value, np.ndarray):
+        return bool(value.dtype.kind == "f")
+    return type(value) is list and any(type(each) is float for each in value)
+
+
+def _checksum(value: Any) -> int:
+    """Of floating-point numbers."""
+    numbers = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    return zlib.crc32(np.ascontiguousarray(numbers).tobytes())
+
+
+def _is_sampler(value: Any) -> bool:
+    """Or what a sampler of one's own draws from."""
+    if isinstance(value, Sampler):
+        return True
+    if isinstance(value, type | Dataset | torch.Tensor | torch.nn.Module):
+        return False
+    return hasattr(type(value), "__iter__") and hasattr(value, "__dict__")
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalBatch:
+    """One batch as the script's loader makes it. ``position``: samples of the epoch that come before it."""
+
+    epoch: int
+    number: int  # in the epoch, from 0
+    position: int
+    indices: Sequence[Any]
+    is_last: bool = False  # of the epoch
+
+    @property
+    def start(self) -> tuple[int, int]:
+        return self.epoch, self.position
+
+    @property
+    def end(self) -> int:
+        return self.position + len(self.indices)
+
+    def plan(self, workers: int, least: int = 1, seed: int = 0) -> BatchPlan:
+        """``least``: see `equal_shares`. ``seed``: of its epoch."""
+        return BatchPlan.equal(self.indices, workers, least=least, seed=seed, step=self.number)
+
+
+class OwnLoader:
+    """What the script's own ``DataLoader`` would load, loaded in parts."""
+
+    def __init__(self, loader: DataLoader[Any], who: str = "elastic.prepare") -> None:
+        """``who``: has been given the loader, for messages.
+
+        Raises:
+            UserError: it can't be loaded in parts.
+        """
+        refuse(who, of_loader(loader))
+        self.loader = loader
+        self.draws = Draws(loader)
+        self.source = replace(self.draws.data, batch=loader.batch_size)
+        self._guarded = False
+
+    @property
+    def size(self) -> int:
+        """Samples of a batch, as far as the loader tells."""
+        batch_sampler = self.loader.batch_sampler
+        return int(self.loader.batch_size or getattr(batch_sampler, "batch_size", None) or 1)
+
+    def of_epoch(self, epoch: int) -> list[GlobalBatch]:
+        """Draws what the loader itself would draw: the seed of its processes, and the order."""
+        self.draws.draw_seed()
+        return self.order_of(epoch)
+
+    def order_of(self, epoch: int) -> list[GlobalBatch]:
+        """A sampler can't be asked for a part of its order, nor twice: all of it is drawn as the epoch begins, and kept."""
+        every = [list(indices) for indices in self.loader.batch_sampler or ()]
+        starts = accumulate(map(len, every), initial=0)
+        last = len(every) - 1
+        return [GlobalBatch(epoch, *each, is_last=each[0] == last) for each in zip(count(), starts, every)]
+
+    def load(self, parts: Iterable[MicroBatch], seed: int) -> Iterator[Any]:
+        """By as many processes as the script's loader has. ``parts`` are taken as they are needed. ``seed``: of what the processes draw at random."""
+        given = self.loader
+        if given.num_workers and not self._guarded:
+            require_guard(given.num_workers)
+            self._guarded = True
+        return iter(
+            DataLoader(
+                given.dataset,
+                batch_sampler=(list(part.indices) for part in parts),
+                num_workers=given.num_workers,
+                collate_fn=given.collate_fn,
+                pin_memory=given.pin_memory,
+                timeout=given.timeout,
+                worker_init_fn=given.worker_init_fn,
+                prefetch_factor=given.prefetch_factor,
+                # From the global one, which the script believes to be its own, nothing must be drawn.
+                generator=torch.Generator().manual_seed(seed),
+                # A fork would take the session's threads and locks along.
+                multiprocessing_context="forkserver" if given.num_workers else None,
+            )
+        )
+
+    def stand_in(self, batch: GlobalBatch, workers: int) -> StandIn:
+        """For this worker's part of a batch, among so many."""
+        samples = max(*batch.plan(workers).shares, SAMPLES_LOADED)
+        few = batch.indices[:SAMPLES_LOADED]
+        return StandIn(self.load_at_once(few, Repeated(self.loader.dataset, min(samples, len(batch.indices)))))
+
+    def load_at_once(self, indices: Samples, dataset: Dataset[Any] | None = None) -> Any:
+        """In this process."""
+        single: DataLoader[Any] = DataLoader(
+            self.loader.dataset if dataset is None else dataset,
+            batch_sampler=[list(indices)],
+            collate_fn=self.loader.collate_fn,
+            generator=torch.Generator(),
+        )
+        return next(iter(single))
+
+
+class OwnCursor:
+    """A cursor in an epoch of the script's own loader."""
+
+    def __init__(
+        self,
+        loader: OwnLoader,
+        order: Sequence[GlobalBatch],
+        divide: Callable[[GlobalBatch, int], BatchPlan],
+        number: int = 0,
+    ) -> None:
+        """``order``: of the epoch. ``divide``: a batch among so many workers. ``number``: of the batch that comes first."""
+        self.number = number  # of the batch that comes next
+        self._loader = loader
+        self._order = order
+        self._divide = divide
+        self._parts: Iterator[Any] = iter(())
+        self._world = -1  # version of that whose parts these are
+
+    def batches(self, workers: int) -> Iterator[BatchPlan]:
+        for number in range(self.number, len(self._order)):
+            yield self._divide(self._order[number], workers)
+
+    def take(self, number: int, world: World) -> Any:
+        """This worker's part of a batch, loaded. The parts of the next ones are loaded ahead, for as long as the world stays."""
+        if (number, world.version) != (self.number, self._world):
+            self.number, self._world = number, world.version
+            parts = (plan.whole_run(world.rank) for plan in self.batches(world.size))
+            first = next(parts)
+            self._parts = self._loader.load(chain([first], parts), first.seed)
+        sample = next(self._parts)
+        self.number += 1
+        return sample
+
+
+Streams = tuple[Any, Any, torch.Tensor, list[torch.Tensor]]
+
+
+def streams() -> Streams:
+    """The states of the global generators of Python, NumPy and torch, also on GPUs, for this process; `RandomStreams.capture` is for others, and takes longer."""
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), generator_states()
+
+
+def restore_streams(captured: Streams) -> None:
+    random.setstate(captured[0])
+    np.random.set_state(captured[1])
+    torch.set_rng_state(captured[2])
+    restore_generators(captured[3])
+
+
+@contextlib.contextmanager
+def streams_apart() -> Iterator[None]:
+    """Within, the generators are anybody's; afterwards they are as before."""
+    before = streams()
+    try:
+        yield
+    finally:
+        restore_streams(before)
+
+
+class RandomStreams:
+    """The global generators of Python, NumPy and torch on the host, as one value that travels."""
+
+    @staticmethod
+    def capture() -> bytes:
+        pythons, numpys, torchs, _ = streams()
+        return pickle.dumps((pythons, numpys, torchs.numpy().tobytes()))
+
+    @staticmethod
+    def compared(captured: bytes) -> dict[str, Any]:
+        """As `stream_parts`."""
+        return stream_parts(*pickle.loads(captured))
+
+    @staticmethod
+    def restore(captured: bytes) -> None:
+        pythons, numpys, torchs = pickle.loads(captured)
+        restore_streams((pythons, numpys, torch.frombuffer(bytearray(torchs), dtype=torch.uint8), []))
+
+
+def stream_parts(pythons: Any, numpys: Any, torchs: Any, *_: Any) -> dict[str, Any]:
+    """States of the three global generators of the host as arrays, for `elasticdl.elastic.training.pieces.Piece.compared`."""
+    states = {
+        "python": np.array(pythons[1], np.int64),
+        "numpy": np.append(numpys[1].astype(np.int64), numpys[2:4]),
+        "torch": torchs if isinstance(torchs, torch.Tensor) else np.frombuffer(torchs, np.uint8),
+    }
+    return {"random": states}

@@ -1,0 +1,545 @@
+"""A worker's part in a loop that somebody else has written: a plain loop, or a trainer.
+
+The loop believes that it is alone and has the global batch. It is given its part of each batch; the gradients of all workers are
+summed before it looks at them. The world changes between two steps, or in the middle of a step that a lost worker has torn.
+The batches of a torn step are divided anew, and their gradients are made again, from the same parameters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.plan import BatchPlan, MicroBatch, StepPlan, step_seed
+from elasticdl.elastic.core.protocol import Stopped, World, WorldBroken, WorldChanged
+from elasticdl.elastic.core.reporting import Activity
+from elasticdl.elastic.torch_kit.agreements import Agreements, Answers
+from elasticdl.elastic.torch_kit.buffers import least_samples
+from elasticdl.elastic.torch_kit.gradients import EVERYBODY, WeighedGradients
+from elasticdl.elastic.torch_kit.host import Host, OpenBatch, Outcome, SubBatch, plan_of
+from elasticdl.elastic.torch_kit.loaders import seed_generators
+from elasticdl.elastic.torch_kit.loop_state import LoopState
+from elasticdl.elastic.torch_kit.own_loader import (
+    Draws,
+    GlobalBatch,
+    OwnCursor,
+    OwnLoader,
+    RandomStreams,
+    StandIn,
+    streams_apart,
+)
+from elasticdl.elastic.torch_kit.reducer import Sums
+from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.torch_kit.torch_pieces import groups_are_there
+from elasticdl.elastic.training.pieces import Piece
+from elasticdl.job import messages as m
+
+# Where the job stands in the script, beside its progress in the data.
+
+
+@dataclass(frozen=True, slots=True)
+class EpochBegin:
+    """What the order of an epoch is drawn from: the global random streams, and what `Draws` captures."""
+
+    epoch: int
+    streams: bytes
+    draws: bytes
+
+
+class ScriptPosition(Piece):
+    """Where the job stands in its script, beside `Progress`; travels with the training state."""
+
+    name = "place"
+    is_value = True
+
+    def __init__(self, began_with: tuple[int, float] = (0, 0.0)) -> None:
+        """``began_with``: of the optimizers, as the script has given them."""
+        self.began_with = began_with
+        self.marks: dict[int, float] = {}  # of the model at the beginning of an epoch, for the newest epochs
+        self.streams: dict[int, bytes] = {}  # of an epoch, the random streams with which it begins
+        self.draws: dict[int, bytes] = {}  # of an epoch, what else its order is drawn from
+        self.answers = Answers()
+        self.repeats: list[
+            tuple[int, int, int]
+        ] = []  # epoch, number of the first batch, and how many were given once more
+        self._seed = (-1, 0)  # of the epoch that was asked for last
+
+    def seed_of(self, epoch: int) -> int:
+        """Of what is drawn in this epoch's batches.
+
+        Raises:
+            UserError: the job does not stand there.
+        """
+        if epoch != self._seed[0]:
+            if epoch not in self.streams:
+                raise UserError(
+                    f"the script goes on in epoch {epoch + 1}, where the job does not stand: it has swallowed an error before, as by `except Exception`"
+                )
+            self._seed = epoch, zlib.crc32(self.streams[epoch])
+        return self._seed[1]
+
+    def note_streams(self, epoch: int, draws: Draws, *, since: int) -> None:
+        """This epoch begins with the present streams. Those before ``since`` are not needed any more."""
+        self.streams = {**_from(since, self.streams), epoch: RandomStreams.capture()}
+        self._seed = (-1, 0)
+        self.draws = {**_from(since, self.draws), epoch: draws.capture()}
+
+    def begin_of(self, epoch: int) -> EpochBegin | None:
+        """As the others had it, if that is known."""
+        if epoch not in self.streams or epoch not in self.draws:
+            return None
+        return EpochBegin(epoch, self.streams[epoch], self.draws[epoch])
+
+    def put_back(self, epoch: int, draws: Draws) -> None:
+        """Where this is known, the order of this epoch is drawn from here on as the others have drawn it."""
+        if epoch in self.streams:
+            RandomStreams.restore(self.streams[epoch])
+        if epoch in self.draws:
+            draws.restore(self.draws[epoch])
+
+    def compared(self) -> dict[str, Any]:
+        """The random streams with which the present epoch began, as the script knows them."""
+        return RandomStreams.compared(self.streams[max(self.streams)]) if self.streams else {}
+
+    def dump(self) -> dict[str, Any]:
+        kept = {"streams": dict(self.streams), "draws": dict(self.draws), "answers": self.answers.state_dict()}
+        return {**kept, "began_with": self.began_with, "marks": dict(self.marks), "repeats": list(self.repeats)}
+
+    def load(self, dumped: dict[str, Any]) -> None:
+        self.streams, self.draws, self._seed = dict(dumped["streams"]), dict(dumped["draws"]), (-1, 0)
+        self.answers.load_state_dict(dumped["answers"])
+        self.began_with = dumped.get("began_with", self.began_with)
+        self.marks = dict(dumped.get("marks", {}))
+        self.repeats = list(dumped.get("repeats", []))
+
+
+def _from(since: int, kept: dict[int, bytes]) -> dict[int, bytes]:
+    return {epoch: each for epoch, each in kept.items() if epoch >= since}
+
+
+log = logging.getLogger(__name__)
+
+
+class Participant:
+    """From the first world to the end of the script. What differs between front ends is in `Host`."""
+
+    _part: tuple[tuple[GlobalBatch, World, int], MicroBatch] | None = None  # that was asked for last
+
+    def __init__(
+        self,
+        job: ElasticContext,
+        state: LoopState,
+        host: Host,
+        position: ScriptPosition,
+        data: OwnLoader | None = None,
+        *,
+        in_pieces: bool = True,
+        share: float = 1.0,
+    ) -> None:
+        """``data``: the script's loader; given later if it is not known yet. ``in_pieces``: a part that has grown is made again in
+        pieces of its former size. ``share``: of a batch in the mean over its step."""
+        self.job = job
+        self.state = state
+        self.position = position
+        self.data = data
+        self.drawn: Sequence[GlobalBatch] = ()  # the batches of the present epoch
+        self.open_batches: list[OpenBatch] = []  # given since the last step
+        self.share = share
+        self.is_reduced = False  # the gradients of the open batches are everybody's
+        self.is_torn = False  # the open batches were divided anew; what the script makes is not of its present part
+        self.is_catching_up = False  # another worker's state has come; until the script is there, it has no effect
+        self.agreements = Agreements(self, position.answers)
+        self._host = host
+        self._on_the_way = contextlib.ExitStack()  # while this worker is catching up
+        self._ended_epoch = -1  # the last epoch of which this worker has made the last step
+        self._in_pieces = in_pieces
+        self._least = least_samples([state.model])
+
+    # -- worlds --
+
+    def join(self) -> None:
+        """Be in a world, at its state."""
+        self._change(lambda: self.job.join(self.state))
+
+    def commit(self, epoch: int) -> bool:
+        """Between two steps, before a batch of this epoch: the world may change. False: it has."""
+        while self.state.progress.epoch < epoch:
+            self.job.epoch_ended()
+        if self.job.under_master:
+            self.job.sigterm.listen()  # the script may have set a handler of its own
+        self.state.attributes.begin()
+        try:
+            self.job.commit()
+            return True
+        except WorldChanged as change:
+            self.leave(change)
+            return False
+
+    def leave(self, why: WorldChanged | WorldBroken) -> None:
+        """Leave this world for the next one, which is this worker's when this returns."""
+        if self.is_catching_up:  # others may be sent what this worker was sent
+            self.state.go_back()
+        self._change(lambda: self.job.change_world(self.state, why))
+
+    def arrive(self, batch: GlobalBatch | None = None) -> None:
+        """The script stands where the job stands: what it has done since another's state came is undone.
+
+        ``batch``: the next one, if the script is within an epoch.
+        """
+        self._host.arrives(batch)
+        self._on_the_way.close()
+        self.state.arrive()
+        self.is_catching_up = self.is_reduced = self.is_torn = False
+        self.open_batches.clear()
+        self._host.arrived(batch)
+        self._host.rank_known()
+
+    def end(self) -> bool:
+        """The script is done: return when the scripts of all workers are. False: this worker was told to leave."""
+        if self._ends_as_told():
+            return False
+        try:
+            if self.is_reduced:
+                self.job.commit()
+                self.close()
+        except WorldChanged as change:
+            log.info("%s", change)  # which is part of ending
+        try:
+            self.job.end(self.state)
+        except Stopped as stopped:
+            log.info("leaving: %s", stopped.reason)
+            self._host.left()
+            return False
+        if self._ended_epoch == self.state.progress.epoch:
+            self.job.epoch_ended()
+        return True
+
+    # -- batches --
+
+    def begin_epoch(self, epoch: int, draw: Callable[[int], Sequence[GlobalBatch]] | None = None) -> None:
+        """Draw the order of this epoch: as the others have drawn it, if they have. ``draw``: does so; None: `OwnLoader.of_epoch`."""
+        assert self.data is not None, "there is a loader"
+        self.position.put_back(epoch, self.data.draws)
+        self.position.note_streams(epoch, self.data.draws, since=self.state.progress.epoch)
+        self.drawn = (draw or self.data.of_epoch)(epoch)
+
+    def batches(self, first: int = 0) -> Iterator[Any]:
+        """What the script is given from batch ``first`` of the epoch on: this worker's part of each batch.
+
+        A worker that is catching up is given a stand-in for each batch that the job has trained on.
+        """
+        assert self.data is not None, "there is a loader"
+        number = first
+        cursor = OwnCursor(self.data, self.drawn, self.divide)
+        stand_in: StandIn | None = None
+        while (number := self._host.next_number(number)) < len(self.drawn):
+            if not self.begins(self.drawn[number]):
+                stand_in = stand_in or self.data.stand_in(self.drawn[number], self.job.most_workers)
+                yield stand_in.take()
+            else:
+                batch = self.drawn[number]
+                with self._host.loading(batch):
+                    sample = cursor.take(number, self.job.world)
+                self.give(batch, sample)
+                yield sample
+            number += 1
+
+    def begins(self, batch: GlobalBatch) -> bool:
+        """Whether the script is to be given its part of this batch next. If not, it is given a stand-in. The world may change here."""
+        self.job.advance(Activity.DATA)
+        if self._host.asks_for(batch) or self.is_reduced:  # a GradScaler may have left a step out
+            self.close()
+        while not self.open_batches:
+            at = self.state.progress
+            if self.is_catching_up and (batch.start < (at.epoch, at.position) or self._host.owes(batch)):
+                if self.may_pass_by():
+                    self._host.passed_by(batch)
+                    return False
+                continue
+            if self.is_catching_up:
+                self.arrive(batch)
+            self._host.stands_before(batch)
+            if self.commit(batch.epoch):
+                break
+        return True
+
+    def may_pass_by(self) -> bool:
+        """Whether this worker, which is catching up, goes on to where the others wait. If not, it is in another world now, or its process ends."""
+        if not self.job.is_told_to_leave and not self.job.world_is_broken:
+            return True
+        what = "the world broke" if self.job.world_is_broken else "this worker was told to leave"
+        self.leave(WorldBroken(f"{what} while it was on its way to where the job stands"))
+        return False
+
+    def give(self, batch: GlobalBatch, sample: Any) -> None:
+        """The script goes on with this sample, its part of a batch."""
+        if not self.open_batches:
+            self.state.begin_step()
+            self.position.answers.begin_step(self.state.step + 1)
+        given = self._host.opened(batch, self.part_of(batch), sample)
+        given.most = len(given.part.indices)
+        self.open_batches.append(given)
+        self.job.advance(Activity.COMPUTE)
+
+    def divide(self, batch: GlobalBatch, workers: int) -> BatchPlan:
+        return batch.plan(workers, self._least, self.position.seed_of(batch.epoch))
+
+    def part_of(self, batch: GlobalBatch) -> MicroBatch:
+        of = (batch, self.job.world, self.position.seed_of(batch.epoch))
+        if self._part is None or any(one is not other for one, other in zip(of, self._part[0], strict=True)):
+            self._part = of, self.divide(batch, of[1].size).whole_run(of[1].rank)
+        return self._part[1]
+
+    @contextlib.contextmanager
+    def apart(self, batch: GlobalBatch, purpose: bytes = b"") -> Iterator[None]:
+        """Within, what is drawn is this worker's own, as of `seed`; the script's streams are as before afterwards."""
+        with streams_apart():
+            self.seed(batch, purpose)
+            yield
+
+    def seed(self, batch: GlobalBatch, purpose: bytes = b"") -> None:
+        """Of what is drawn from here on: the same when this part is made again, by whichever worker. ``purpose``: unless it loads the batch."""
+        seed = zlib.crc32(purpose, self.position.seed_of(batch.epoch))
+        seed_generators(step_seed(seed, batch.number, self.part_of(batch).unit))
+
+    def common_seed(self) -> int:
+        """Of what all workers draw alike in this step."""
+        return step_seed(self.position.seed_of(self.open_batches[0].batch.epoch), self.state.step, EVERYBODY)
+
+    # -- a step --
+
+    def backward(
+        self,
+        given: OpenBatch,
+        weight: float,
+        loss: torch.Tensor,
+        run: Callable[[float], None],
+        *,
+        scale: float = 1.0,
+        last: bool | None = None,
+    ) -> None:
+        """As much of the gradient of the mean over a global batch as comes from a part of this weight.
+
+        ``run``: makes the gradients of ``loss`` times the factor that it is given. ``scale``: by which the loss was multiplied for the sake
+        of small gradients. ``last``: it is the step's last pass, within which sums begin; None: it is, if it was in the steps before.
+        """
+        weight *= self.share
+        given.add_loss(loss, weight / scale)
+        self.state.backward(lambda: run(weight), last=last if not self.is_torn else False)
+
+    def settle(self, failure: WorldBroken | None = None, *, larger: float = 1.0) -> Outcome:
+        """Unless that is done, sum the gradients of all workers, in whatever world that is possible.
+
+        ``failure``: of a collective before, by which the step is torn already. ``larger``: the loss is too small by this.
+        """
+        while not self.is_reduced and not self.is_catching_up:
+            try:
+                if failure is not None:
+                    self.tear(failure)
+                    failure = None
+                if self.is_torn:
+                    self._mend()
+                if self.is_catching_up or not self.open_batches:
+                    break
+                self._sum(larger)
+            except WorldBroken as error:
+                failure = error
+        behind = Outcome.BEHIND if self.is_catching_up else Outcome.DROPPED
+        return Outcome.MADE if self.is_reduced else behind
+
+    def close(self) -> None:
+        """The parameters have changed, or stay as they are for good: the next batch begins a step."""
+        self._host.step_over()
+        for given in self.open_batches:
+            given.forget()
+        if self.open_batches and self.open_batches[-1].batch.is_last:
+            self._ended_epoch = self.open_batches[-1].batch.epoch
+        self.open_batches.clear()
+        self.is_reduced = self.is_torn = False
+        self.position.answers.close_step()
+
+    # -- a step that is torn --
+
+    def tear(self, failure: WorldBroken) -> None:
+        """Be in another world, in which the open batches are divided anew."""
+        self.state.reset_buffers()
+        self._host.take_back()
+        attributes, noted = self.state.attributes, self.open_batches[0].noted if self.open_batches else None
+        counted = attributes.note() if noted is not None else None
+        if noted is not None:  # others may be sent the state, and in the next world it is saved
+            attributes.put_back(noted, since=counted)
+        self.leave(failure)
+        self.is_torn = not self.is_catching_up
+        if self.is_catching_up:
+            self.open_batches.clear()
+        elif counted is not None:
+            attributes.put_back(counted)
+        self._host.give_back()
+
+    def drop(self, error: Exception) -> None:
+        """The step can't be made again of what the script has done."""
+        first, last = self.open_batches[0], self.open_batches[-1]
+        self.open_batches.clear()
+        self.is_torn = False
+        self.state.drop_gradients()
+        self._host.cannot_remake(first, last, error)
+
+    @streams_apart()
+    def remake(self) -> None:
+        """Make the gradients of the open batches, of this worker's present part. Random streams are as before afterwards."""
+        pieces = [(given, self.pieces(given)) for given in self.open_batches]
+        self._host.begin_remake(pieces)
+        # A training step that is begun again as a whole was not made to its end before: what it counts is counted now.
+        counted = self.state.attributes.note() if self._in_pieces else None
+        try:
+            for given, samples in pieces:
+                self.job.advance(Activity.ALIVE)
+                self.seed(given.batch)
+                with self.state.as_one_pass(len(samples)) as made:
+                    for sample in samples:
+                        if given.noted is not None:
+                            self.state.attributes.put_back(given.noted, since=counted)
+                        self._host.remake(given, sample.content, sample.weight)
+                        made(sample.samples, sample.samples / (given.part.samples or 1))
+        finally:
+            if counted is not None:
+                self.state.attributes.put_back(counted)
+
+    def pieces(self, given: OpenBatch) -> list[SubBatch]:
+        """This worker's part in the present world, loaded anew."""
+        assert self.data is not None, "a batch was loaded"
+        given.part = part = self.part_of(given.batch)
+        given.begin_again()
+        seed_generators(part.seed)
+        pieces: Sequence[MicroBatch] = [part]
+        if self._in_pieces and part.samples:  # a worker without a sample makes a pass that counts for nothing
+            world = self.job.world
+            pieces = self.divide(given.batch, world.size).mine(world.rank, given.most, self._least)
+        return [SubBatch(self.data.load_at_once(piece.indices), piece.weight, piece.samples) for piece in pieces]
+
+    # -- details --
+
+    def _sum(self, larger: float) -> None:
+        plan = plan_of(self.open_batches, self.state.progress)
+        self.job.begin(plan)
+        sums = self._sum_once(plan, larger)
+        while not sums.vote.ended and not self._host.heard(sums.rides):  # some workers leave batches out, so all do
+            self._begin_again()
+            self.remake()
+            sums = self._sum_once(plan, larger)
+        self.state.agreed(sums)
+        self.is_reduced, self.is_torn = True, False
+        self.state.hooks.require_one_pass(sum(max(1, given.backwards) for given in self.open_batches), self.job.warn)
+        self.state.hooks.call(self.common_seed)
+
+    def _sum_once(self, plan: StepPlan, larger: float) -> Sums:
+        samples = sum(given.part.samples for given in self.open_batches)
+        objective = larger * sum(given.objective for given in self.open_batches)
+        return self.state.sum(plan, objective, samples, self._host.rides())
+
+    def _begin_again(self) -> None:
+        self.state.reset_buffers()  # the script may have gone on
+        self.state.begin_step()
+        self.state.drop_gradients()
+
+    def _mend(self) -> None:
+        """Have gradients of the open batches, of this worker's present part.
+
+        Raises:
+            WorldBroken: of the present world.
+        """
+        self._host.take_back()
+        self._begin_again()
+        try:
+            self.remake()
+            self._host.give_back()
+        except WorldBroken:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever the script's functions say of other samples
+            self.drop(error)
+
+    def _ends_as_told(self) -> bool:
+        """Whether this worker was told to leave, and its script has ended for that reason; then it leaves. The others go on."""
+        at, session = self.state.progress, self.job.session
+        is_early = at.position > 0 and self._ended_epoch != at.epoch
+        if not self.job.is_told_to_leave:
+            if not (self.job.under_master and self.job.sigterm.came and is_early):
+                return False
+            session.post(
+                p.Ordered(m.Drain("told to leave (SIGTERM)"))
+            )  # it does not wait for another to take its state
+        try:
+            self.job.change_world(self.state, WorldBroken("the script has ended, as this worker was told to leave"))
+        except Stopped as stopped:
+            log.info("leaving: %s", stopped.reason)
+        self._host.left()
+        return True
+
+    def _change(self, enter: Callable[[], None]) -> None:
+        """Be in another world."""
+        self.state.was_loaded = False
+        try:
+            enter()
+        except Stopped as stopped:
+            log.info("leaving: %s", stopped.reason)
+            self._host.left()
+            sys.exit(0)
+        if self.state.was_loaded and not self.is_catching_up:
+            self._on_the_way.enter_context(groups_are_there(self.state.optimizer))
+        self.is_catching_up = self.is_catching_up or self.state.was_loaded
+        self._host.rank_known()
+
+
+# What hosts have in common from the beginning to the end of a script.
+
+
+class JoinedHost(Host):
+    """A host that has its participant, once the front end has made that. It must have `remake`."""
+
+    def __init__(self, job: ElasticContext, on_left: Callable[[], None]) -> None:
+        """``on_left``: this worker leaves for good; see `ScriptRuntime.leave`."""
+        self.job = job
+        self._on_left = on_left
+        self._joined: Participant | None = None
+
+    @property
+    def participant(self) -> Participant:
+        assert self._joined is not None, "training has begun"
+        return self._joined
+
+    @property
+    def is_catching_up(self) -> bool:
+        """The trainer is on its way to where the job stands."""
+        return self._joined is not None and self._joined.is_catching_up
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker writes files and prints: true on one, and never on one whose state is another's yet."""
+        return self.job.known_rank == 0 and not self.is_catching_up
+
+    def weighed(self, made_by: str, to_change: str) -> WeighedGradients:
+        """Refuses gradients that are made otherwise than by ``made_by``. ``to_change``: where they may be changed."""
+        return WeighedGradients(
+            lambda: self.participant.state.parameters(), made_by, self.job.warn, may_be_summed=True, to_change=to_change
+        )
+
+    def finish(self) -> LoopState | None:
+        """Return when the scripts of all workers are done; the state that they end with, if there is one."""
+        participant = self._joined
+        if participant is None:
+            return None
+        if participant.is_catching_up:
+            participant.arrive()
+        return participant.state if participant.end() else None
+
+    def left(self) -> None:
+        self._on_left()

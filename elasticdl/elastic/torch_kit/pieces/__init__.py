@@ -1,1 +1,0 @@
-"""What a training state with PyTorch is made of."""

@@ -1,0 +1,631 @@
+"""The gradients of a step, what its forward passes did to the model's buffers, and what workers tell each other with them.
+
+All of it travels in one go. A collective only moves what it is given: the order of summation is decided here and in `Buckets`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.collectives.port import Collective, Transfer
+from elasticdl.elastic.core import vote
+from elasticdl.elastic.core.protocol import WorldBroken
+from elasticdl.elastic.core.vote import SIZE, Vote, all_equal, pieces
+from elasticdl.elastic.torch_kit.buffers import Buffers, Followers, NamedBuffers
+from elasticdl.elastic.torch_kit.gradients import OwnHook, ParameterHooks
+from elasticdl.elastic.torch_kit.tensors import HostCopy, PassTimer, aligned, by_kind, flat_views, strides_of
+
+# Gradients in flat buckets, each summed over the world while the backward pass makes those of the next.
+#
+# As in PyTorch's DistributedDataParallel (Li et al., VLDB 2020): buckets are filled in the reverse order of the parameters, and
+# begun in that order on all workers, also on one that has no gradients. The order is all that workers must have in common: one may
+# begin its buckets during the backward pass, and another after it.
+#
+# Small tensors travel at the end of *closing* buckets, which come last and begin in `finish`: until then they may be written.
+#
+# A gradient that comes after its sum has begun is *late*. Sums are linear, so late gradients are summed by themselves, and added.
+#
+# Results reach ``parameter.grad`` only once all have arrived, so a torn step changes nothing but gradients.
+
+STEP = "elasticdl.step"  # one name for all steps: a worker that makes one meets another that has ended
+BUCKET_BYTES = 4 << 20  # benchmarks/results/HISTORY.md says why
+
+
+class _Bucket:
+    """Gradients of one kind as flat memory. ``tail``: further tensors of that kind, which travel at its end."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter], tail: list[torch.Tensor]) -> None:
+        self.parameters = parameters
+        self._tail = tail
+        self.flat, views = flat_views([*parameters, *tail])
+        self._tail_views = views[len(parameters) :]
+        # As backward passes make them: a fused optimizer takes parameter and gradient for arrays in one order.
+        self._views = [
+            view.as_strided(each.shape, strides_of(each)) for view, each in zip(views, parameters, strict=False)
+        ]
+
+    @torch.no_grad()
+    def fill(self, present: dict[int, bool]) -> None:
+        """Move the gradients here. A parameter without one counts as having a gradient of zero. ``present``: takes, by its id, whether it has one."""
+        gradients, places = list(self._tail), list(self._tail_views)
+        for parameter, view in zip(self.parameters, self._views, strict=True):
+            gradient, parameter.grad = parameter.grad, None
+            present[id(parameter)] = gradient is not None
+            if gradient is None:
+                view.zero_()
+            else:
+                gradients.append(gradient.to_dense() if gradient.is_sparse else gradient)
+                places.append(view)
+        if places:
+            torch._foreach_copy_(places, gradients)
+
+    @torch.no_grad()
+    def hand_out(self, scale: float) -> None:
+        """Make the sums the gradients."""
+        if self._tail:
+            torch._foreach_copy_(self._tail, self._tail_views)
+        if scale != 1.0:
+            self.flat.mul_(scale)
+        for parameter, view in zip(self.parameters, self._views, strict=True):
+            parameter.grad = view
+
+
+class Buckets:
+    """The gradients of some parameters, and small tensors beside them, on their way through the world."""
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        tail: Sequence[torch.Tensor],
+        collective: Collective,
+        *,
+        launches: bool = True,
+    ) -> None:
+        """``tail``: tensors that are summed in place; complete when `finish` is called. ``launches``: sums may begin within backward passes."""
+        self._collective = collective
+        self._parameters = parameters
+        rest = by_kind(tail)
+        closing: list[_Bucket] = []
+        self._buckets: list[_Bucket] = []
+        for kind, of_kind in by_kind(reversed(parameters)).items():
+            *others, last = _cut(of_kind)
+            self._buckets += [_Bucket(run, []) for run in others]
+            (closing if kind in rest else self._buckets).append(_Bucket(last, rest.pop(kind, [])))
+        self._early = [each for bucket in self._buckets for each in bucket.parameters]
+        self._early_buckets = len(self._buckets)
+        self._number = {id(each): i for i, bucket in enumerate(self._buckets) for each in bucket.parameters}
+        self._buckets += [*closing, *(_Bucket([], of_kind) for of_kind in rest.values())]
+        self._missing: list[set[int]] = []  # of each early bucket, the parameters whose gradients are not there yet
+        self._transfers: list[Transfer] = []
+        self._failure: WorldBroken | None = None  # in the middle of a backward pass
+        self._present: dict[int, bool] = {}  # whether a parameter had a gradient when its sum began, by its id
+        self._late: dict[int, torch.Tensor] = {}  # gradients, by the numbers of the early parameters
+        self._withdrawn: set[int] = set()  # ids of parameters
+        own = OwnHook(self._accumulated)
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(own)  # type: ignore[no-untyped-call]
+            for parameter in (self._early if launches else ())
+        ]
+
+    @contextlib.contextmanager
+    def launching(self) -> Iterator[None]:
+        """Within, a backward pass makes what may be the last gradients of this step. A world that breaks is told of by `finish`."""
+        early = self._buckets[: self._early_buckets]
+        self._missing = [{id(parameter) for parameter in bucket.parameters} for bucket in early]
+        try:
+            yield
+        finally:
+            self._missing = []
+
+    def withdraw(self, parameters: Iterable[torch.Tensor]) -> None:
+        """What this worker has given to sums that have begun is not to count: the script has cleared these gradients."""
+        self._withdrawn.update(id(each) for each in parameters if self._present.get(id(each)))
+
+    def begin_early(self) -> None:
+        """Begin what could have begun within the backward pass. Gradients that come after this are late.
+
+        Raises:
+            WorldBroken: gradients are gone.
+        """
+        if self._failure is not None:
+            raise self._failure
+        while len(self._transfers) < self._early_buckets:
+            self._begin_next()
+
+    def take_late(self) -> bool:
+        """After `begin_early`. Returns whether this worker has late gradients, or has withdrawn some."""
+        for number, parameter in enumerate(self._early):
+            if parameter.grad is not None:
+                self._late[number], parameter.grad = parameter.grad, None
+        return bool(self._late or self._withdrawn)
+
+    def present(self) -> list[bool]:
+        """Of each parameter, whether this worker has given a gradient to its sum, or is about to."""
+        return [self._present.get(id(each), each.grad is not None) for each in self._parameters]
+
+    def finish(self, scale: float) -> None:
+        """Sum what is not under way yet, wait for all, and hand the sums out, those of gradients times ``scale``.
+
+        Raises:
+            WorldBroken: gradients are gone; nothing else has changed.
+        """
+        while len(self._transfers) < len(self._buckets):
+            self._begin_next()
+        self._collective.finish(self._transfers)
+        self._transfers = []
+        for bucket in self._buckets:
+            bucket.hand_out(scale)
+
+    @torch.no_grad()
+    def sum_late(self, scale: float, workers: Sequence[float]) -> list[float]:
+        """Add what has come late, after `finish`, where any member says that it has some. ``workers``: of each parameter, those that have given a gradient
+        to its sum. Returns how many have given any.
+
+        Raises:
+            WorldBroken: gradients are gone.
+            UserError: some members have withdrawn a gradient that others let stand.
+        """
+        sums = [each.grad for each in self._early]
+        every = list(enumerate(self._early))
+        marks = torch.tensor(
+            [[id(e) in self._withdrawn for _, e in every], [i in self._late for i, _ in every]]
+        ).float()
+        for number, parameter in every:  # some of which may be frozen by now
+            parameter.grad = self._late.get(number)
+        Buckets(self._early, [marks], self._collective, launches=False).finish(scale)
+        given = dict(zip(map(id, self._parameters), workers, strict=True))
+        for parameter, before, withdrawn, late in zip(self._early, sums, *marks.tolist(), strict=True):
+            if withdrawn and withdrawn != given[id(parameter)]:
+                raise UserError(
+                    "some workers have cleared the gradients of their last backward pass, and others have not: let the loop "
+                    "clear them by what all workers know, and not by what one has seen of a batch"
+                )
+            if withdrawn:
+                given[id(parameter)] = late
+                continue
+            given[id(parameter)] += late
+            assert before is not None, "sums were handed out"
+            parameter.grad = before.add_(parameter.grad) if late else before
+        return list(given.values())
+
+    def forget(self) -> bool:
+        """A step begins; the last one may be torn. Returns whether a transfer that was left alone may still write here."""
+        transfers, self._transfers = self._transfers, []
+        self._failure = None
+        for noted in (self._present, self._late, self._withdrawn):
+            noted.clear()
+        return any(map(self._collective.in_flight, transfers))
+
+    def close(self) -> None:
+        """The parameters are as if they had never been here."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        if not self._missing or (number := self._number[id(parameter)]) < len(self._transfers):
+            return
+        self._missing[number].discard(id(parameter))
+        try:
+            while (number := len(self._transfers)) < self._early_buckets and not self._missing[number]:
+                self._begin_next()
+        except WorldBroken as failure:
+            self._failure, self._missing = failure, []
+
+    def _begin_next(self) -> None:
+        number = len(self._transfers)
+        bucket = self._buckets[number]
+        bucket.fill(self._present)
+        self._transfers.append(self._collective.begin_sum(bucket.flat, f"{STEP}.{number}"))
+
+
+def _cut(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
+    """Into runs of about `BUCKET_BYTES`."""
+    run: list[torch.nn.Parameter] = []
+    size = 0
+    for parameter in parameters:
+        run.append(parameter)
+        size += aligned(parameter) * parameter.element_size()
+        if size >= BUCKET_BYTES:
+            yield run
+            run, size = [], 0
+    if run:
+        yield run
+
+
+# Small numbers that travel with the gradients of a step: logged values, losses, counts.
+
+Numbers = npt.NDArray[np.float64]
+
+
+class Rides:
+    """Of one step: this worker's, and after the sum those of all."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, Numbers] = {}
+        self.are_alike = True  # all workers have the same names and shapes; else each has its own numbers here
+
+    def __getitem__(self, name: str) -> Numbers:
+        """Raises:
+        UserError: the workers have different ones.
+        """
+        if not self.are_alike:
+            raise UserError(
+                f"the workers tell each other different numbers with a step's gradients, this one {', '.join(sorted(self._of)) or 'none'}: let what "
+                "is logged or counted in a step not depend on what one worker has seen of a batch"
+            )
+        return self._of[name]
+
+    def add(self, name: str, numbers: npt.ArrayLike) -> None:
+        self._of[name] = np.asarray(numbers, np.float64)
+
+    def form(self) -> int:
+        """A checksum of names and shapes."""
+        return zlib.crc32(repr([(name, self._of[name].shape) for name in sorted(self._of)]).encode())
+
+    def numbers(self) -> list[float]:
+        """Each as two of float32. A number of one worker, to which the others add zeros, keeps nearly all its digits of float64; a sum of
+        several workers' numbers is rounded as one of float32."""
+        if not self._of:
+            return []
+        every = np.concatenate([self._of[name].ravel() for name in sorted(self._of)])
+        high = every.astype(np.float32)
+        low = np.subtract(every, high, out=np.zeros_like(every), where=np.isfinite(high))
+        return [*high.tolist(), *low.tolist()]
+
+    def summed(self, numbers: Sequence[float]) -> None:
+        """These are the sums of what `numbers` has given."""
+        every, start = np.array(numbers).reshape(2, -1).sum(0), 0
+        for name, own in sorted(self._of.items()):
+            self._of[name] = every[start : start + own.size].reshape(own.shape)
+            start += own.size
+
+
+# Further places in the vector of votes: this worker trains other parameters than in the last step; it has late gradients, made by the pass
+# that has begun sums; its passes, and their square; the checksum of the names and shapes of what rides.
+CHANGED, LATE, TWICE, PASSES, PASSES_SQUARED, RIDES = range(vote.VOTE_SIZE, vote.VOTE_SIZE + 6)
+BALLOT = RIDES + SIZE
+ROOM = 64  # numbers that may ride before a step needs a second collective, once
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What a step's sums have told."""
+
+    vote: Vote
+    rides: Rides
+    seconds: float  # that the passes took by the device's clock, or 0
+
+
+class GradientReducer:
+    """Owns the gradients of some parameters between two optimizer steps.
+
+    A step: `open`, for each micro-batch `add` and `backward`, then `close`. After that ``parameter.grad`` holds the sum over the workers.
+
+    Parameters that get no gradient in a step count as having a gradient of zero. Which of them are trained may change, on all
+    workers alike: those that are frozen, unfrozen or added to the optimizer.
+    """
+
+    def __init__(
+        self,
+        parameters: Callable[[], Iterable[torch.nn.Parameter]],
+        modules: Iterable[torch.nn.Module],
+        collective: Collective,
+        *,
+        leaves_missing_grads_none: bool = False,
+        may_be_summed: bool = True,
+        hooks_rest: bool = True,
+        require_one: Callable[[str, str], None] | None = None,
+    ) -> None:
+        """``parameters``: all that the optimizer has at present. ``modules``: whose buffers are summed. ``leaves_missing_grads_none``: a parameter that no worker
+        has a gradient of ends with none, as on one device, instead of with zeros. ``may_be_summed``: there may be other workers. ``hooks_rest``: see `ParameterHooks`.
+        ``require_one``: called on all members if they differ in the first, with a line that says so; it raises an error."""
+        self.hooks = ParameterHooks(parameters, rest=hooks_rest)
+        self._all = parameters
+        self._collective = collective
+        self._require_one = require_one
+        self._buffers = Buffers(modules, may_be_summed=may_be_summed)
+        device = next((each.device for each in parameters()), torch.device("cpu"))
+        self.passes = PassTimer(device)
+        self._leaves_missing_grads_none = leaves_missing_grads_none
+        self._votes = [0.0] * BALLOT  # this worker's, and after the sum those of all
+        # A loss on a GPU stays there, so that nobody waits for it before the step's end.
+        self._loss = None if device.type == "cpu" else torch.zeros(1, device=device)
+        self._has_loss = False  # something of this step is there
+        self._read_loss: HostCopy | None = None
+        self._rides = Rides()
+        self._room = ROOM
+        self._small = torch.zeros(0)  # votes, what rides, and of each trained parameter the workers with a gradient
+        self._trained: list[torch.nn.Parameter] = []
+        self._deltas: list[torch.Tensor] = []  # of buffers, as they were when it was agreed on them
+        self._agreed = -1  # version of the world whose members have found that they train the same parameters
+        self._buckets: Buckets | None = None
+        self._made = self._launched_at = 0  # backward passes of this step; the first of them that has begun sums
+        self._before = self._expected = 0  # passes of the last step; of this one, if it is like the last two
+        # In this world: sums begin within passes; a pass that is called the last is it.
+        self._overlaps = self._is_trusted = True
+
+    @property
+    def followers(self) -> Followers:
+        return self._buffers.followers
+
+    @property
+    def buffers(self) -> NamedBuffers:
+        """Of the modules, those that there are."""
+        return self._buffers.found
+
+    # -- a step --
+
+    def open(self) -> None:
+        """A step begins; the gradients that are there count, unless `drop_gradients` is called."""
+        self.hooks.put_back()
+        if self._buckets is not None and self._buckets.forget():
+            self.drop_buckets()
+        self._votes = [0.0] * BALLOT
+        self._rides = Rides()
+        self._made = self._launched_at = 0
+        if self._loss is not None:
+            self._loss.zero_()
+        self._has_loss, self._read_loss = False, None
+        self._buffers.begin()
+        self.passes.begin()
+
+    def drop_gradients(self) -> None:
+        for parameter in self._all():
+            parameter.grad = None
+
+    def begin_passes(self) -> None:
+        """Of the step's micro-batches the first comes next."""
+        self._buffers.begin_passes()
+
+    def moved(self) -> list[torch.Tensor]:
+        """What `reset_buffers` puts back."""
+        every = [*self.buffers.find(anew=False), *self.followers.possible()]
+        return [tensor for each in every if (tensor := each.tensor) is not None]
+
+    def reset_buffers(self) -> None:
+        """Have the next micro-batch begin with the buffers of before the step."""
+        self._buffers.reset()
+
+    def add(self, loss: torch.Tensor | float, samples: int, *, weight: float, is_first: bool, passes: int = 1) -> None:
+        """Count a micro-batch of this many samples with this mean loss; its backward pass may be yet to come.
+
+        ``weight``: its part of the global batch. ``is_first``: it is the very first of the step. ``passes``: that it was in fact.
+
+        Raises:
+            UserError: a buffer has come, gone or changed its shape.
+        """
+        self._votes[vote.SAMPLES] += samples
+        if not isinstance(loss, torch.Tensor):
+            self._votes[vote.LOSS] += loss * samples
+        elif self._loss is None:
+            self._votes[vote.LOSS] += loss.item() * samples
+        else:
+            self._loss += loss.detach().to(self._loss) * samples
+            self._has_loss, self._read_loss = True, None
+        alone = self._collective.world.size == 1
+        self._buffers.add(weight, is_first=is_first, alone=alone, samples=samples, passes=passes)
+
+    def backward(self, run: Callable[[], object], *, last: bool | None = None) -> None:
+        """Have ``run`` make a backward pass, of which the hooks of parameters hear nothing.
+
+        ``last``: it makes the step's last gradients, and they are summed meanwhile. None: it does if the last two steps had so many passes, on all
+        workers. A further pass costs a second sum; after one the passes are counted whatever ``last`` says. A world that breaks meanwhile is told of by `close`.
+        """
+        self._made += 1
+        if last is None or not self._is_trusted:
+            last = last is not False and self._made == self._expected
+        world = self._collective.world
+        launching: AbstractContextManager[None] = nullcontext()
+        if last and world.size == 1 and self._loss is not None and self._has_loss:
+            # It comes to the host while the device is on the backward pass, which is not waited for.
+            self._read_loss = HostCopy(self._loss)
+        elif last and self._overlaps and self._buckets is not None and self._agreed == world.version:
+            self._launched_at, launching = self._launched_at or self._made, self._buckets.launching()
+        with self.hooks.aside(), launching:
+            run()
+
+    def begin_launched(self) -> None:
+        """Before another collective of all workers: sums that some of them have begun within a pass, all begin before it.
+
+        Raises:
+            WorldBroken: gradients are gone.
+        """
+        if self._launched_at and self._buckets is not None and self._agreed == self._collective.world.version:
+            self._buckets.begin_early()
+
+    def withdraw(self, parameters: Iterable[torch.Tensor]) -> None:
+        """The script clears the gradients of these before the step is closed. All workers do so."""
+        if self._buckets is not None:
+            self._buckets.withdraw(parameters)
+
+    def ride(self, name: str, numbers: npt.ArrayLike) -> None:
+        """Have a few numbers summed with this step's gradients. All members give the same names and shapes in a step."""
+        self._rides.add(name, numbers)
+
+    def close(
+        self,
+        *,
+        leaving: bool = False,
+        stopping: bool = False,
+        share: float | None = None,
+        batch: int = 0,
+        state: int = 0,
+        scale: float = 1.0,
+    ) -> Sums:
+        """Sum over the world all that was added.
+
+        ``leaving``, ``stopping``: this worker's votes. ``share``: of this worker in a step whose batches are its own, by which its running statistics count; None
+        in any other. ``batch``, ``state``: checksums of the global batch and of the training state. ``scale``: factor on the gradients' sum; 1 if
+        losses were weighed by sample counts already.
+
+        Raises:
+            UserError: the workers train different parameters.
+            WorldBroken: gradients are gone, or a newcomer is refused; parameters and buffers are untouched.
+        """
+        self._votes[vote.LEAVING], self._votes[vote.STOPPING] = leaving, stopping
+        vote.mark(self._votes, batch, state)
+        self._buffers.close(share)
+        self.passes.end()
+        if self._collective.world.size == 1:
+            self._complete_alone(scale)
+        else:
+            self._sum(scale)
+        self._buffers.update(round(self._votes[vote.SAMPLES]))
+        self._count_passes()
+        return Sums(self._vote(), self._rides, self.passes.seconds)
+
+    def end(self, state: int = 0) -> Vote:
+        """Take part in a step without anything to add: this worker's training is over. ``state``: as for `close`.
+
+        Raises:
+            WorldBroken: a member was lost.
+        """
+        self.open()
+        self.drop_gradients()
+        self._votes[vote.ENDED] = 1.0
+        vote.mark(self._votes, 0, state)
+        if self._collective.world.size > 1:
+            self._sum(1.0)
+        return self._vote()
+
+    # -- details --
+
+    def _vote(self) -> Vote:
+        if self._loss is not None and (self._has_loss or self._collective.world.size > 1):
+            self._votes[vote.LOSS] += (self._read_loss or HostCopy(self._loss)).wait().item()
+        return Vote.of(self._votes)
+
+    def _count_passes(self) -> None:
+        """What is expected of the next step. Where workers differ, they do of nothing."""
+        are_alike = self._collective.world.size * self._votes[PASSES_SQUARED] == self._votes[PASSES] ** 2
+        made = self._made if are_alike else 0
+        self._before, self._expected = made, made if made == self._before else 0
+
+    def _complete_alone(self, scale: float) -> None:
+        for parameter in self._present():
+            if parameter.grad is None:
+                parameter.grad = None if self._leaves_missing_grads_none else torch.zeros_like(parameter)
+            elif parameter.grad.is_sparse and self._buckets is not None:  # as it was in the larger world
+                parameter.grad = parameter.grad.to_dense() * scale
+            elif scale != 1.0:
+                parameter.grad.mul_(scale)
+
+    def _sum(self, scale: float) -> None:
+        if self._agreed != self._collective.world.version:
+            self._agree()
+            self._agreed, self._overlaps, self._is_trusted = self._collective.world.version, True, True
+            self._before = 0  # as on a newcomer: all members expect the same
+        if self._buckets is None:
+            self._small = torch.zeros(BALLOT + self._room + len(self._trained))
+            tail = [*self._deltas, self._small, *([] if self._loss is None else [self._loss])]
+            self._buckets = Buckets(self._trained, tail, self._collective)
+        buckets, riding = self._buckets, self._rides.numbers()
+        self._votes[CHANGED] = self._has_changed()
+        self._votes[PASSES], self._votes[PASSES_SQUARED] = self._made, self._made**2
+        buckets.begin_early()
+        self._votes[LATE] = is_late = buckets.take_late()
+        self._votes[TWICE] = is_late and self._launched_at == self._made
+        if riding:
+            self._votes[RIDES:] = pieces(self._rides.form())
+        room = riding if len(riding) <= self._room else []
+        self._small.numpy()[:] = [*self._votes, *room, *[0.0] * (self._room - len(room)), *buckets.present()]
+        buckets.finish(scale)
+        sums = self._small.tolist()
+        self._votes, workers = sums[:BALLOT], sums[BALLOT + self._room :]
+        if self._votes[LATE]:
+            workers = buckets.sum_late(scale, workers)
+            # Else each step would take two sums, as with reentrant checkpoints.
+            self._overlaps, self._is_trusted = not self._votes[TWICE], False
+        if self._leaves_missing_grads_none:
+            for parameter, number in zip(self._trained, workers, strict=True):
+                parameter.grad = parameter.grad if number else None
+        if self._votes[CHANGED]:
+            self._sum_changed(scale)
+        if not all_equal(self._votes[RIDES:], self._collective.world.size):
+            self._rides.are_alike = False
+        elif riding:
+            ridden = sums[BALLOT : BALLOT + len(room)]
+            if not room:
+                self._collective.sum_([beside := torch.tensor(riding)], "elasticdl.rides")
+                self._make_room(len(riding))
+                ridden = beside.tolist()
+            self._rides.summed(ridden)
+
+    def _make_room(self, numbers: int) -> None:
+        if numbers != self._room:
+            self._room = numbers
+            self.drop_buckets()
+
+    # -- which parameters are trained --
+
+    def _present(self) -> list[torch.nn.Parameter]:
+        return [parameter for parameter in self._all() if parameter.requires_grad]
+
+    def _has_changed(self) -> bool:
+        return _differ(self._present(), self._trained) or _differ(self._buffers.deltas, self._deltas)
+
+    def _agree(self) -> None:
+        """From now on the present parameters are reduced."""
+        parameters = list(self._all())
+        trained = [(i, each.shape, _order(each), each.dtype) for i, each in enumerate(parameters) if each.requires_grad]
+        buffers = [(each.shape, each.dtype) for each in self._buffers.deltas]
+        held = {
+            f"the workers train different parameters, of which this one has {len(trained)}: freeze, unfreeze and add them "
+            "alike on all, by the epoch or the step, and not by what one worker has seen of a batch": repr(trained),
+            "the models of the workers have different buffers: register them when the model is made, with shapes that do not "
+            "depend on what a worker has computed": repr(buffers),
+        }
+        checksums = [zlib.crc32(each.encode()) for each in held.values()]
+        sums = torch.tensor([number for each in checksums for number in pieces(each)])
+        self._collective.sum_([sums], "elasticdl.trained")
+        for at, (line, mine) in enumerate(held.items()):
+            if not all_equal(sums.tolist()[at * SIZE :], self._collective.world.size):
+                if self._require_one is not None:
+                    self._require_one(mine, line)
+                raise UserError(line)
+        present = self._present()
+        for each in present:
+            if each.is_floating_point() and each.itemsize == 1:
+                raise UserError(
+                    f"a parameter of shape {tuple(each.shape)} is trained in {str(each.dtype).removeprefix('torch.')}, whose gradients can't be "
+                    "summed: keep it in bfloat16 or float32, and convert it where it is used"
+                )
+        self._make_room(ROOM)  # which a newcomer has
+        if self._has_changed():
+            self._trained, self._deltas = present, self._buffers.deltas
+            self.drop_buckets()
+
+    def _sum_changed(self, scale: float) -> None:
+        """Some worker trains other parameters than before, or has other buffers: those that are new have not been summed."""
+        before, deltas = {id(parameter): parameter for parameter in self._trained}, self._deltas
+        self._agree()
+        new = [parameter for parameter in self._trained if before.pop(id(parameter), None) is None]
+        for parameter in before.values():  # which are frozen now
+            parameter.grad = None
+        moves = self._deltas if _differ(self._deltas, deltas) else []
+        if new or moves:
+            Buckets(new, moves, self._collective, launches=False).finish(scale)
+
+    def drop_buckets(self) -> None:
+        """The parameters have no hooks of sums any more, and the memory of sums is free."""
+        if self._buckets is not None:
+            self._buckets.close()
+        self._buckets = None
+
+
+def _differ(present: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> bool:
+    return [*map(id, present)] != [*map(id, before)]
+
+
+def _order(parameter: torch.Tensor) -> list[int]:
+    """In which its elements lie, and those of its gradient."""
+    return [stride for size, stride in zip(parameter.shape, strides_of(parameter), strict=True) if size > 1]

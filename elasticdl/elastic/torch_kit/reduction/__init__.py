@@ -1,1 +1,0 @@
-"""Gradients, buffers and votes of a step, summed over the workers."""

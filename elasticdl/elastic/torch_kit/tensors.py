@@ -1,0 +1,321 @@
+"""PyTorch's tensors for a job: as views into flat memory, on a GPU, as the engines take them, and who trains with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from types import ModuleType
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+import torch
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.collectives.opening import open_collective
+from elasticdl.elastic.collectives.port import Bytes, Collective
+from elasticdl.elastic.core.plan import BatchPolicy
+from elasticdl.elastic.link.session import Session
+from elasticdl.elastic.link.store import Endpoint
+from elasticdl.elastic.torch_kit.refusals import look_before_steps
+from elasticdl.elastic.training.job import JobContext
+from elasticdl.elastic.training.pieces import Array, as_array
+from elasticdl.elastic.training.runtime import SEED, ScriptRuntime
+
+TensorT = TypeVar("TensorT", bound=torch.Tensor)
+Kind = tuple[torch.dtype, torch.device]
+# Tensors as views into flat memory, and as arrays of the host.
+
+# Views start at multiples of this many elements, so that vectorised kernels meet aligned memory.
+ALIGNMENT = 16
+_WIDER = {torch.bfloat16: torch.float32, torch.complex32: torch.complex64}  # what NumPy does not know, without loss
+
+
+def by_kind(tensors: Iterable[TensorT]) -> dict[Kind, list[TensorT]]:
+    kinds: dict[Kind, list[TensorT]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    return kinds
+
+
+def aligned(tensor: torch.Tensor) -> int:
+    """Elements that it takes in flat memory."""
+    return -(-tensor.numel() // ALIGNMENT) * ALIGNMENT
+
+
+def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Those of a copy that keeps its memory format: its own if it fills its memory, in whatever order, else a contiguous one's."""
+    own = tensor.stride()
+    if torch.empty_like(tensor, device="meta").stride() == own:
+        return own
+    return torch.empty(tensor.shape, device="meta").stride()
+
+
+def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
+    """Its elements as flat memory, which has them by `strides_of`; a copy only if it has gaps."""
+    if tensor.stride() != strides_of(tensor):
+        tensor = tensor.contiguous()
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def flat_views(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Zeroed flat memory for tensors of one kind, and for each of them a view of its shape."""
+    sizes = [aligned(tensor) for tensor in tensors]
+    flat = torch.zeros(sum(sizes), dtype=tensors[0].dtype, device=tensors[0].device)
+    starts = accumulate(sizes, initial=0)
+    return flat, [
+        flat[start : start + tensor.numel()].view(tensor.shape) for tensor, start in zip(tensors, starts, strict=False)
+    ]
+
+
+def host_array(value: Any) -> Array:
+    """A tensor's numbers on the host, of a type that NumPy knows; what is no tensor as `as_array` has it."""
+    if not isinstance(value, torch.Tensor):
+        return as_array(value)
+    tensor = value.detach()
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.dtype in _WIDER:
+        tensor = tensor.to(_WIDER[tensor.dtype])
+    elif tensor.is_floating_point() and tensor.itemsize < 2:  # eight bits in one of several ways
+        tensor = tensor.float()
+    array: Array = tensor.cpu().numpy()
+    return array
+
+
+# All that is done with a GPU beside the model's own arithmetic. Nothing else in PyTorch's kit uses `torch.cuda`.
+#
+# The host never waits for the device but at an event. What leaves the device goes through pinned memory, on a stream of its
+# own, so that the stream on which the model computes goes on.
+
+GPU = "cuda"
+
+
+# -- which device --
+
+
+def choose_device() -> torch.device:
+    """The GPU that the launcher made visible, or the CPU."""
+    return torch.device(GPU, 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def count_gpus() -> int:
+    """Those that this process sees."""
+    return torch.cuda.device_count()
+
+
+# -- random numbers, waiting --
+
+
+def seed_generators(seed: int) -> None:
+    """Those of the devices in use."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
+
+
+def generator_states() -> list[torch.Tensor]:
+    """Of the devices in use."""
+    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+
+
+def restore_generators(states: Sequence[torch.Tensor]) -> None:
+    """As `generator_states` has given them, perhaps on another worker, which may see fewer devices."""
+    for device, state in enumerate(states[: count_gpus()]):
+        torch.cuda.set_rng_state(state, device)
+
+
+def wait_for(device: torch.device) -> None:
+    """Until all that the device was told to do is done."""
+    if device.type == GPU:
+        torch.cuda.synchronize(device)
+
+
+class PassTimer:
+    """How long the passes of a step take by the device's clock. On a CPU, which has none of its own: 0."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._begin = self._end = None  # events
+
+    def begin(self) -> None:
+        self._begin, self._end = self._mark(), None
+
+    def end(self) -> None:
+        """All passes were handed to the device."""
+        self._end = self._mark()
+
+    @property
+    def seconds(self) -> float:
+        """0 if the device is not through yet: it is not waited for."""
+        if self._begin is None or self._end is None or not self._end.query():
+            return 0.0
+        return float(self._begin.elapsed_time(self._end)) / 1e3
+
+    def _mark(self) -> Any:
+        if self._device.type != GPU:
+            return None
+        return torch.cuda.current_stream(self._device).record_event(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+
+
+# -- from the device to the host --
+
+
+def new_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+class HostCopy:
+    """A tensor's contents on their way to the host: on a GPU through pinned memory and ``stream``, while the host goes on.
+
+    It keeps the tensor: its memory must not be used for another while it is read.
+    """
+
+    def __init__(self, tensor: torch.Tensor, stream: torch.cuda.Stream | None = None) -> None:
+        """``stream``: None for the present one, behind which the copy is made then."""
+        self._source, self._event = tensor, None
+        if tensor.device.type != GPU:
+            self.host = tensor.to("cpu", copy=True)
+            return
+        present = torch.cuda.current_stream(tensor.device)
+        self.host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        stream = stream or present
+        stream.wait_stream(present)
+        with torch.cuda.stream(stream):
+            self.host.copy_(tensor, non_blocking=True)
+            self._event = stream.record_event(_new_event())
+
+    def is_done(self) -> bool:
+        return self._event is None or self._event.query()
+
+    def wait(self) -> torch.Tensor:
+        """What the tensor held when the copy was begun."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self.host
+
+
+def _new_event() -> torch.cuda.Event:
+    return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # else who waits for it spins
+
+
+# PyTorch's tensors, on any device, for the engines of `elasticdl.elastic.collectives`.
+
+_Description = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, bool]  # shape, strides, type, whether on the device
+
+
+class TorchTensors:
+    title, horovod, kind = "PyTorch", "horovod.torch", torch.Tensor
+    lends_gpu_memory = True
+
+    def __init__(self) -> None:
+        self._device = choose_device()
+        self._stream: torch.cuda.Stream | None = None  # for what is copied to the host
+
+    @property
+    def has_gpu(self) -> bool:
+        return self._device.type != "cpu"
+
+    def operations(self, module: ModuleType, *, on_gpu: bool) -> Any:
+        return module
+
+    def lend(self, tensor: Any, *, natively: bool) -> torch.Tensor:
+        lent = torch.from_numpy(tensor) if isinstance(tensor, np.ndarray) else _real(tensor).contiguous()
+        # Which Horovod does not know in PyTorch.
+        return lent.float() if natively and lent.dtype == torch.bfloat16 else lent
+
+    def copy_to_host(self, lent: torch.Tensor) -> HostCopy | None:
+        if lent.device.type == "cpu":
+            return None
+        self._stream = self._stream or new_stream(lent.device)
+        return HostCopy(lent, self._stream)
+
+    def summed(self, tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        target = _real(tensor)
+        if result.data_ptr() != target.data_ptr():  # the engine has worked on a copy
+            target.copy_(result, non_blocking=True)
+        return tensor
+
+    def arrived(self, tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        made = result.to(tensor.device, _real(tensor).dtype)
+        return torch.view_as_complex(made) if tensor.is_complex() else made
+
+    def size(self, tensor: torch.Tensor) -> int:
+        return tensor.numel() * tensor.element_size()
+
+    def describe(self, tensor: torch.Tensor, *, on_host: bool) -> _Description:
+        return tuple(tensor.shape), strides_of(tensor), tensor.dtype, not on_host and tensor.device.type != "cpu"
+
+    def to_bytes(self, tensor: torch.Tensor) -> torch.Tensor:
+        return in_memory_order(tensor.detach()).view(torch.uint8)
+
+    def read(self, content: torch.Tensor, cut: slice) -> Bytes:
+        part = content[cut]
+        copy = self.copy_to_host(part)
+        read: Bytes = (copy.wait() if copy else part).numpy()
+        return read
+
+    def from_bytes(self, content: Bytes, description: _Description) -> torch.Tensor:
+        shape, strides, dtype, on_device = description
+        # PyTorch does not take an empty array for one of another type.
+        flat = torch.from_numpy(content).view(dtype) if len(content) else torch.empty(0, dtype=dtype)
+        tensor = flat.as_strided(shape, strides)
+        return tensor.to(self._device) if on_device else tensor
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as pairs: neither Horovod nor NCCL knows them."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+# The seed of PyTorch's generators, from which a script's model is drawn.
+
+LEAST_DRAWN = 2**32  # of what torch itself draws at its start, of 64 bits; people give less, as NumPy takes no more
+
+
+def seed_torch(seed: int) -> None:
+    """Unless the script has done so."""
+    present = torch.initial_seed()
+    if present == SEED or present >= LEAST_DRAWN:
+        torch.manual_seed(seed)
+
+
+# One process's part in a job that trains with PyTorch.
+
+FORBIDDEN = "forbidden steps"
+
+
+class ElasticContext(JobContext):
+    """What a training script holds of its job. Make it with `connect`, and `close` it."""
+
+    divides_batches = True  # as there is no `fit`
+
+    def __init__(self, session: Session, collective: Collective, policy: BatchPolicy, seed: int) -> None:
+        super().__init__(session, collective, policy, seed)
+        self.device = choose_device()
+
+    def forbid_steps(self, why: str) -> None:
+        def refuse(*_: Any) -> NoReturn:
+            raise UserError(why)
+
+        look_before_steps(FORBIDDEN, refuse)
+
+    def allow_steps(self) -> None:
+        look_before_steps(FORBIDDEN, None)
+
+    @classmethod
+    def _open_collective(cls, endpoint: Endpoint | None, engine: str) -> Collective:
+        return open_collective(endpoint, engine, TorchTensors())
+
+
+own = ScriptRuntime(ElasticContext, seed_torch, count_gpus)  # the job that a script of one's own takes part in
+
+
+def sum_of_all(job: ElasticContext, mine: float) -> float:
+    """The sum over all workers, for `elastic.mean`.
+
+    Raises:
+        WorldBroken: a worker is lost.
+    """
+    total = torch.tensor([mine], dtype=torch.float64)
+    with job.waiting():
+        job.collective.sum_asked(total, "elastic.mean()")
+    return float(total)

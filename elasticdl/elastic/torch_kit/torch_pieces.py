@@ -1,0 +1,491 @@
+"""The pieces of a training state of PyTorch's."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.parameter import is_lazy
+
+from elasticdl.common.errors import UserError
+from elasticdl.common.reason import one_line
+from elasticdl.elastic.collectives.transfer import broadcast_state
+from elasticdl.elastic.core.plan import plain_text
+from elasticdl.elastic.core.protocol import SaveScope
+from elasticdl.elastic.torch_kit.buffers import NamedBuffers, is_alike, modules_of
+from elasticdl.elastic.torch_kit.model_attributes import Attributes
+from elasticdl.elastic.torch_kit.reducer import GradientReducer
+from elasticdl.elastic.torch_kit.refusals import each_of, is_other_kind
+from elasticdl.elastic.torch_kit.tensors import ElasticContext, HostCopy, host_array
+from elasticdl.elastic.training.kept_state import difference
+from elasticdl.elastic.training.pieces import (
+    COLUMNS,
+    UNCHANGING,
+    WEIGHTS,
+    WORD,
+    Local,
+    Marks,
+    Piece,
+    Settings,
+    Tensors,
+    Trained,
+    Value,
+    mark,
+)
+
+# A number that stands for a tensor's bits: `elasticdl.elastic.training.pieces.mark`, computed where the tensor is.
+
+_UNSIGNED = (1 << 64) - 1
+
+
+def marks_of(tensors: Sequence[Any]) -> Marks:
+    """From a device comes one small copy, for which the host waits only when it asks for the marks."""
+    on_devices: dict[torch.device, list[int]] = {}
+    made: list[int] = [0] * len(tensors)
+    for number, each in enumerate(tensors):
+        if is_lazy(each):
+            continue
+        if isinstance(each, torch.Tensor) and each.device.type != "cpu":
+            on_devices.setdefault(each.device, []).append(number)
+        else:
+            made[number] = mark(_on_host(each) if isinstance(each, torch.Tensor) else np.asarray(each))
+    copies = {device: HostCopy(device_marks([tensors[i] for i in found])) for device, found in on_devices.items()}
+
+    def wait() -> list[int]:
+        for device, numbers in on_devices.items():
+            for number, each in zip(numbers, copies[device].wait().tolist(), strict=True):
+                made[number] = each & _UNSIGNED
+        return made
+
+    return wait
+
+
+@torch.no_grad()
+def device_marks(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Of tensors of one device, there."""
+    weights = torch.from_numpy(WEIGHTS).to(tensors[0].device)
+    return torch.stack([_device_mark(_bits(each), weights) for each in tensors])
+
+
+def _device_mark(raw: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    whole = len(raw) // WORD * WORD
+    if raw.storage_offset() % WORD:  # a view of words must begin with one
+        raw = raw.clone()
+    words = raw[:whole].view(torch.int64)
+    square = len(words) // COLUMNS * COLUMNS
+    total = torch.tensor(len(raw), device=raw.device)
+    if square:
+        total = total + (words[:square].view(-1, COLUMNS).sum(0) * weights).sum()
+    rest, tail = words[square:], raw[whole:].long()
+    return total + (rest * weights[: len(rest)]).sum() + (tail * weights[COLUMNS - len(tail) :]).sum()
+
+
+def _on_host(tensor: torch.Tensor) -> Any:
+    """Its bits, without a copy where that can be."""
+    if tensor.layout is torch.strided and tensor.dtype in (torch.float32, torch.float64, torch.int64):
+        return tensor.detach().numpy()
+    return _bits(tensor).numpy()
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Bytes, in the order of its elements."""
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.is_quantized:
+        tensor = tensor.int_repr()
+    tensor = tensor.resolve_conj().resolve_neg().contiguous()
+    return tensor.view(-1).view(torch.uint8)
+
+
+# Settings of an optimizer that say how it computes, which workers on other devices may do otherwise; and no settings.
+OF_EACH_WORKER = frozenset(("params", "foreach", "fused", "capturable"))
+MAKE_THE_MODEL = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+COPIED_WHEN_LOADED = ("model", "optimizer", "outside")  # pieces that need not arrive on the device
+PREPARED = "prepared_"  # begins the names of what `elastic.prepare` was given beside model, optimizer and loader
+
+
+Modules = Callable[[], Sequence[torch.nn.Module]]  # the model, and others that were given along
+
+
+def tensors_of(job: ElasticContext) -> Tensors:
+    return Tensors(
+        marks_of,
+        host_array,
+        lambda dumped, **to_all: broadcast_state(dumped, job.collective, on_host=COPIED_WHEN_LOADED, **to_all),
+        torch.save,
+        partial(torch.load, map_location="cpu", weights_only=False),
+    )
+
+
+def copy_tensor(value: Any, before: Any) -> torch.Tensor | None:
+    """See `elasticdl.elastic.training.pieces.CopyTensor`."""
+    if not _is_whole(value):
+        return None
+    alike = _is_whole(before) and (before.shape, before.dtype) == (value.shape, value.dtype)
+    made: torch.Tensor = before if alike and before.device == value.device else torch.empty_like(value)
+    with torch.no_grad():
+        return made.copy_(value)
+
+
+def _is_whole(value: Any) -> bool:
+    """A plain tensor that shares its memory with no other."""
+    return (
+        type(value) is torch.Tensor
+        and not value.requires_grad
+        and value.layout is torch.strided
+        and value.is_contiguous()
+        and value.untyped_storage().nbytes() == value.numel() * value.element_size()
+    )
+
+
+class Model(Trained):
+    """Parameters and persistent buffers."""
+
+    name = "model"
+    copy_tensor = staticmethod(copy_tensor)
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+
+    def dump(self) -> dict[str, Any]:
+        return self._model.state_dict()
+
+    def load(self, dumped: dict[str, Any]) -> None:
+        try:
+            self._model.load_state_dict(dumped)
+        except RuntimeError as error:
+            raise UserError(
+                f"the model here can't take that of the others: {one_line(error)}; what is put into a model while it trains, as by "
+                "pruning, does not reach a worker that comes later: make it with the model"
+            ) from error
+
+    def compared(self) -> Mapping[str, Any]:
+        return {self.name: self.dump()}
+
+    def misfit(self, dumped: Any) -> str:
+        return difference(dumped, self.dump())
+
+
+class Outside(Trained):
+    """What is in no ``state_dict`` of the model: parameters that only the optimizer has, and buffers that are not persistent."""
+
+    name = "outside"
+    copy_tensor = staticmethod(copy_tensor)
+
+    def __init__(self, modules: Modules, parameters: Callable[[], Iterable[torch.nn.Parameter]]) -> None:
+        """``parameters``: those of the optimizer."""
+        self._modules = modules
+        self._parameters = parameters
+
+    def dump(self) -> dict[str, Any]:
+        """Empty if there is nothing."""
+        modules = self._modules()
+        outside = [each.detach() for each in outside_parameters(modules, self._parameters())]
+        caches = {each.name_in(modules): each.tensor for each in NamedBuffers(modules).find() if each.is_cache}
+        return {**({"parameters": outside} if outside else {}), **({"buffers": caches} if caches else {})}
+
+    @torch.no_grad()
+    def load(self, dumped: dict[str, Any]) -> None:
+        """Raises:
+        UserError: the optimizer has other parameters.
+        """
+        modules = self._modules()
+        outside, theirs = outside_parameters(modules, self._parameters()), dumped.get("parameters", [])
+        own, others = ([tuple(each.shape) for each in some] for some in (outside, theirs))
+        if own != others:
+            raise UserError(
+                f"the optimizer has parameters that are not the model's, here of the shapes {own}, and of {others} where the state comes "
+                "from: make the same on every worker"
+            )
+        for parameter, value in zip(outside, theirs, strict=True):
+            parameter.copy_(value)
+        caches = dumped.get("buffers", {})
+        for named in NamedBuffers(modules).find() if caches else ():
+            value, now = caches.get(named.name_in(modules)) if named.is_cache else None, named.tensor
+            # Where the shapes differ each worker has its own.
+            if value is not None and now is not None and is_alike(now, value.to(now.device)):
+                now.copy_(value)
+
+    def missing(self) -> None:
+        self.load({})
+
+    def compared(self) -> dict[str, Any]:
+        """Buffers that are not persistent may be caches of each worker's own."""
+        outside = outside_parameters(self._modules(), self._parameters())
+        return {self.name: outside} if outside else {}
+
+
+def outside_parameters(
+    modules: Sequence[torch.nn.Module], parameters: Iterable[torch.nn.Parameter]
+) -> list[torch.nn.Parameter]:
+    """Those that the optimizer has and none of the modules."""
+    within = {id(each) for module in modules_of(modules) for each in module._parameters.values()}
+    return list({id(each): each for each in parameters if id(each) not in within}.values())
+
+
+class Slots(Trained):
+    """What an optimizer works out itself, as momentum. It is dumped with the optimizer's settings, as PyTorch does it."""
+
+    name = "optimizer"
+    copy_tensor = staticmethod(copy_tensor)
+
+    def __init__(self, optimizer: Any, job: ElasticContext) -> None:
+        self._optimizer = optimizer
+        self._job = job
+
+    def dump(self) -> dict[str, Any]:
+        dumped: dict[str, Any] = self._optimizer.state_dict()
+        return dumped
+
+    def load(self, dumped: dict[str, Any]) -> None:
+        if self._job.device.type != "cpu":
+            self._optimizer.state.clear()  # else the old slots and the new ones are on the device at once
+        self._optimizer.load_state_dict(dumped)
+
+    def compared(self) -> Mapping[str, Any]:
+        slots = [
+            {name: each for name, each in one.state_dict().items() if name != "param_groups"}
+            for one in each_of(self._optimizer)
+        ]
+        return {self.name: slots if len(slots) > 1 else slots[0]}
+
+    def misfit(self, dumped: Any) -> str:
+        return "its optimizer is of another kind" if is_other_kind(dumped, self.dump()) else ""
+
+
+class GroupSettings(Settings):
+    """Those of an optimizer's parameter groups. Rules apply to the first group's rate, and the others keep their ratio to it."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._own_rates: list[float] = []  # of the groups, before rules apply
+
+    def dump(self) -> list[dict[str, Any]]:
+        return [
+            {
+                key: value if type(value) in UNCHANGING else copy.deepcopy(value)
+                for key, value in group.items()
+                if key != "params"
+            }
+            for group in self._optimizer.param_groups
+        ]
+
+    def load(self, dumped: list[dict[str, Any]]) -> None:
+        for group, saved in zip(self._optimizer.param_groups, dumped, strict=False):  # one may have been added since
+            for key, value in saved.items():
+                if isinstance(value, torch.Tensor) and isinstance(group.get(key), torch.Tensor):
+                    group[key].copy_(value)  # a scheduler, or a compiled step, may hold on to it
+                else:
+                    group[key] = value
+
+    def told(self) -> Mapping[str, Any]:
+        groups = [
+            {
+                key: value if type(value) in UNCHANGING else _as_set(value)
+                for key, value in group.items()
+                if key not in OF_EACH_WORKER
+            }
+            for group in self._optimizer.param_groups
+        ]
+        return {"optimizer.param_groups": groups}
+
+    @property
+    def rate(self) -> float:
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def own_rate(self) -> float:
+        # Kept in each group as torch's schedulers do: it may come from a checkpoint.
+        groups = self._optimizer.param_groups
+        self._own_rates = [float(group.setdefault("initial_lr", float(group["lr"]))) for group in groups]
+        return self._own_rates[0]
+
+    def set_rate(self, rate: float) -> None:
+        groups = self._optimizer.param_groups
+        for group in groups[len(self._own_rates) :]:  # added since
+            self._own_rates.append(float(group.setdefault("initial_lr", float(group["lr"]))))
+        first = self._own_rates[0]
+        for group, own in zip(groups, self._own_rates, strict=True):
+            value = rate if own == first or not first else own * (rate / first)
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(value)
+            else:
+                group["lr"] = value
+
+
+class HeldAttributes(Piece):
+    """What modules and callbacks hold in attributes."""
+
+    name = "attributes"
+    in_checkpoints = False
+
+    def __init__(self, attributes: Attributes, job: ElasticContext) -> None:
+        self._attributes = attributes
+        self._job = job
+
+    def keep(self) -> None:
+        self._attributes.commit(may_be_torn=self._job.size > 1)
+
+    def undo(self) -> None:
+        self._attributes.restore()
+
+    def dump(self) -> dict[str, Any]:
+        return self._attributes.dump()
+
+    def load(self, dumped: dict[str, Any]) -> None:
+        self._attributes.load(dumped)
+
+
+class MovedByPasses(Local):
+    """Buffers, and parameters that follow others. They travel with the model. As they were before the step in hand, the reducer has them."""
+
+    name = "moved by passes"
+    kept_with = SaveScope.WITH_PARAMETERS
+
+    def __init__(self, reducer: GradientReducer, *, begins_steps: bool) -> None:
+        """``begins_steps``: nobody else tells the reducer of a step's beginning, so a step begins where the last one ends."""
+        self._reducer = reducer
+        self._begins_steps = begins_steps
+        self._is_in_hand = False  # a step
+
+    def begin_step(self) -> None:
+        """The reducer knows of it."""
+        self._is_in_hand = True
+
+    def keep(self) -> None:
+        if self._begins_steps:
+            self._reducer.open()
+        self._is_in_hand = self._begins_steps
+
+    def undo(self) -> None:
+        if self._is_in_hand:
+            self._reducer.reset_buffers()
+
+
+class TorchValue(Value):
+    """See `elasticdl.elastic.training.pieces.Value`."""
+
+    copy_tensor = staticmethod(copy_tensor)
+
+    @property
+    def makes_model(self) -> bool:
+        # A scheduler that is wrapped, as by accelerate, is of another class.
+        value = self.value
+        return isinstance(value, MAKE_THE_MODEL) or (hasattr(value, "optimizer") and hasattr(value, "state_dict"))
+
+    @property
+    def title(self) -> str:
+        if not self.makes_model:
+            return type(self.value).__name__ if self.name.startswith(PREPARED) else self.name
+        if isinstance(self.value, torch.nn.Module | torch.optim.Optimizer):
+            return self.name
+        return "scaler" if isinstance(self.value, torch.amp.GradScaler) else "scheduler"
+
+
+def _as_set(value: Any) -> Any:
+    """A setting as it can be written out; of one on a GPU nobody asks at each step."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist() if value.device.type == "cpu" else None
+    return value if type(value) is tuple else plain_text(value)
+
+
+# Which parameters the groups of an optimizer have: a worker that comes later makes those that were added since training began.
+
+Names = list[list[str]]  # of each group, those of its parameters; empty for one that no module has
+
+
+class Groups(Piece):
+    """Those of each optimizer. They are made before what else the optimizers hold is loaded."""
+
+    name = "groups"
+    in_checkpoints = False
+
+    def __init__(self, modules: Modules, optimizer: Any, *, may_be_undone: bool) -> None:
+        """``may_be_undone``: a step that is torn is begun again as a whole, and adds its groups again."""
+        self._modules = modules
+        self._optimizers = each_of(optimizer)
+        self._may_be_undone = may_be_undone
+
+    def keep(self) -> None:
+        self._kept = [len(each.param_groups) for each in self._optimizers]
+
+    def undo(self) -> None:
+        for each, number in zip(self._optimizers, self._kept, strict=True) if self._may_be_undone else ():
+            del each.param_groups[number:]
+
+    def dump(self) -> list[Names]:
+        names = {id(parameter): name for name, parameter in self._named()}
+        return [
+            [[names.get(id(parameter), "") for parameter in group["params"]] for group in each.param_groups]
+            for each in self._optimizers
+        ]
+
+    def load(self, dumped: list[Names]) -> None:
+        """Have the groups that another worker has, as far as they come after those that are here.
+
+        Raises:
+            UserError: they are others.
+        """
+        held = self.dump()
+        if held == dumped:
+            return
+        by_name = dict(self._named())
+        for mine, theirs, each in zip(held, dumped, self._optimizers, strict=True):
+            added = theirs[len(mine) :]
+            is_known = all(name in by_name for group in added for name in group)
+            if theirs[: len(mine)] != mine or not is_known:
+                pairs = zip(itertools.chain(*mine), itertools.chain(*theirs), strict=False)
+                unlike = next((pair for pair in pairs if pair[0] != pair[1]), None)
+                here, there = unlike or (f"groups of {_sizes(mine)} parameters", f"of {_sizes(theirs)}")
+                raise UserError(
+                    f"the optimizer {type(each).__name__} has {here} here, and {there} where the state comes from: a worker that comes later "
+                    "can add groups of the model's parameters at the end; make all others when the optimizer is made"
+                )
+            for group in added:
+                each.add_param_group({"params": [by_name[name] for name in group]})
+
+    def _named(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        for number, root in enumerate(self._modules()):
+            for name, parameter in root.named_parameters():
+                yield f"{number}:{name}", parameter
+
+
+@contextlib.contextmanager
+def groups_are_there(optimizer: Any) -> Iterator[None]:
+    """Within, who adds a group is on the way to where the job stands, and what was added there has been added here."""
+    every = each_of(optimizer)
+    for each in every:
+        vars(each)["add_param_group"] = unless_known(each, each.add_param_group, lambda: True)
+    try:
+        yield
+    finally:
+        for each in every:
+            del vars(each)["add_param_group"]
+
+
+def unless_known(
+    optimizer: torch.optim.Optimizer, add: Callable[[dict[str, Any]], None], is_catching_up: Callable[[], bool]
+) -> Callable[[dict[str, Any]], None]:
+    """``add``, which does nothing for parameters that the optimizer has, where ``is_catching_up`` holds."""
+
+    def add_param_group(param_group: dict[str, Any]) -> None:
+        if is_catching_up():
+            given = param_group["params"]
+            known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            parameters = [given] if isinstance(given, torch.Tensor) else list(given)
+            param_group = {**param_group, "params": [each for each in parameters if id(each) not in known]}
+            if not param_group["params"]:
+                return
+        add(param_group)
+
+    return add_param_group
+
+
+def _sizes(groups: Names) -> str:
+    return " + ".join(str(len(group)) for group in groups) or "no"
