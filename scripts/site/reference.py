@@ -18,7 +18,7 @@ from elasticdl.cli.__main__ import __doc__ as about_the_command_line
 from elasticdl.cli.commands.start import run, train
 from elasticdl.cli.parsing import Commands, Option
 from elasticdl.common import errors as common_errors
-from elasticdl.elastic.core import protocol as interruptions
+from elasticdl.elastic.core import protocol
 from elasticdl.elastic.core import worker as worker_side
 from elasticdl.job import journal
 from elasticdl.job.spec import JobSpec, KubernetesOptions, SlurmOptions
@@ -212,7 +212,7 @@ def errors() -> Iterator[str]:
     yield "## What changes the course of a training loop"
     yield ""
     yield "They pass through the function under `@elastic.run`, which must not keep them."
-    yield from _tree(interruptions)
+    yield from _tree(protocol)
     yield "## Why a worker has left"
     yield ""
     yield "The field `cause` of [`worker_left`](events.md#worker_left)."
@@ -220,7 +220,8 @@ def errors() -> Iterator[str]:
 
 
 def _tree(module: ModuleType) -> list[str]:
-    every = [each for each in vars(module).values() if inspect.isclass(each) and each.__module__ == module.__name__]
+    defined = [each for each in vars(module).values() if inspect.isclass(each) and each.__module__ == module.__name__]
+    every = [each for each in defined if issubclass(each, Exception)]
     rows = [(_code(each.__name__), _code(each.__bases__[0].__name__), inspect.getdoc(each)) for each in every]
     return table(["error", "is a", "meaning"], rows)
 

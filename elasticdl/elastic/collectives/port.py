@@ -1,7 +1,7 @@
 """The port between elastic training and a library that moves tensors: `Collective`.
 
 An engine is a subclass: `elasticdl.elastic.collectives.horovod`, `elasticdl.elastic.collectives.torch_distributed`. Whose
-tensors it moves is said by the adapter that it is given (`elasticdl.elastic.collectives.port`), so each engine
+tensors it moves is said by the adapter that it is given (`TensorAdapter`), so each engine
 works with each framework.
 """
 

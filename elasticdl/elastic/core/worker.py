@@ -1,4 +1,4 @@
-"""The worker's part of the protocol: the actions that the table of `elasticdl.elastic.core.worker` names.
+"""The worker's part of the protocol: the table of its states, and the actions that the table names.
 
 An event comes in by `WorkerCore.step`, under a lock. It becomes a trigger; the table gives the next state and the action.
 What may happen at any time, such as a message of the master, is in `_note`: it changes what the worker knows.
@@ -29,7 +29,7 @@ from elasticdl.job import messages as m
 
 # What becomes of a worker, seen from inside: its states, what moves it from one to the next, and what it does then.
 #
-# Read the table from top to bottom to learn what happens when. `elasticdl.elastic.core.worker` has the actions.
+# Read the table from top to bottom to learn what happens when. `WorkerCore` has the actions.
 
 
 class WorkerState(StrEnum):

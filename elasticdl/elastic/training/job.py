@@ -599,7 +599,7 @@ class JobContext(Steps):
 
 @dataclass(frozen=True, slots=True)
 class _Trainee:
-    """What a job and its training state do on the way from world to world (`elasticdl.elastic.training.job.Member`)."""
+    """What a job and its training state do on the way from world to world (`Member`)."""
 
     job: JobContext
     state: Carried
