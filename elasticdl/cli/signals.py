@@ -12,6 +12,8 @@ from contextlib import contextmanager
 CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # One wish that comes twice: the kernel and the shell both send SIGHUP when a terminal closes; `timeout` signals a process and its group.
 ECHO_SECONDS = 1.0
+# Faster than a person presses Ctrl-C twice: below `timeout` a terminal's SIGINT comes from both.
+FINGER_SECONDS = 0.05
 
 
 class Interrupted(BaseException):
@@ -32,7 +34,7 @@ def interrupt(number: int) -> None:
 
 
 class SignalLog:
-    """A handler that only records signals; the loops that wait take them. Only Ctrl-C can be meant twice within `ECHO_SECONDS`."""
+    """A handler that only records signals; the loops that wait take them. Only Ctrl-C can be meant twice within `ECHO_SECONDS`, as fast as a person can."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -42,7 +44,7 @@ class SignalLog:
 
     def add(self, number: int) -> None:
         before, self._last = self._last, self._clock()
-        if number == signal.SIGINT or self._last - before >= ECHO_SECONDS:
+        if self._last - before >= (FINGER_SECONDS if number == signal.SIGINT else ECHO_SECONDS):
             self.first = self.first or number
             self._pending.append(number)
 

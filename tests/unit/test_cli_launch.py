@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from elasticdl.cli.folder_job import FolderJob
-from elasticdl.cli.signals import ECHO_SECONDS, SignalLog
+from elasticdl.cli.signals import ECHO_SECONDS, FINGER_SECONDS, SignalLog
 from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir, jobs_root
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.shell import serve
@@ -295,8 +295,10 @@ def test_the_second_and_third_ctrl_c_kill_a_master_that_does_not_stop(command):
     read_until(process, "started")
     process.send_signal(signal.SIGINT)
     read_until(process, "stopping after")
+    time.sleep(2 * FINGER_SECONDS)
     process.send_signal(signal.SIGINT)
     read_until(process, "stopping at once; press Ctrl-C again to kill all workers")
+    time.sleep(2 * FINGER_SECONDS)
     process.send_signal(signal.SIGINT)
     read_until(process, "killing all workers")
     code, _, err = end_of(process)
@@ -350,16 +352,24 @@ INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
     [
         ([HUP, HUP], 1),  # the kernel's and the shell's, as a terminal closes
         ([TERM, TERM, HUP], 1),  # a service manager's
-        ([INT, INT], 2),  # a person's
-        ([TERM, INT], 2),
+        ([INT, INT], 1),  # a terminal's, by `timeout` as well
     ],
 )
-def test_what_comes_twice_at_once_is_one_wish_but_for_ctrl_c(signals, wishes):
+def test_what_comes_twice_at_once_is_one_wish(signals, wishes):
     log = SignalLog(clock=lambda: 7.0)
     for number in signals:
         log.add(number)
     assert [log.take() for _ in range(4)].count(True) == wishes
     assert log.first == signals[0]
+
+
+@pytest.mark.parametrize("signals", [[INT, INT], [TERM, INT]])
+def test_ctrl_c_as_fast_as_a_person_can_is_another_wish(signals):
+    now = iter((7.0, 7.1))
+    log = SignalLog(clock=lambda: next(now))
+    for number in signals:
+        log.add(number)
+    assert [log.take() for _ in range(3)] == [True, True, False]
 
 
 def test_what_comes_again_later_is_another_wish():
