@@ -73,12 +73,10 @@ MODULES = {
                 Name("device"),
             ],
             [
-                _given("StepBatch", f"{KIT}.data.loaders.StepBatch", "backward", "weigh", "micro_batch_size", "share"),
-                _given("ElasticDataLoader", f"{KIT}.data.loaders.ElasticDataLoader", "epochs", "__len__"),
-                _given("ElasticSampler", f"{KIT}.data.loaders.ElasticSampler", "epochs", "steps", "__len__"),
-                _given(
-                    "TorchState, the object", f"{KIT}.pieces.torch_state.TorchState", *STATE, "reduce_gradients", "mean"
-                ),
+                _given("StepBatch", f"{KIT}.loaders.StepBatch", "backward", "weigh", "micro_batch_size", "share"),
+                _given("ElasticDataLoader", f"{KIT}.loaders.ElasticDataLoader", "epochs", "__len__"),
+                _given("ElasticSampler", f"{KIT}.loaders.ElasticSampler", "epochs", "steps", "__len__"),
+                _given("TorchState, the object", f"{KIT}.torch_state.TorchState", *STATE, "reduce_gradients", "mean"),
             ],
         ),
         Module("elasticdl.elastic.torch.optim", [Name("Optimizer", members=("micro_batches", "step"))]),
