@@ -39,12 +39,17 @@ class SignalLog:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._pending: collections.deque[int] = collections.deque()
-        self._last = -math.inf  # when the last signal came
+        self._last = -math.inf, 0  # when the last signal came, and its number
         self.first: int | None = None
 
     def add(self, number: int) -> None:
-        before, self._last = self._last, self._clock()
-        if self._last - before >= (FINGER_SECONDS if number == signal.SIGINT else ECHO_SECONDS):
+        (before, last), now = self._last, self._clock()
+        self._last = now, number
+        if number == signal.SIGINT:
+            is_echo = last == number and now - before < FINGER_SECONDS
+        else:
+            is_echo = now - before < ECHO_SECONDS
+        if not is_echo:
             self.first = self.first or number
             self._pending.append(number)
 
