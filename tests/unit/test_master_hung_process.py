@@ -48,7 +48,7 @@ def test_what_it_has_left_is_told_and_goes_into_its_log(tmp_path):
             found = look_at(3, pid, dump, into)
         assert (found.worker_id, found.text, found.state) == (3, DUMP, "")
     assert "train.py" in log.read_text()
-    assert look_at(0, 2**22 - 1, tmp_path / "none").text == "", "one that is gone is no reason to fail"
+    assert look_at(0, 2**22 - 1, tmp_path / "none", log).text == "", "one that is gone is no reason to fail"
 
 
 @pytest.mark.parametrize("prefix", [[], ["sh", "-c", '"$@" & wait', "sh"]])
@@ -58,7 +58,7 @@ def test_one_that_is_stopped_says_so_also_behind_a_shell(tmp_path, prefix):
         victim = psutil.Process(pid).children()[0] if prefix else psutil.Process(pid)
         victim.suspend()
         wait_for(lambda: victim.status() == psutil.STATUS_STOPPED)
-        assert look_at(0, pid, tmp_path / "none").state == "does not run: it is stopped (state T)"
+        assert look_at(0, pid, tmp_path / "none", tmp_path / "log").state == "does not run: it is stopped (state T)"
 
 
 HAS_CHILDREN = """
@@ -78,11 +78,11 @@ def test_processes_that_a_worker_has_started_say_nothing_of_the_worker(tmp_path)
         held = {psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED}
         wait_for(lambda: held <= {each.status() for each in psutil.Process(process.pid).children()})
         wait_until_it_sleeps(process.pid)
-        found = look_at(0, process.pid, dump)
+        found = look_at(0, process.pid, dump, tmp_path / "log")
         assert (found.state, found.has_session) == (RUNS, True)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(DEADLINE)
     with sleeper() as pid:
-        found = look_at(0, pid, tmp_path / "none")
+        found = look_at(0, pid, tmp_path / "none", tmp_path / "log")
         assert (found.state, found.has_session) == (RUNS, False)
