@@ -269,7 +269,9 @@ class Stream(Enum):
 def tell(text: str) -> None:
     """A line for a person, on stderr; if nobody can read it any more, that is no matter."""
     with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        # At once, with its end: another thread writes what workers print, which may lead to the same place.
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
 
 
 class Outlet:
