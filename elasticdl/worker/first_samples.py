@@ -1,4 +1,7 @@
-"""Checks that model and loss take the first samples of the training data."""
+"""Checks that model and loss take the first samples of the training data.
+
+And the batches and rules of the rate that a specification asks for.
+"""
 
 from __future__ import annotations
 

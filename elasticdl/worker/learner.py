@@ -1,4 +1,7 @@
-"""What the trainer needs of a framework: a `Learner` has model, data, state and checkpoints; its `Driver` has the callbacks."""
+"""What the trainer needs of a framework: a `Learner` has model, data, state and checkpoints; its `Driver` has the callbacks.
+
+And who writes the checkpoints.
+"""
 
 from __future__ import annotations
 

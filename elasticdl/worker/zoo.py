@@ -1,4 +1,7 @@
-"""Loading a model-zoo module and checking it against the contract (docs/model_zoo.md)."""
+"""Loading a model-zoo module and checking it against the contract (docs/model_zoo.md).
+
+And whose fault it was when the user's code raises.
+"""
 
 from __future__ import annotations
 

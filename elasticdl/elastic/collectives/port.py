@@ -3,6 +3,8 @@
 An engine is a subclass: `elasticdl.elastic.collectives.horovod`, `elasticdl.elastic.collectives.torch_distributed`. Whose
 tensors it moves is said by the adapter that it is given (`TensorAdapter`), so each engine
 works with each framework.
+
+And what an engine is given beside: the adapter of a framework's tensors, and how it waits.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ this is the mean over the batch, however it is divided. Nobody exceeds the large
 
 (The formula of the Run:ai library floors twice, so that it overruns M and loses samples: G=256, M=64 on three GPUs
 gives micro-batches of 85 and a batch of 255.)
+
+Beside the division: the order of an epoch's samples, and where in it training stands.
 """
 
 from __future__ import annotations

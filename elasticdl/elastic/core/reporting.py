@@ -1,4 +1,7 @@
-"""What a worker tells its master unasked: heartbeats, steps in bunches, pauses."""
+"""What a worker tells its master unasked: heartbeats, steps in bunches, pauses.
+
+Beside what is told: the clocks by which steps and their parts are measured.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What all members together say with the gradients of a step."""
+"""What all members together say with the gradients of a step.
+
+Beside the votes: how all learn from sums alone that they hold the same number, and the words for what differs.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Each patch asks first whether this process takes part in the job as a script of Horovod's; if it does not, since it uses
 `elasticdl.elastic` or is a child of a worker, Horovod's own function is called.
+
+And what Horovod itself does not do right.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 ``hvd.init()`` enters the next world and ``hvd.shutdown()`` leaves the present one; commits are the steps that the master
 hears of, by which the most advanced survivor becomes rank 0, from whom Horovod's ``sync`` takes the state.
+
+And whether the script stands still.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Every worker runs the callbacks, with the same logs; those that write something for the whole job run on rank 0 only. What a
 callback keeps (the best value so far, epochs without improvement; see `callback_state`) belongs to the job: a newcomer
 receives that of rank 0, and a checkpoint holds it. So a hook need not be repeated where a newcomer joins or a training is resumed.
+
+And the rate by Keras's schedules, and what callbacks keep, in themselves and outside.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What ``fit`` is given as data, as samples that can be taken by index: the order of samples is the job's business."""
+"""What ``fit`` is given as data, as samples that can be taken by index: the order of samples is the job's business.
+
+And what is refused of its arguments, and what data sets keep in attributes.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Nothing of model or optimizer changes before the reduction of the whole step has succeeded, batch norm's statistics
 included: a commit copies nothing but progress and the user's own values, and a torn step has nothing to undo.
+
+And the variables that it is made of.
 """
 
 from __future__ import annotations

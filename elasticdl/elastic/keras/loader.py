@@ -1,4 +1,7 @@
-"""The elastic data loader: from the plan's indices to micro-batches of tensors, loaded ahead by a thread."""
+"""The elastic data loader: from the plan's indices to micro-batches of tensors, loaded ahead by a thread.
+
+And the context of a job that trains with Keras.
+"""
 
 from __future__ import annotations
 

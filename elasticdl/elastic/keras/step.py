@@ -4,6 +4,8 @@
 contributions of all workers have been summed. Between the two stands the collective, outside any graph. So each function
 is traced once, however often the world changes, and a step that is torn leaves the model as it was. A worker that has the
 whole global batch in one micro-batch has nobody to wait for: `whole` is both in one call.
+
+And the forward pass, and how gradients lie in the vectors that are summed.
 """
 
 from __future__ import annotations

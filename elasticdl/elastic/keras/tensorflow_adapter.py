@@ -2,6 +2,8 @@
 
 Collectives run eagerly, beside the traced functions and not inside them: a graph that holds no collective knows nothing of
 the world, and need not be traced again when it changes. A blocked one waits without Python's lock and without spinning.
+
+And what a job asks of Keras's backend: that it is TensorFlow, its seed, its devices.
 """
 
 from __future__ import annotations

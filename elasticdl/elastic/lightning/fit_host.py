@@ -1,4 +1,7 @@
-"""What ``Trainer.fit`` adds to a participant: how a training step is run, where the loops stand, who writes."""
+"""What ``Trainer.fit`` adds to a participant: how a training step is run, where the loops stand, who writes.
+
+With it the training state, when training stops, what all workers answer alike, and what is refused of a trainer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The strategy that trains with workers that come and go, made for either of Lightning's packages."""
+"""The strategy that trains with workers that come and go, made for either of Lightning's packages.
+
+And the loader that ``fit`` is given in its place.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Where a trainer stands, beside weights and optimizer: its loops, callbacks, metrics and random streams.
 
 It travels to workers that come later, which go on from there as from a checkpoint.
+
+And who writes files, and what is told of that.
 """
 
 from __future__ import annotations

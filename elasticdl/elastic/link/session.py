@@ -3,6 +3,8 @@
 What may change the membership is posted as an event, from any thread. What the core tells the session to do is done here;
 what it tells the training thread waits in one queue until that thread takes it. Training goes on without a master, since
 only a change of the world needs one.
+
+And the process's connection to its master, whose session it is.
 """
 
 from __future__ import annotations

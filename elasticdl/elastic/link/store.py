@@ -7,6 +7,8 @@ stale key of an earlier one can't be seen.
 
 The client can't authenticate itself, but it is Horovod in this very process. So the server refuses connections whose other
 end is not a socket of the process: those of other users of the machine, and of any other program.
+
+And how connections between workers are broken, so that whoever waits at one goes on.
 """
 
 from __future__ import annotations

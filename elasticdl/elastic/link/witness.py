@@ -3,6 +3,8 @@
 `Witness` looks at the training thread from another one. If no thread of Python's can run, since one holds the interpreter's
 lock or the process starves, nobody can be asked: so `DumpTimer` has a timer of `faulthandler`, whose thread is C's and needs
 no lock, write all stacks once nobody puts it off any more.
+
+And the stacks of this process's threads.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 The script is given a stand-in for each batch that the job has trained on. Most of the way it goes before this worker asks for a world, so that
 nobody waits for it.
+
+With it how the epoch of a script's own checkpoint is found, and what is answered from memory.
 """
 
 from __future__ import annotations

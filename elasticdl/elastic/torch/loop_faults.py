@@ -1,4 +1,7 @@
-"""What a plain loop does that can't be right, each in one line."""
+"""What a plain loop does that can't be right, each in one line.
+
+With it what a loop changes in place.
+"""
 
 from __future__ import annotations
 

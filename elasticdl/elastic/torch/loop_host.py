@@ -7,6 +7,8 @@ The script is given its loader's batches, of each of which this worker has a par
 A worker that comes later runs the same script from its top. It is given a stand-in for each batch that the job has trained
 on already, and what it makes of those has no effect; so its loops count as those of the others have counted. Most of the way
 it goes before it asks for a world, and nobody waits for it. Then its state is replaced by the job's.
+
+This is the host of a plain loop. With it the order of its samples, what can't be right on a newcomer, and the means that it asks for.
 """
 
 from __future__ import annotations

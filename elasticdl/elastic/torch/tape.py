@@ -3,6 +3,8 @@
 A plain loop can't be run again from the middle. But a worker that is killed leaves its part of a global batch undone, and
 the others have to do it in the step that they are in. So what is called between a batch and its backward pass is noted: the
 model as a whole, and each function of torch's outside it. That is a loss function, as a rule, and a handful of calls.
+
+With it who watches the script's calls, and in which mode a model was called.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ pass. Gradients that come otherwise are not, so they are refused.
 
 An optimizer may step more rarely than another. What it has accumulated is everybody's already, and is not summed again: it is laid aside
 while the next gradients are made, and travels to workers that come later.
+
+With them whether a loss is a mean, and what a script has hooked to its parameters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The global batches of a script's own loader, and the part of each that a worker loads."""
+"""The global batches of a script's own loader, and the part of each that a worker loads.
+
+With them what its order is drawn from, and the stand-ins for batches that the job has made.
+"""
 
 from __future__ import annotations
 

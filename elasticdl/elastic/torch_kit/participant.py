@@ -3,6 +3,8 @@
 The loop believes that it is alone and has the global batch. It is given its part of each batch; the gradients of all workers are
 summed before it looks at them. The world changes between two steps, or in the middle of a step that a lost worker has torn.
 The batches of a torn step are divided anew, and their gradients are made again, from the same parameters.
+
+With it what hosts have in common, and where the job stands in the script.
 """
 
 from __future__ import annotations

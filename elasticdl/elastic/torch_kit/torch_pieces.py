@@ -1,4 +1,7 @@
-"""The pieces of a training state of PyTorch's."""
+"""The pieces of a training state of PyTorch's.
+
+With them the groups of an optimizer, and the numbers by which models are known.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The training state of a PyTorch model."""
+"""The training state of a PyTorch model.
+
+With it the modules and schedulers that a script trains without having given them.
+"""
 
 from __future__ import annotations
 

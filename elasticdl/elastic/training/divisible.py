@@ -1,4 +1,7 @@
-"""Whether what is computed of a batch is the mean over its samples, so that parts of the batch can be computed apart."""
+"""Whether what is computed of a batch is the mean over its samples, so that parts of the batch can be computed apart.
+
+And how values within nested ones are reached.
+"""
 
 from __future__ import annotations
 

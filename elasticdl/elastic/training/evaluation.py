@@ -2,6 +2,8 @@
 
 Each member runs a contiguous share of the samples. Sums are put together by `sum_of_all`. Metrics that need all outputs at
 once are for an `Evaluator`: rank 0 gathers the outputs, in pieces, and computes the metrics; the others receive these alone.
+
+And the questions of a loop that all members answer alike.
 """
 
 from __future__ import annotations

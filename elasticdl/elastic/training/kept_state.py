@@ -2,6 +2,8 @@
 
 It is kept where all workers see it: in ``--checkpoint_dir``, or in the job's own folder, whose kept state the next job of that
 name is given; pods have no such folder. It goes when a training that went on from it is complete.
+
+And all else that a worker leaves for others: its state when it is the last to hold one, its record of samples.
 """
 
 from __future__ import annotations

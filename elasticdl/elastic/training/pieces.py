@@ -1,4 +1,7 @@
-"""The pieces of a training state: what is kept, undone, dumped, loaded and compared. What is in no piece does not exist for the job."""
+"""The pieces of a training state: what is kept, undone, dumped, loaded and compared. What is in no piece does not exist for the job.
+
+And what pieces are compared and kept by: checksums, and copies.
+"""
 
 from __future__ import annotations
 

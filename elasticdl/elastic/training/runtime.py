@@ -1,6 +1,8 @@
 """The functions that a training script of one's own calls; each framework's package offers them under their names.
 
 A process takes part in one job, as Horovod knows one world per process; so they speak of that one.
+
+And what begins and ends a script's part: seeds, its children, how a failure is told.
 """
 
 from __future__ import annotations

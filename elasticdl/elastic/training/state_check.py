@@ -5,6 +5,8 @@ of the optimizer's settings; the step's vote tells whether all are equal. Only i
 parameters change: first by name, then how far those that differ are apart. Processors of different kinds round differently,
 so up to `ROUNDING` everybody takes rank 0's model; above it the job ends with a line that names the piece. Of what does not
 make the model, such as the user's values, a warning tells once.
+
+And whether all make a step of the same samples.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""``transformers.Trainer``, whose training goes on while workers come and go."""
+"""``transformers.Trainer``, whose training goes on while workers come and go.
+
+And what is refused of its arguments.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 The trainer believes that it is alone, with the global batch. It takes all batches of a step first, and makes a forward and
 a backward pass of each then. After the last of these the gradients are summed, before it looks at them.
+
+And its place in the data, its items in a batch, and what all workers decide alike.
 """
 
 from __future__ import annotations

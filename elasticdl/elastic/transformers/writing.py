@@ -1,4 +1,7 @@
-"""What the first worker alone does: it writes files and tells the job of evaluations and checkpoints. And which checkpoint a trainer resumes from."""
+"""What the first worker alone does: it writes files and tells the job of evaluations and checkpoints. And which checkpoint a trainer resumes from.
+
+And what its callbacks keep.
+"""
 
 from __future__ import annotations
 

@@ -47,9 +47,8 @@ class WorldChange:
     reported_reason: str  # what a survivor noticed; shown if no cause is known
     causes: dict[int, str] = field(default_factory=dict)  # by worker; NOBODY for what no single one caused
     had_too_few: bool = False
-    told: set[int] = field(
-        default_factory=set
-    )  # workers that have heard of it, and that their world is broken, if it is
+    # Workers that have heard of it, and that their world is broken, if it is.
+    told: set[int] = field(default_factory=set)
     is_untold: bool = True  # somebody may not have heard of it
 
     @property
