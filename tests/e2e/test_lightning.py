@@ -17,12 +17,15 @@ LOGS = {"classifier": "digits", "language_model": "words", "gan": "gan"}
 def read_log(folder):
     """Of each key the rows in which it was logged, by all workers that were rank 0: step, epoch, value."""
     earlier = sorted(folder.glob("metrics_*.csv"), key=lambda path: int(path.stem.partition("_")[2]))
+    try:
+        texts = [path.read_text() for path in (*earlier, *folder.glob("metrics.csv"))]
+    except FileNotFoundError:  # A new rank 0 has just renamed the file of the one before.
+        return read_log(folder)
     found = {}
-    for path in (*earlier, *folder.glob("metrics.csv")):
-        for row in csv.DictReader(path.open()):
-            for key, value in row.items():
-                if key not in ("step", "epoch") and value:
-                    found.setdefault(key, []).append((int(row["step"]), row["epoch"], float(value)))
+    for row in (row for text in texts for row in csv.DictReader(text.splitlines())):
+        for key, value in row.items():
+            if key not in ("step", "epoch") and value:
+                found.setdefault(key, []).append((int(row["step"]), row["epoch"], float(value)))
     return found
 
 
