@@ -22,7 +22,6 @@ from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.plan import Progress
 from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.keras import driver as callback_state
-from elasticdl.elastic.keras.coupling import couplings_of_step
 from elasticdl.elastic.keras.driver import KerasDriver, refuse_needless
 from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.loader import ElasticContext, ElasticDataLoader, fetch, load
@@ -32,7 +31,6 @@ from elasticdl.elastic.training import plain_data
 from elasticdl.elastic.training.attributes import is_open_file
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
-from elasticdl.elastic.training.divisible import MOST_PROBED, rows_of
 from elasticdl.elastic.training.evaluation import Array, Evaluation, Evaluator, Metrics, from_root, require_rows
 from elasticdl.elastic.training.kept_state import aside
 from elasticdl.job.spec import JobSpec
@@ -149,7 +147,6 @@ class KerasLearner(Learner):
         loss = _checked_loss(module)
         step = TrainStep(model, loss, optimizer)
         context.warm_up(step, inputs, labels)
-        context.tell_couplings(couplings_of_step(step, *rows_of((inputs, labels), slice(0, MOST_PROBED))))
         if data.evaluation is not None:
             metrics = name_metrics(make_metrics(module, nested=True))
             evaluator = KerasEvaluator(model, data.evaluation, loss, metrics, micro_batch, context)

@@ -9,10 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch.func import functional_call
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import default_collate
 
 from elasticdl.common.errors import UserError
@@ -23,9 +20,7 @@ from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, StepBatch, fe
 from elasticdl.elastic.torch_kit.model_attributes import holders_of_callbacks
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, TorchTensors, count_gpus, wait_for
 from elasticdl.elastic.torch_kit.torch_state import TorchState
-from elasticdl.elastic.training.attributes import is_scripts_own
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
-from elasticdl.elastic.training.divisible import MOST_PROBED, Passes, why_no_mean, why_not_averaged, why_not_counted
 from elasticdl.elastic.training.evaluation import Array, Evaluator, require_rows
 from elasticdl.elastic.training.kept_state import aside
 from elasticdl.elastic.training.runtime import kept_streams
@@ -85,9 +80,6 @@ class TorchLearner(Learner):
         data = open_datasets(module, spec)
         micro_batch = largest_micro_batch(spec, len(data.training))
         warm_up(self._model, self._loss, data.training, micro_batch, context.device)
-        if len(data.training) > 1 and context.worker_id == 0:
-            for why in couplings(self._model, self._loss, data.training, context.device, micro_batch):
-                context.warn(why)
         self.callbacks = make_callbacks(module)
         self.loader = ElasticDataLoader(context, data.training, shuffle=spec.shuffle, num_workers=spec.data_workers)
         self.state = TorchState(context, self._model, self._optimizer, self.loader, {"ledger": self.ledger})
@@ -190,61 +182,6 @@ def warm_up(model: torch.nn.Module, loss: Loss, dataset: Any, samples: int, devi
         value = _scalar(loss, labels, model(inputs))
         value.backward()  # type: ignore[no-untyped-call]
         wait_for(device)
-
-
-def couplings(
-    model: torch.nn.Module, loss: Loss, dataset: Any, device: torch.device, most: int = MOST_PROBED
-) -> list[str]:
-    """Why the loss of a batch is not that of its parts, or a buffer not what it would be, if so. ``most``: samples that fit."""
-    with untouched(model), torch.no_grad():
-        inputs, labels = to_device(_first(dataset, min(len(dataset), max(2, min(most, MOST_PROBED)))), device)
-        with evaluating(model):
-            why = why_no_mean(lambda wanted, given: float(_scalar(loss, wanted, given)), labels, model(inputs))
-        return [each for each in (why, *_couplings_of_buffers(model, inputs)) if each]
-
-
-def _couplings_of_buffers(model: torch.nn.Module, inputs: Any) -> Iterator[str]:
-    """Of the modules that are no package's, a line for each buffer that a pass sets to what can't be put together from parts."""
-    kinds: list[tuple[str, Any]] = [(path, type(module)) for path, module in model.named_modules()]
-    own = {path for path, kind in kinds if is_scripts_own(kind)}
-    begun, kept = dict(model.named_buffers()), model.state_dict().keys()
-    probed = [
-        name
-        for name, buffer in begun.items()
-        if name.rpartition(".")[0] in own and name in kept and not (buffer.is_complex() or buffer.dtype == torch.bool)
-    ]
-    leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.dim()]
-    size = min(map(len, leaves), default=0) // 2
-    if not probed or not size or not model.training:
-        return
-    first, second = list(range(size)), list(range(size, 2 * size))
-    batches = ((first, 0), (first, 1), (second, 0), (first + first, 0), (first + second, 0))
-    try:
-        after = [
-            _buffers_after(model, begun, tree_map(functools.partial(_picked, rows), inputs), seed)
-            for rows, seed in batches
-        ]
-    except Exception:  # noqa: BLE001 - batch norm takes no single sample; what raises in training as well is told there
-        return
-    for name in probed:
-        judge = why_not_averaged if begun[name].is_floating_point() else why_not_counted
-        yield judge(f"the buffer {name}", Passes(*(_host(each[name]) for each in (begun, *after))))
-
-
-def _buffers_after(model: torch.nn.Module, begun: Mapping[str, Any], inputs: Any, seed: int) -> dict[str, Any]:
-    """What a pass makes of the buffers; those of the model stay."""
-    torch.manual_seed(seed)
-    held = {name: buffer.clone() for name, buffer in begun.items()}
-    functional_call(model, held, (inputs,))
-    return held
-
-
-def _picked(rows: list[int], leaf: Any) -> Any:
-    return leaf[rows] if isinstance(leaf, torch.Tensor) and leaf.dim() else leaf
-
-
-def _host(buffer: torch.Tensor) -> Any:
-    return np.array(buffer.detach().cpu().to(torch.float64))
 
 
 def _try_out(model: torch.nn.Module, dataset: Any, module: ModelModule, spec: JobSpec) -> Attempt:

@@ -20,8 +20,8 @@ from elasticdl.elastic.core.plan import BatchPolicy, plain_text
 from elasticdl.elastic.core.protocol import SaveScope
 from elasticdl.elastic.torch_kit.torch_pieces import device_marks, marks_of
 from elasticdl.elastic.training.attributes import set_by
-from elasticdl.elastic.training.divisible import leaves as leaves_of
-from elasticdl.elastic.training.divisible import mapped
+from elasticdl.elastic.training.nested import leaves as leaves_of
+from elasticdl.elastic.training.nested import mapped
 from elasticdl.elastic.training.pieces import (
     COLUMNS,
     array_marks,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import Progress
 from elasticdl.elastic.core.protocol import World
-from elasticdl.elastic.keras.coupling import couplings, couplings_of_metrics, most_probed
 from elasticdl.elastic.keras.driver import KerasDriver, looks_at_steps
 from elasticdl.elastic.keras.fit_data import FitData, FitOptions, Samples
 from elasticdl.elastic.keras.fit_stages import Stages
@@ -32,12 +32,13 @@ from elasticdl.elastic.keras.step import (
 )
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
-from elasticdl.elastic.training.divisible import rows_of
 from elasticdl.elastic.training.epochs import EpochDriver, EpochLedger
 from elasticdl.elastic.training.evaluation import from_root, my_batches, sum_of_all
 from elasticdl.tensorflow import keras, tf
 
 Deltas = list[NDArray[np.float64]]
+
+ROUNDING = 1e-3  # of numbers in single precision that were summed in another order
 
 log = logging.getLogger(__name__)
 
@@ -102,18 +103,10 @@ class FitStep(TrainStep):
         model.compute_metrics(inputs, labels, outputs, weights)
         model.reset_metrics()
 
-        def loss_of(given: Any, wanted: Any, predicted: Any) -> Any:
-            labels, weights = _split(wanted, self._weighted)
-            return model.compute_loss(given, labels, predicted, weights)
-
-        self.couplings = [
-            *couplings(model, inputs, targets, loss_of),
-            *couplings_of_metrics(
-                [each for each in model.metrics if not any(each is mean for mean in means)],
-                lambda rows: model.compute_metrics(*rows),
-                (inputs, labels, outputs, weights),
-            ),
-        ]
+        require_sums(
+            [each for each in model.metrics if not any(each is mean for mean in means)],
+            lambda: model.compute_metrics(inputs, labels, outputs, weights),
+        )
         return means
 
     def _forward(self, scope: ForwardScope, inputs: Any, labels: Any) -> tuple[tf.Tensor, Share]:
@@ -157,6 +150,26 @@ class FitStep(TrainStep):
         return report
 
 
+def require_sums(metrics: Sequence[Any], update: Callable[[], object]) -> None:
+    """Raises UserError if a metric is no sum over batches: what steps and workers make of it can't be put together.
+
+    ``update`` has all metrics see the same batch.
+    """
+    single = [inner for metric in metrics for inner in (getattr(metric, "metrics", None) or [metric])]
+    variables = [(metric, each) for metric in single for each in metric.variables]
+    with keras.StatelessScope([(each, each.value) for _, each in variables]) as scope:
+        seen = []
+        for _ in range(3):
+            seen.append([np.asarray(scope.get_current_value(each), np.float64) for _, each in variables])
+            update()
+    for (metric, variable), begun, once, twice in zip(variables, *seen, strict=True):
+        if not np.allclose(twice - begun, 2 * (once - begun), rtol=ROUNDING, atol=0, equal_nan=True):
+            raise UserError(
+                f"the metric {metric.name} ({type(metric).__name__}) can't be put together from steps and workers: its variable "
+                f"{variable.name} is no sum over batches; keep sums in it, or compute it in a callback"
+            )
+
+
 def _split(targets: Any, weighted: bool) -> tuple[Any, Any]:
     return targets if weighted else (targets, None)
 
@@ -193,11 +206,9 @@ class Fit(EpochDriver[FitLedger]):
         training, validation, options = given.data.training, given.data.validation, given.options
         self.data = given.data
         self._stages, self._start, self._options = stages, stages.progress, options
-        rows = np.arange(most_probed(len(training), context.policy.most_at_once))
-        inputs, targets = load(training.dataset, rows)
+        inputs, targets = load(training.dataset, np.arange(min(2, len(training))))
         self._step = FitStep(model, inputs, targets, weighted=training.weighted)
-        context.warm_up(self._step, *rows_of((inputs, targets), slice(0, 2)))
-        context.tell_couplings(self._step.couplings)
+        context.warm_up(self._step, inputs, targets)
         loader = ElasticDataLoader(
             context,
             training.dataset,

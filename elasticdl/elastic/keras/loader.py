@@ -6,7 +6,7 @@ And the context of a job that trains with Keras.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from queue import SimpleQueue
 from threading import Semaphore, Thread
@@ -50,13 +50,6 @@ class ElasticContext(JobContext):
         batch = self.policy.batch_size(1)
         whole = self.least_workers == 1 and batch <= self.policy.most_at_once
         step.warm_up(inputs, labels, whole=whole, parts=self.under_master or not whole)
-
-    def tell_couplings(self, found: Sequence[str]) -> None:
-        """Into the journal, once: what depends on how batches are divided."""
-        divided = self.under_master or self.policy.max_micro_batch is not None
-        if divided and self.worker_id == 0:
-            for text in found:
-                self.warn(text)
 
 
 own = ScriptRuntime(ElasticContext, seed_keras, count_gpus)  # the job that a script of one's own takes part in

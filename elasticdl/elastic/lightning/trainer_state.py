@@ -21,7 +21,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.lightning.logged import Held, Logged
 from elasticdl.elastic.torch_kit.own_loader import Streams, restore_streams, stream_parts, streams
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
-from elasticdl.elastic.training.divisible import mapped
+from elasticdl.elastic.training.nested import mapped
 from elasticdl.elastic.training.pieces import Piece
 
 PACKAGES = ("lightning", "pytorch_lightning", "lightning_fabric", "elasticdl")

@@ -24,7 +24,7 @@ from elasticdl.elastic.torch.tape import SIMPLE
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader, StandIn, map_tensors
 from elasticdl.elastic.torch_kit.participant import ScriptPosition
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
-from elasticdl.elastic.training.divisible import leaves as leaves_of
+from elasticdl.elastic.training.nested import leaves as leaves_of
 from elasticdl.job.messages import newest_marks
 
 # Where in the job the first loop of a worker's script is: at its top, or where a checkpoint of the script's own was written.

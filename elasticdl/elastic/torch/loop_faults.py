@@ -22,7 +22,7 @@ import torch
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.training.attributes import is_scripts_own
-from elasticdl.elastic.training.divisible import leaves as leaves_of
+from elasticdl.elastic.training.nested import leaves as leaves_of
 
 # What a script changes in place while it works on a batch, kept as it was before: a step that is torn is made again from there.
 #

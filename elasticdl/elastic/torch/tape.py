@@ -36,7 +36,7 @@ from elasticdl.elastic.torch.loop_faults import (
     works_on_another_batch,
 )
 from elasticdl.elastic.torch_kit.buffers import modules_of
-from elasticdl.elastic.training.divisible import leaves as leaves_of
+from elasticdl.elastic.training.nested import leaves as leaves_of
 
 # Which tensors come of a batch: whether the script works on the one that it was given last.
 
