@@ -24,7 +24,7 @@ from torch.utils.data.distributed import DistributedSampler
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import MicroBatch, Progress
 from elasticdl.elastic.core.protocol import WorldBroken
-from elasticdl.elastic.lightning.logged import GivenBatch, Logged
+from elasticdl.elastic.lightning.logged import GivenBatch, Logged, Part
 from elasticdl.elastic.lightning.manual import Manual
 from elasticdl.elastic.lightning.trainer_state import (
     PACKAGES,
@@ -346,7 +346,6 @@ class FitHost(JoinedHost):
         self._stopping: Stopping | None = None  # from the beginning of the loops
         self._is_newcomer = False  # its loops begin where the job stands
         self._given: GivenBatch | None = None
-        self._logged = Logged(job, trainer)
         self.window = Window()
         self._epoch_begins = (b"", b"")  # with these streams, and what else its order is drawn from
         self._on_sigterm: Any = None
@@ -370,6 +369,7 @@ class FitHost(JoinedHost):
         if self._joined is not None:
             return
         trainer = self._trainer
+        self._logged = Logged(self.job, trainer)
         self.trainer_state = TrainerState(trainer, self._logged)
         schedulers = {f"scheduler_{i}": config.scheduler for i, config in enumerate(trainer.lr_scheduler_configs)}
         scaler = getattr(trainer.precision_plugin, "scaler", None)
@@ -434,7 +434,6 @@ class FitHost(JoinedHost):
         )  # Lightning clears gradients of which no step was made
 
     def stands_before(self, batch: GlobalBatch) -> None:
-        self._logged.merge_pending()
         # A step of one worker is not torn: its state is sent from here alone.
         self.trainer_state.note(at_batch=True, epoch=batch.epoch, number=batch.number, moves=self.job.size > 1)
 
@@ -446,7 +445,6 @@ class FitHost(JoinedHost):
     def opened(self, batch: GlobalBatch, part: MicroBatch, sample: Any) -> OpenBatch:
         self.decisions.participant = self.participant
         if not self.participant.open_batches:
-            self._logged.begin_step()
             self._weighed.begin()
         self._given = GivenBatch(batch, part, index=self._trainer.fit_loop.epoch_loop.batch_idx + 1)
         return self._given
@@ -587,6 +585,7 @@ class FitHost(JoinedHost):
         """The loops are done."""
         if self._stopping is not None:
             self._stopping.end()
+            self._logged.end()
         if self._manual is not None:
             self._manual.close()
         if not self.participant.is_catching_up:
@@ -618,7 +617,7 @@ class FitHost(JoinedHost):
         return bool((trainer.fit_loop.epoch_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0)
 
     def _collecting(self, given: GivenBatch, part: MicroBatch, weight: float) -> Any:
-        return self._logged.collecting(given.logged, weight=weight, loaded=len(part.indices), samples=part.samples)
+        return self._logged.collecting(given.logged, Part(weight, loaded=len(part.indices), samples=part.samples))
 
     def _backward(
         self,
