@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from elasticdl.common.credentials import Token, WorkerEnvironment
 from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.position import WorkerState
 from elasticdl.elastic.core.reporting import Activity
-from elasticdl.elastic.core.worker import WorkerCore, WorkerState
+from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.job import messages as m
 from elasticdl.master.core.events import ExitCause
 from tests.simulation.adapter import LINGER_SECONDS
@@ -200,9 +201,6 @@ class Process:
             self.saved = self.state.copy()
         else:
             self.saved.values = self.state.values
-
-    def keep_settings(self) -> None:
-        """There are none here."""
 
     def restore(self) -> None:
         self.state.buffers, self.state.values = self.saved.buffers, self.saved.values

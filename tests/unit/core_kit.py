@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import BatchPolicy, Progress, SampleOrder, StepPlan
-from elasticdl.elastic.core.position import Position
+from elasticdl.elastic.core.position import Position, WorkerState
 from elasticdl.elastic.core.protocol import Member, World
 from elasticdl.elastic.core.vote import Vote
-from elasticdl.elastic.core.worker import WorkerCore, WorkerState
+from elasticdl.elastic.core.worker import WorkerCore
 
 S = WorkerState
 ME, OTHER = 3, 5
@@ -105,9 +105,6 @@ class Worker:
 
     def restore(self):
         self.kept.append("back")
-
-    def keep_settings(self):
-        self.kept.append("settings")
 
     def do(self, *events):
         """Returns what follows from the last of them."""

@@ -6,17 +6,18 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.position import WorkerState
 from elasticdl.elastic.core.protocol import World
-from elasticdl.elastic.core.worker import WorkerCore, WorkerState
+from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.link.session import Session
-from elasticdl.elastic.training.job import Steps
+from elasticdl.elastic.training.job import JobContext
 from elasticdl.job import messages as m
 
 
 class JobStub(SimpleNamespace):
     """Of a job what a test has given it."""
 
-    waiting = Steps.waiting
+    waiting = JobContext.waiting
 
 
 def alone() -> Session:

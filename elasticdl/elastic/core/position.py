@@ -6,23 +6,26 @@ saved, weights can't go back, and so nothing does: all parts of a state are of o
 
 In a world of one no step can be torn. Nothing is saved there, and what was saved is out of date. All is saved when that
 world is left, and again when the next one is entered.
+
+And the part of a worker's core that is told of each step (`StepCore`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Protocol
 
 from elasticdl.elastic.core.plan import Progress, SampleOrder, StepPlan
-from elasticdl.elastic.core.protocol import SaveScope
+from elasticdl.elastic.core.protocol import ALONE, SaveScope, World
+from elasticdl.elastic.core.reporting import Activity, Reporting
 from elasticdl.elastic.core.vote import Vote
+from elasticdl.job import messages as m
 
 _ORDER_WARNING = (
     "the optimizer's learning rate (or momentum, ...) is changed after state.commit(): a change of workers there loses it; "
     "call scheduler.step() before state.commit()"
 )
-# In a world of one only so many steps are watched for settings that change after the commit.
-WATCHED_STEPS = 64
 
 
 class Keeper(Protocol):
@@ -31,9 +34,6 @@ class Keeper(Protocol):
     def save(self, scope: SaveScope) -> None: ...
 
     def restore(self) -> None: ...
-
-    def keep_settings(self) -> None:
-        """Save what the optimizer is told, and no more."""
 
 
 class Position:
@@ -92,12 +92,10 @@ class Position:
         user, empty if there is none.
         """
         warning = ""
-        looks = self._committed == self.progress and (not self._alone or self._is_watched)
-        if looks and settings_changed():
+        if not self._alone and self._committed == self.progress and settings_changed():
             if self.progress.position and not self._warned:
                 self._warned, warning = True, _ORDER_WARNING
-            if not self._alone:
-                self._save()
+            self._save()
         elif self.unsaved:
             self._save()
         self._committed, self.is_reduced = None, False
@@ -135,12 +133,10 @@ class Position:
         self.is_reduced = False
         self._committed = self.progress
         self.commits += 1
-        if not self._alone:
+        if self._alone:
+            self.is_stale = True
+        else:
             self._save()
-            return
-        self.is_stale = True
-        if self._is_watched and self._keeper is not None:
-            self._keeper.keep_settings()
 
     def counted(self) -> None:
         """A step was made and committed of which nothing is known but that."""
@@ -214,10 +210,6 @@ class Position:
             )
         return found
 
-    @property
-    def _is_watched(self) -> bool:
-        return self.commits <= WATCHED_STEPS and not self._warned
-
     def _save(self) -> None:
         if self.is_stale:
             self._keep(SaveScope.WITH_PARAMETERS)
@@ -228,3 +220,103 @@ class Position:
     def _keep(self, scope: SaveScope) -> None:
         if self._keeper is not None:
             self._keeper.save(scope)
+
+
+# What the training thread says of each step, without the lock and without an event.
+
+
+class WorkerState(StrEnum):
+    PREPARING = "preparing"  # has not asked for a world: it imports, builds its model, or is between two trainings
+    WAITING = "waiting"  # has asked for a world
+    CONNECTING = "connecting"  # has a world, whose collective is being connected
+    SYNCING = "syncing"  # the members are brought to rank 0's state
+    TRAINING = "training"  # in the training function; where in a step, its position says
+    ENDING = "ending"  # its training function has returned, and those of the others are awaited
+    COMPLETE = "complete"  # all training functions have returned
+    LEAVING = "leaving its world"  # the collective is being closed; it asks for the next world then
+    GONE = "gone"  # it leaves for good
+
+
+IN_TRAINING = (WorkerState.TRAINING, WorkerState.ENDING)
+IN_WORLD = (WorkerState.CONNECTING, WorkerState.SYNCING, *IN_TRAINING, WorkerState.COMPLETE)
+# Steps that a script makes before it asks for a world are its own.
+MAKES_STEPS = (WorkerState.PREPARING, WorkerState.TRAINING)
+
+
+class StepCore:
+    """The part of a worker's core that is told of each step; `WorkerCore` has the part that events may change.
+
+    Only the training thread calls the methods here. While it trains, nobody else changes ``state`` or ``world``.
+    """
+
+    def __init__(self, *, under_master: bool) -> None:
+        self.under_master = under_master
+        self.state = WorkerState.PREPARING if under_master else WorkerState.TRAINING
+        self.world: World = ALONE  # the present one, or the last
+        self.position = Position()
+        self.reporting = Reporting()
+
+    def bind(self, position: Position) -> Position:
+        """There is a training state. From now on the core speaks of it, except in a world, whose members train another.
+
+        Returns the position that the core speaks of.
+        """
+        in_others = self.under_master and self.state in (WorkerState.CONNECTING, *IN_TRAINING)
+        if not in_others:
+            self.position = position
+        return self.position
+
+    def begin(self, plan: StepPlan, settings_changed: Callable[[], bool] = lambda: False) -> str:
+        """A batch is given; see `Position.begin`."""
+        if self.state not in MAKES_STEPS:
+            return ""
+        self.reporting.times.samples = plan.samples
+        return self.position.begin(plan, settings_changed)
+
+    def voted(self, vote: Vote, now: float, *, device_seconds: float = 0.0) -> bool:
+        """The gradients of all members have arrived, and with them their votes. False: no step can be made of these.
+
+        ``device_seconds``: from the batch's begin to the end of this worker's passes, by the device's own clock; 0 where
+        host and device go together.
+        """
+        self.reporting.voted(device_seconds, now)
+        return self.position.voted(vote)
+
+    def step_made(self, learning_rate: float, now: float, *, compared: int = 0) -> m.Notice | None:
+        """The parameters have changed. Returns the pause that is over with this step, if one is.
+
+        ``compared``: members of whose states the vote has shown that they were one before; 0 if it was not looked at.
+        """
+        position, vote = self.position, self.position.vote
+        if self.state not in MAKES_STEPS or not position.is_reduced or vote is None:
+            return None
+        position.step_made()
+        ends_epoch = position.ends_epoch(self.world.size)
+        self.reporting.count(position.progress, vote, learning_rate, now, ends_epoch=ends_epoch, compared=compared)
+        return self.reporting.pause_ended(now)
+
+    def commit(self) -> bool:
+        """Everything up to here is safe. True: all members have voted to leave this world now."""
+        if self.state not in MAKES_STEPS:
+            return False
+        self.position.commit(self.world.size)
+        vote = self.position.vote
+        return self.state is WorkerState.TRAINING and vote is not None and vote.leaving
+
+    def pass_by(self, now: float) -> m.Notice | None:
+        """A script of Horovod's is between two steps."""
+        if self.state is not WorkerState.TRAINING:
+            return None
+        self.reporting.advance(Activity.WAIT, now)
+        return self.reporting.pause_ended(now)
+
+    def count_step(self, now: float) -> None:
+        """A script of Horovod's commits, which counts as a step; nothing is known of its samples and epochs."""
+        if self.state is not WorkerState.TRAINING:
+            return
+        self.position.counted()
+        self.reporting.count(self.position.progress, Vote(False, 0, 0.0), 0.0, now, ends_epoch=False)
+
+    def synced(self, progress: Progress) -> None:
+        """This member stands where rank 0 stands; to be told by `Trigger.SYNCED`, too."""
+        self.position.synced(progress, self.world.version, alone=self.world.size == 1)

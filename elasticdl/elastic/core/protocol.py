@@ -2,7 +2,7 @@
 
 `elasticdl.elastic.core.worker.WorkerCore.step` takes an event and returns instructions. Shells make the events and
 carry the instructions out: the session, the store, the collective, the training thread, signals and timers.
-Events are what may change the membership. What happens in each step is none (`WorkerCore`, *each step*).
+Events are what may change the membership. What happens in each step is none (`StepCore`).
 
 Beside events and instructions: the world as one of its members sees it, and what the training loop raises to change its course.
 """

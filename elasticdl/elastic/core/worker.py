@@ -6,7 +6,7 @@ What may happen at any time, such as a message of the master, is in `_note`: it 
 What happens in each step is no event, and takes no lock. Which thread writes what:
 
 - The training thread: `position`, `reporting.times`, `reporting.clock`, `reporting.totals` and what `reporting` notes of a
-  step, by the methods below *each step*. While it trains, nobody else changes `state` or `world`. That it makes progress may
+  step, by the methods of `StepCore`. While it trains, nobody else changes `state` or `world`. That it makes progress may
   also be told by a thread of its own (`Reporting.advance`): at worst one such word is lost.
 - Whoever holds the lock: all the rest. Only while the training thread waits for a world does another thread enter one.
 - Readers without the lock see one field at a time: `progress`, a vote, a standing are objects that are replaced as a whole.
@@ -14,42 +14,20 @@ What happens in each step is no event, and takes no lock. Which thread writes wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from enum import StrEnum
 
 from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.plan import Progress, StepPlan
-from elasticdl.elastic.core.position import Position
+from elasticdl.elastic.core.position import IN_TRAINING, IN_WORLD, StepCore, WorkerState
 from elasticdl.elastic.core.protocol import ALONE, Command, Trigger, World
-from elasticdl.elastic.core.reporting import Activity, Reporting
-from elasticdl.elastic.core.vote import Vote
 from elasticdl.job import messages as m
 
-# What becomes of a worker, seen from inside: its states, what moves it from one to the next, and what it does then.
+# What becomes of a worker, seen from inside: what moves it from one state to the next, and what it does then.
 #
 # Read the table from top to bottom to learn what happens when. `WorkerCore` has the actions.
 
-
-class WorkerState(StrEnum):
-    PREPARING = "preparing"  # has not asked for a world: it imports, builds its model, or is between two trainings
-    WAITING = "waiting"  # has asked for a world
-    CONNECTING = "connecting"  # has a world, whose collective is being connected
-    SYNCING = "syncing"  # the members are brought to rank 0's state
-    TRAINING = "training"  # in the training function; where in a step, its position says
-    ENDING = "ending"  # its training function has returned, and those of the others are awaited
-    COMPLETE = "complete"  # all training functions have returned
-    LEAVING = "leaving its world"  # the collective is being closed; it asks for the next world then
-    GONE = "gone"  # it leaves for good
-
-
 S = WorkerState
-IN_TRAINING = (S.TRAINING, S.ENDING)
-IN_WORLD = (S.CONNECTING, S.SYNCING, *IN_TRAINING, S.COMPLETE)
-# Steps that a script makes before it asks for a world are its own.
-MAKES_STEPS = (S.PREPARING, S.TRAINING)
-
 
 # States, what happens, the next state, and what is done: a method of `WorkerCore`.
 _ROWS: Sequence[tuple[tuple[WorkerState, ...], Trigger, WorkerState, str]] = (
@@ -81,20 +59,16 @@ TABLE: Mapping[tuple[WorkerState, Trigger | None], tuple[WorkerState, str]] = {
 MAX_FRUITLESS_WORLDS = 20  # in a row, broken before a single step was made: by then it is not bad luck
 
 
-class WorkerCore:
+class WorkerCore(StepCore):
     """Decides for one worker. ``under_master`` is False for a script that runs alone: its one world is there from the start.
 
     ``linger_seconds``: how long a member that is told to leave stays for another to take its state, if no other holds it.
     """
 
     def __init__(self, worker_id: int = 0, *, under_master: bool = True, linger_seconds: float = 0.0) -> None:
+        super().__init__(under_master=under_master)
         self.worker_id = worker_id
-        self.under_master = under_master
         self.linger_seconds = linger_seconds
-        self.state = S.PREPARING if under_master else S.TRAINING
-        self.world: World = ALONE  # the present one, or the last
-        self.position = Position()
-        self.reporting = Reporting()
         self.stopping: p.LeaveJob | None = None  # it is to leave for good
         self.lost = ""  # why there is no master any more
         self.request: m.Ask | None = None  # not answered yet
@@ -197,73 +171,6 @@ class WorkerCore:
         }
         violated = [sentence for sentence, holds in invariants.items() if not holds]
         assert not violated, f"worker {self.worker_id}, {state}: {'; '.join(violated)}"
-
-    # ---- each step: the training thread, without the lock ----
-
-    def bind(self, position: Position) -> Position:
-        """There is a training state. From now on the core speaks of it, except in a world, whose members train another.
-
-        Returns the position that the core speaks of.
-        """
-        in_others = self.under_master and self.state in (S.CONNECTING, *IN_TRAINING)
-        if not in_others:
-            self.position = position
-        return self.position
-
-    def begin(self, plan: StepPlan, settings_changed: Callable[[], bool] = lambda: False) -> str:
-        """A batch is given; see `Position.begin`."""
-        if self.state not in MAKES_STEPS:
-            return ""
-        self.reporting.times.samples = plan.samples
-        return self.position.begin(plan, settings_changed)
-
-    def voted(self, vote: Vote, now: float, *, device_seconds: float = 0.0) -> bool:
-        """The gradients of all members have arrived, and with them their votes. False: no step can be made of these.
-
-        ``device_seconds``: from the batch's begin to the end of this worker's passes, by the device's own clock; 0 where
-        host and device go together.
-        """
-        self.reporting.voted(device_seconds, now)
-        return self.position.voted(vote)
-
-    def step_made(self, learning_rate: float, now: float, *, compared: int = 0) -> m.Notice | None:
-        """The parameters have changed. Returns the pause that is over with this step, if one is.
-
-        ``compared``: members of whose states the vote has shown that they were one before; 0 if it was not looked at.
-        """
-        position, vote = self.position, self.position.vote
-        if self.state not in MAKES_STEPS or not position.is_reduced or vote is None:
-            return None
-        position.step_made()
-        ends_epoch = position.ends_epoch(self.world.size)
-        self.reporting.count(position.progress, vote, learning_rate, now, ends_epoch=ends_epoch, compared=compared)
-        return self.reporting.pause_ended(now)
-
-    def commit(self) -> bool:
-        """Everything up to here is safe. True: all members have voted to leave this world now."""
-        if self.state not in MAKES_STEPS:
-            return False
-        self.position.commit(self.world.size)
-        vote = self.position.vote
-        return self.state is S.TRAINING and vote is not None and vote.leaving
-
-    def pass_by(self, now: float) -> m.Notice | None:
-        """A script of Horovod's is between two steps."""
-        if self.state is not S.TRAINING:
-            return None
-        self.reporting.advance(Activity.WAIT, now)
-        return self.reporting.pause_ended(now)
-
-    def count_step(self, now: float) -> None:
-        """A script of Horovod's commits, which counts as a step; nothing is known of its samples and epochs."""
-        if self.state is not S.TRAINING:
-            return
-        self.position.counted()
-        self.reporting.count(self.position.progress, Vote(False, 0, 0.0), 0.0, now, ends_epoch=False)
-
-    def synced(self, progress: Progress) -> None:
-        """This member stands where rank 0 stands; to be told by `Trigger.SYNCED`, too."""
-        self.position.synced(progress, self.world.version, alone=self.world.size == 1)
 
     # ---- what may happen at any time ----
 

@@ -28,11 +28,11 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import BatchPolicy, Progress, StepPlan
-from elasticdl.elastic.core.position import Position
+from elasticdl.elastic.core.position import Position, WorkerState
 from elasticdl.elastic.core.protocol import ALONE, Stopped, World, WorldBroken, WorldChanged
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.core.vote import Vote
-from elasticdl.elastic.core.worker import WorkerCore, WorkerState
+from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.link.session import MasterConnection, Session, prepare_horovod
 from elasticdl.elastic.link.store import Endpoint
 from elasticdl.elastic.training.kept_state import Carried, Handover, KeptState, SampleRecord, leave_behind, take_over
@@ -146,27 +146,148 @@ def _opened(descriptor: int) -> os.stat_result | None:
         return None
 
 
-# What a training loop tells its job in each step: plain fields of the worker's core, without a lock and without an event.
+# SIGTERM takes a worker out of its job between two steps. A handler of the script's own is called, too.
 
 
-class Steps(ABC):
-    """A part of a job. Only the training thread calls what is here, but for `advance` with ``ALIVE``."""
+class Sigterm:
+    """Of one process. What is not its main thread can set no handler, and does without."""
 
     def __init__(self, session: Session) -> None:
+        self.came = False
+        self._session = session
+        self._is_inside = False  # the script's handler, which may call what stood before it
+        self._pid = os.getpid()
+        self._scripts: Callable[[int, FrameType | None], object] | None = None  # that stood where ours stands
+
+    def listen(self) -> None:
+        """From now on; to be called again where a script may have set its own handler since."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        present = signal.getsignal(signal.SIGTERM)
+        if present != self._handle:
+            self._scripts = present if callable(present) else None
+            signal.signal(signal.SIGTERM, self._handle)
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Within, and then no longer."""
+        in_main = threading.current_thread() is threading.main_thread()
+        before = in_main and signal.getsignal(signal.SIGTERM)
+        self.listen()
+        try:
+            yield
+        finally:
+            if in_main:
+                signal.signal(signal.SIGTERM, before)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:  # a fork of the script's, which multiprocessing ends so
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        if self._is_inside:
+            return
+        self.came = True
+        self._session.post(p.Terminated("told to leave (SIGTERM)"))
+        if self._scripts is None:
+            return
+        self._is_inside = True
+        try:
+            self._scripts(number, frame)
+        except SystemExit:  # in the middle of a step, which the others would have to make again
+            log.info("the script's handler of SIGTERM ends the process: it ends after this step")
+        finally:
+            self._is_inside = False
+
+
+# Of the time in which a worker that was told to leave must have left. The rest is for writing the state, if that can be left.
+LINGER_SHARE, LONGEST_LINGER_SHARE = 0.5, 0.9
+
+Result = TypeVar("Result")
+
+
+class Hooks:
+    """Called in each world, once its collective has been started."""
+
+    def before_sync(self, world: World) -> None:
+        """Rank 0 may still change its state, which the others are about to receive (a checkpoint)."""
+
+    def on_world(self, world: World) -> None:
+        """All members stand at the same state."""
+
+
+class JobContext(ABC):
+    """What a training script holds of its job, whatever the framework. Make it with `connect`, and `close` it.
+
+    Only the training thread calls what is told in each step, but for `advance` with ``ALIVE``.
+    """
+
+    divides_batches: ClassVar[bool] = False  # scripts that ask for batch sizes do so to divide batches themselves
+
+    def __init__(self, session: Session, collective: Collective, policy: BatchPolicy, seed: int) -> None:
         self.session = session
         self.worlds = Worlds(session)
         self.record: SampleRecord | None = None
         self.failure: Exception | None = None  # for which no further step can be made
         self._core = session.core
         self._worked_at = time.monotonic()  # when the last step, evaluation or checkpoint was over
+        self.collective = collective
+        self.policy = policy
+        self.seed = seed
+        self.check_state = CHECK_OFF
+        self.least_workers = self.most_workers = 1  # with which the job goes on, and was asked for
+        self.handover: Handover | None = None  # None: pods share no folder, checkpoints replace it, or nobody comes
+        self.kept: KeptState | None = None  # None: checkpoints replace it, or nobody comes
+        self._closers = contextlib.ExitStack()
+        self.sigterm = Sigterm(session)
 
-    @property
-    @abstractmethod
-    def world(self) -> World:
-        """The present one."""
+    @classmethod
+    def connect(
+        cls, policy: BatchPolicy, *, seed: int, environ: Mapping[str, str], link: MasterConnection | None = None
+    ) -> Self:
+        """The context of this process: under the master that the environment names, or alone.
 
+        ``link``: the open link to that master, if there is one already; the context closes it.
+
+        Raises:
+            UserError: the environment is unusable, or Horovod is missing.
+        """
+        environment = WorkerEnvironment.from_env(environ)
+        if environment is None:
+            return cls(Session(WorkerCore(under_master=False)), cls._open_collective(None, "auto"), policy, seed)
+        prepare_horovod(environ)
+        opened = link is not None
+        link = link or MasterConnection(environment)
+        try:
+            collective = cls._open_collective(link.endpoint, link.spec.collective)
+        except UserError as error:  # no other worker would do better
+            if not opened:
+                link.open()
+                link.session.say(m.failed(str(error), "", users=True))
+                link.close()
+            raise
+        context = cls(link.session, collective, policy, seed)
+        link.session.serve(collective)
+        if not opened:
+            link.open()
+        context._closers.callback(collective.close)
+        context._closers.callback(link.close)
+        context.check_state, workers = link.spec.check_state, link.spec.num_workers
+        context.least_workers, context.most_workers = workers.minimum, workers.maximum
+        folder = Path(environment.job_spec).parent
+        context.handover = None if link.spec.image else Handover(folder)
+        context.kept = KeptState.of(link.spec, folder)
+        share = LINGER_SHARE if context.kept.place else LONGEST_LINGER_SHARE
+        link.session.core.linger_seconds = share * link.spec.stop_grace
+        if record := link.spec.sample_record:
+            context.record = SampleRecord(Path(record), environment.worker_id)
+            context._closers.callback(context.record.close)
+        return context
+
+    @classmethod
     @abstractmethod
-    def warn(self, message: str) -> None: ...
+    def _open_collective(cls, endpoint: Endpoint | None, engine: str) -> Collective:
+        """Without an endpoint when this process runs alone. ``engine``: as ``--collective``."""
 
     # -- facts --
 
@@ -199,7 +320,48 @@ class Steps(ABC):
         """Where training stands."""
         return self._core.position.progress
 
-    # -- a step --
+    @property
+    def world(self) -> World:
+        return self.collective.world
+
+    @property
+    def under_master(self) -> bool:
+        """Whether there may be other workers."""
+        return self._core.under_master
+
+    @property
+    def has_world(self) -> bool:
+        """Whether the number of workers is known by now."""
+        return not self.under_master or self.world.version > ALONE.version
+
+    @property
+    def rank(self) -> int:
+        return self.world.rank
+
+    @property
+    def known_rank(self) -> int:
+        """The rank, as a script may act by it: true on one worker. Before the first world that is the job's very first worker, and
+        never one that comes later."""
+        if self.has_world:
+            return self.rank
+        return int(self._core.worker_id != 0 or self.comes_later)
+
+    @property
+    def comes_later(self) -> bool:
+        """The job had trained already when this worker came."""
+        return self.session.jobs_place() > (0, 0)
+
+    @property
+    def size(self) -> int:
+        return self.world.size
+
+    def forbid_steps(self, why: str) -> None:  # noqa: B027  a framework may have no such hook
+        """A step of an optimizer raises a UserError from here on."""
+
+    def allow_steps(self) -> None:  # noqa: B027  as above
+        """The script's loop trains with those of the other workers."""
+
+    # -- a step: plain fields of the worker's core, without a lock and without an event --
 
     def bind_position(self, present: Position, made: Position) -> Position:
         """From now on the core speaks of the state with the ``present`` position; as ``made``, if it has spoken of another.
@@ -295,194 +457,6 @@ class Steps(ABC):
     def plan_total(self, steps: int, epochs: int) -> None:
         """How much there is to do in all, as far as is known."""
         self._core.reporting.totals = steps, epochs
-
-    def _require_world(self) -> None:
-        if self._core.state is WorkerState.LEAVING:
-            raise WorldChanged(self._core.left_because)
-
-    def _disagree(self, remedy: str = "", difference: str = "") -> NoReturn:
-        kind = UserError if difference else RuntimeError
-        self.failure = kind(self._core.position.disagreement(self._core.world.size, remedy, difference))
-        raise self.failure
-
-
-# SIGTERM takes a worker out of its job between two steps. A handler of the script's own is called, too.
-
-
-class Sigterm:
-    """Of one process. What is not its main thread can set no handler, and does without."""
-
-    def __init__(self, session: Session) -> None:
-        self.came = False
-        self._session = session
-        self._is_inside = False  # the script's handler, which may call what stood before it
-        self._pid = os.getpid()
-        self._scripts: Callable[[int, FrameType | None], object] | None = None  # that stood where ours stands
-
-    def listen(self) -> None:
-        """From now on; to be called again where a script may have set its own handler since."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        present = signal.getsignal(signal.SIGTERM)
-        if present != self._handle:
-            self._scripts = present if callable(present) else None
-            signal.signal(signal.SIGTERM, self._handle)
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Within, and then no longer."""
-        in_main = threading.current_thread() is threading.main_thread()
-        before = in_main and signal.getsignal(signal.SIGTERM)
-        self.listen()
-        try:
-            yield
-        finally:
-            if in_main:
-                signal.signal(signal.SIGTERM, before)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._pid:  # a fork of the script's, which multiprocessing ends so
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-            return
-        if self._is_inside:
-            return
-        self.came = True
-        self._session.post(p.Terminated("told to leave (SIGTERM)"))
-        if self._scripts is None:
-            return
-        self._is_inside = True
-        try:
-            self._scripts(number, frame)
-        except SystemExit:  # in the middle of a step, which the others would have to make again
-            log.info("the script's handler of SIGTERM ends the process: it ends after this step")
-        finally:
-            self._is_inside = False
-
-
-# Of the time in which a worker that was told to leave must have left. The rest is for writing the state, if that can be left.
-LINGER_SHARE, LONGEST_LINGER_SHARE = 0.5, 0.9
-
-Result = TypeVar("Result")
-
-
-class Hooks:
-    """Called in each world, once its collective has been started."""
-
-    def before_sync(self, world: World) -> None:
-        """Rank 0 may still change its state, which the others are about to receive (a checkpoint)."""
-
-    def on_world(self, world: World) -> None:
-        """All members stand at the same state."""
-
-
-class JobContext(Steps):
-    """What a training script holds of its job, whatever the framework. Make it with `connect`, and `close` it."""
-
-    divides_batches: ClassVar[bool] = False  # scripts that ask for batch sizes do so to divide batches themselves
-
-    def __init__(self, session: Session, collective: Collective, policy: BatchPolicy, seed: int) -> None:
-        super().__init__(session)
-        self.collective = collective
-        self.policy = policy
-        self.seed = seed
-        self.check_state = CHECK_OFF
-        self.least_workers = self.most_workers = 1  # with which the job goes on, and was asked for
-        self.handover: Handover | None = None  # None: pods share no folder, checkpoints replace it, or nobody comes
-        self.kept: KeptState | None = None  # None: checkpoints replace it, or nobody comes
-        self._closers = contextlib.ExitStack()
-        self.sigterm = Sigterm(session)
-
-    @classmethod
-    def connect(
-        cls, policy: BatchPolicy, *, seed: int, environ: Mapping[str, str], link: MasterConnection | None = None
-    ) -> Self:
-        """The context of this process: under the master that the environment names, or alone.
-
-        ``link``: the open link to that master, if there is one already; the context closes it.
-
-        Raises:
-            UserError: the environment is unusable, or Horovod is missing.
-        """
-        environment = WorkerEnvironment.from_env(environ)
-        if environment is None:
-            return cls(Session(WorkerCore(under_master=False)), cls._open_collective(None, "auto"), policy, seed)
-        prepare_horovod(environ)
-        opened = link is not None
-        link = link or MasterConnection(environment)
-        try:
-            collective = cls._open_collective(link.endpoint, link.spec.collective)
-        except UserError as error:  # no other worker would do better
-            if not opened:
-                link.open()
-                link.session.say(m.failed(str(error), "", users=True))
-                link.close()
-            raise
-        context = cls(link.session, collective, policy, seed)
-        link.session.serve(collective)
-        if not opened:
-            link.open()
-        context._closers.callback(collective.close)
-        context._closers.callback(link.close)
-        context.check_state, workers = link.spec.check_state, link.spec.num_workers
-        context.least_workers, context.most_workers = workers.minimum, workers.maximum
-        folder = Path(environment.job_spec).parent
-        context.handover = None if link.spec.image else Handover(folder)
-        context.kept = KeptState.of(link.spec, folder)
-        share = LINGER_SHARE if context.kept.place else LONGEST_LINGER_SHARE
-        link.session.core.linger_seconds = share * link.spec.stop_grace
-        if record := link.spec.sample_record:
-            context.record = SampleRecord(Path(record), environment.worker_id)
-            context._closers.callback(context.record.close)
-        return context
-
-    @classmethod
-    @abstractmethod
-    def _open_collective(cls, endpoint: Endpoint | None, engine: str) -> Collective:
-        """Without an endpoint when this process runs alone. ``engine``: as ``--collective``."""
-
-    # -- facts --
-
-    @property
-    def world(self) -> World:
-        return self.collective.world
-
-    @property
-    def under_master(self) -> bool:
-        """Whether there may be other workers."""
-        return self._core.under_master
-
-    @property
-    def has_world(self) -> bool:
-        """Whether the number of workers is known by now."""
-        return not self.under_master or self.world.version > ALONE.version
-
-    @property
-    def rank(self) -> int:
-        return self.world.rank
-
-    @property
-    def known_rank(self) -> int:
-        """The rank, as a script may act by it: true on one worker. Before the first world that is the job's very first worker, and
-        never one that comes later."""
-        if self.has_world:
-            return self.rank
-        return int(self._core.worker_id != 0 or self.comes_later)
-
-    @property
-    def comes_later(self) -> bool:
-        """The job had trained already when this worker came."""
-        return self.session.jobs_place() > (0, 0)
-
-    @property
-    def size(self) -> int:
-        return self.world.size
-
-    def forbid_steps(self, why: str) -> None:
-        """A step of an optimizer raises a UserError from here on."""
-
-    def allow_steps(self) -> None:
-        """The script's loop trains with those of the other workers."""
 
     # -- from world to world --
 
@@ -595,6 +569,15 @@ class JobContext(Steps):
         except Stopped as stopped:
             leave_behind(self, state, stopped)
             raise
+
+    def _require_world(self) -> None:
+        if self._core.state is WorkerState.LEAVING:
+            raise WorldChanged(self._core.left_because)
+
+    def _disagree(self, remedy: str = "", difference: str = "") -> NoReturn:
+        kind = UserError if difference else RuntimeError
+        self.failure = kind(self._core.position.disagreement(self._core.world.size, remedy, difference))
+        raise self.failure
 
 
 @dataclass(frozen=True, slots=True)
