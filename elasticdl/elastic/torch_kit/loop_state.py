@@ -92,26 +92,24 @@ class LoopState(TorchState):
             self.go_back()
 
     @contextlib.contextmanager
-    def as_one_pass(self, pieces: int) -> Iterator[Callable[[int, float], None]]:
+    def as_one_pass(self, pieces: int) -> Iterator[Callable[[float], None]]:
         """Within, a batch is made again in so many pieces: its buffers move as by one pass.
 
-        The function that it gives is called after each piece, with its samples and its part of them all.
+        The function that it gives is called after each piece, with its part of the samples.
         """
         if pieces <= 1:
-            yield lambda samples, part: None
+            yield lambda part: None
             return
-        buffers, total = Buffers(self._modules()), 0
-        buffers.begin()
+        buffers, is_first = Buffers(self._modules()), True
 
-        def made(samples: int, part: float) -> None:
-            nonlocal total
-            buffers.add(part, is_first=not total, alone=False, samples=samples)
-            total += samples
+        def made(part: float) -> None:
+            nonlocal is_first
+            buffers.add(part, is_first=is_first, alone=False)
+            is_first = False
             buffers.reset()
 
         yield made
-        buffers.close(None)
-        buffers.update(total)
+        buffers.update()
 
     def go_back(self) -> None:
         """To what was saved; what the script has done since has no effect."""
@@ -152,8 +150,7 @@ class LoopState(TorchState):
             self._reducer.ride(name, numbers)
         # The script has made a pass also where none of the samples is this worker's.
         mean = objective * (plan.batch / samples) if samples else 0.0
-        is_first, passes = self._job.world.rank == 0, len(plan.micro_batches)
-        self._reducer.add(mean, samples, weight=samples / plan.batch, is_first=is_first, passes=passes)
+        self._reducer.add(mean, samples, weight=samples / plan.batch, is_first=self._job.world.rank == 0)
         self._job.advance(Activity.WAIT)
         return self._reducer.close(
             leaving=self._job.leaving, batch=self._batch_check.ballot(plan), state=self._check.ballot()

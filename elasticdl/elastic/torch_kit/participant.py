@@ -411,7 +411,7 @@ class Participant:
                         if given.noted is not None:
                             self.state.attributes.put_back(given.noted, since=counted)
                         self._host.remake(given, sample.content, sample.weight)
-                        made(sample.samples, sample.samples / (given.part.samples or 1))
+                        made(sample.samples / (given.part.samples or 1))
         finally:
             if counted is not None:
                 self.state.attributes.put_back(counted)

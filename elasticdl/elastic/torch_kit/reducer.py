@@ -20,7 +20,7 @@ from elasticdl.elastic.collectives.port import Collective, Transfer
 from elasticdl.elastic.core import vote
 from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.vote import SIZE, Vote, all_equal, pieces
-from elasticdl.elastic.torch_kit.buffers import Buffers, Followers, NamedBuffers
+from elasticdl.elastic.torch_kit.buffers import Buffers, FrozenParameters
 from elasticdl.elastic.torch_kit.gradients import OwnHook, ParameterHooks
 from elasticdl.elastic.torch_kit.tensors import HostCopy, PassTimer, aligned, by_kind, flat_views, strides_of
 
@@ -321,18 +321,20 @@ class GradientReducer:
         collective: Collective,
         *,
         leaves_missing_grads_none: bool = False,
-        may_be_summed: bool = True,
+        refuses_moved: bool = True,
         hooks_rest: bool = True,
         require_one: Callable[[str, str], None] | None = None,
     ) -> None:
         """``parameters``: all that the optimizer has at present. ``modules``: whose buffers are summed. ``leaves_missing_grads_none``: a parameter that no worker
-        has a gradient of ends with none, as on one device, instead of with zeros. ``may_be_summed``: there may be other workers. ``hooks_rest``: see `ParameterHooks`.
+        has a gradient of ends with none, as on one device, instead of with zeros. ``refuses_moved``: by a
+        forward pass, of the parameters that are not trained. ``hooks_rest``: see `ParameterHooks`.
         ``require_one``: called on all members if they differ in the first, with a line that says so; it raises an error."""
         self.hooks = ParameterHooks(parameters, rest=hooks_rest)
         self._all = parameters
         self._collective = collective
         self._require_one = require_one
-        self._buffers = Buffers(modules, may_be_summed=may_be_summed)
+        self._buffers = Buffers(modules)
+        self._frozen = FrozenParameters(modules if refuses_moved else ())
         device = next((each.device for each in parameters()), torch.device("cpu"))
         self.passes = PassTimer(device)
         self._leaves_missing_grads_none = leaves_missing_grads_none
@@ -344,7 +346,8 @@ class GradientReducer:
         self._rides = Rides()
         self._room = ROOM
         self._small = torch.zeros(0)  # votes, what rides, and of each trained parameter the workers with a gradient
-        self._trained: list[torch.nn.Parameter] = []
+        self._trained: list[torch.nn.Parameter] = []  # by all members
+        self._present_before: list[torch.nn.Parameter] = []  # that were trained when the step began
         self._deltas: list[torch.Tensor] = []  # of buffers, as they were when it was agreed on them
         self._agreed = -1  # version of the world whose members have found that they train the same parameters
         self._buckets: Buckets | None = None
@@ -352,15 +355,6 @@ class GradientReducer:
         self._before = self._expected = 0  # passes of the last step; of this one, if it is like the last two
         # In this world: sums begin within passes; a pass that is called the last is it.
         self._overlaps = self._is_trusted = True
-
-    @property
-    def followers(self) -> Followers:
-        return self._buffers.followers
-
-    @property
-    def buffers(self) -> NamedBuffers:
-        """Of the modules, those that there are."""
-        return self._buffers.found
 
     # -- a step --
 
@@ -375,7 +369,13 @@ class GradientReducer:
         if self._loss is not None:
             self._loss.zero_()
         self._has_loss, self._read_loss = False, None
-        self._buffers.begin()
+        present = self._present()
+        if _differ(present, self._present_before):  # with parameters that are new come buffers
+            self._present_before = present
+            self._buffers.find()
+        else:
+            self._buffers.begin()
+        self.begin_passes()
         self.passes.begin()
 
     def drop_gradients(self) -> None:
@@ -384,24 +384,23 @@ class GradientReducer:
 
     def begin_passes(self) -> None:
         """Of the step's micro-batches the first comes next."""
-        self._buffers.begin_passes()
+        self._frozen.begin()
 
     def moved(self) -> list[torch.Tensor]:
         """What `reset_buffers` puts back."""
-        every = [*self.buffers.find(anew=False), *self.followers.possible()]
-        return [tensor for each in every if (tensor := each.tensor) is not None]
+        return self._buffers.present()
 
     def reset_buffers(self) -> None:
         """Have the next micro-batch begin with the buffers of before the step."""
         self._buffers.reset()
 
-    def add(self, loss: torch.Tensor | float, samples: int, *, weight: float, is_first: bool, passes: int = 1) -> None:
+    def add(self, loss: torch.Tensor | float, samples: int, *, weight: float, is_first: bool) -> None:
         """Count a micro-batch of this many samples with this mean loss; its backward pass may be yet to come.
 
-        ``weight``: its part of the global batch. ``is_first``: it is the very first of the step. ``passes``: that it was in fact.
+        ``weight``: its part of the global batch. ``is_first``: it is the very first of the step.
 
         Raises:
-            UserError: a buffer has come, gone or changed its shape.
+            UserError: a buffer has changed its shape, or has no mean.
         """
         self._votes[vote.SAMPLES] += samples
         if not isinstance(loss, torch.Tensor):
@@ -412,7 +411,7 @@ class GradientReducer:
             self._loss += loss.detach().to(self._loss) * samples
             self._has_loss, self._read_loss = True, None
         alone = self._collective.world.size == 1
-        self._buffers.add(weight, is_first=is_first, alone=alone, samples=samples, passes=passes)
+        self._buffers.add(weight, is_first=is_first, alone=alone)
 
     def backward(self, run: Callable[[], object], *, last: bool | None = None) -> None:
         """Have ``run`` make a backward pass, of which the hooks of parameters hear nothing.
@@ -468,18 +467,19 @@ class GradientReducer:
         losses were weighed by sample counts already.
 
         Raises:
-            UserError: the workers train different parameters.
+            UserError: the workers train different parameters, or a forward pass changes one that is not trained.
             WorldBroken: gradients are gone, or a newcomer is refused; parameters and buffers are untouched.
         """
         self._votes[vote.LEAVING], self._votes[vote.STOPPING] = leaving, stopping
         vote.mark(self._votes, batch, state)
-        self._buffers.close(share)
+        self._frozen.require_unchanged()
+        self._buffers.close(share, is_first=self._collective.world.rank == 0)
         self.passes.end()
         if self._collective.world.size == 1:
             self._complete_alone(scale)
         else:
             self._sum(scale)
-        self._buffers.update(round(self._votes[vote.SAMPLES]))
+        self._buffers.update()
         self._count_passes()
         return Sums(self._vote(), self._rides, self.passes.seconds)
 

@@ -21,7 +21,7 @@ from elasticdl.common.reason import one_line
 from elasticdl.elastic.collectives.transfer import broadcast_state
 from elasticdl.elastic.core.plan import plain_text
 from elasticdl.elastic.core.protocol import SaveScope
-from elasticdl.elastic.torch_kit.buffers import NamedBuffers, is_alike, modules_of
+from elasticdl.elastic.torch_kit.buffers import is_alike, modules_of, named_buffers
 from elasticdl.elastic.torch_kit.model_attributes import Attributes
 from elasticdl.elastic.torch_kit.reducer import GradientReducer
 from elasticdl.elastic.torch_kit.refusals import each_of, is_other_kind
@@ -191,7 +191,7 @@ class Outside(Trained):
         """Empty if there is nothing."""
         modules = self._modules()
         outside = [each.detach() for each in outside_parameters(modules, self._parameters())]
-        caches = {each.name_in(modules): each.tensor for each in NamedBuffers(modules).find() if each.is_cache}
+        caches = {each.name_in(modules): each.tensor for each in named_buffers(modules) if each.is_cache}
         return {**({"parameters": outside} if outside else {}), **({"buffers": caches} if caches else {})}
 
     @torch.no_grad()
@@ -210,7 +210,7 @@ class Outside(Trained):
         for parameter, value in zip(outside, theirs, strict=True):
             parameter.copy_(value)
         caches = dumped.get("buffers", {})
-        for named in NamedBuffers(modules).find() if caches else ():
+        for named in named_buffers(modules) if caches else ():
             value, now = caches.get(named.name_in(modules)) if named.is_cache else None, named.tensor
             # Where the shapes differ each worker has its own.
             if value is not None and now is not None and is_alike(now, value.to(now.device)):
@@ -346,7 +346,7 @@ class HeldAttributes(Piece):
 
 
 class MovedByPasses(Local):
-    """Buffers, and parameters that follow others. They travel with the model. As they were before the step in hand, the reducer has them."""
+    """Buffers. They travel with the model. As they were before the step in hand, the reducer has them."""
 
     name = "moved by passes"
     kept_with = SaveScope.WITH_PARAMETERS

@@ -157,7 +157,7 @@ class TorchState(state.TrainingState):
             self._modules(),
             job.collective,
             leaves_missing_grads_none=self._leaves_absent_gradients,
-            may_be_summed=job.under_master,
+            refuses_moved=job.under_master and not self._begins_again,
             hooks_rest=job.under_master or not self._makes_one_pass,
             require_one=self._require_one,
         )
