@@ -347,7 +347,8 @@ class GradientReducer:
         self._room = ROOM
         self._small = torch.zeros(0)  # votes, what rides, and of each trained parameter the workers with a gradient
         self._trained: list[torch.nn.Parameter] = []  # by all members
-        self._present_before: list[torch.nn.Parameter] = []  # that were trained when the step began
+        self._found_in = -1  # version of the world in which the buffers were found last
+        self._present_before: list[torch.nn.Parameter] = []  # that were trained then
         self._deltas: list[torch.Tensor] = []  # of buffers, as they were when it was agreed on them
         self._agreed = -1  # version of the world whose members have found that they train the same parameters
         self._buckets: Buckets | None = None
@@ -369,9 +370,9 @@ class GradientReducer:
         if self._loss is not None:
             self._loss.zero_()
         self._has_loss, self._read_loss = False, None
-        present = self._present()
-        if _differ(present, self._present_before):  # with parameters that are new come buffers
-            self._present_before = present
+        present, version = self._present(), self._collective.world.version
+        if version != self._found_in or _differ(present, self._present_before):  # with new parameters come buffers
+            self._found_in, self._present_before = version, present
             self._buffers.find()
         else:
             self._buffers.begin()
