@@ -10,14 +10,13 @@ from refusal_kit import refused
 from session_kit import JobStub
 from torch.utils.data import IterableDataset
 from trainers_kit import process_is_kept, transformers  # noqa: F401
-from transformers import GPT2Config, GPT2LMHeadModel, TrainerControl, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
 from elasticdl.elastic.core.plan import MicroBatch
-from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.reporting import Activity
-from elasticdl.elastic.torch_kit.agreements import Agreements, Answers
+from elasticdl.elastic.torch_kit.agreements import Wishes
 from elasticdl.elastic.transformers import Seq2SeqTrainer, Trainer, elastic_trainer, patch
-from elasticdl.elastic.transformers.trainer_host import FLAGS, Decisions, Items
+from elasticdl.elastic.transformers.trainer_host import Items
 from elasticdl.elastic.transformers.writing import is_meant, to_resume_from
 
 
@@ -114,50 +113,6 @@ def test_a_newcomer_goes_on_from_any_step_and_who_is_behind_takes_the_others_sta
     assert_same_weights(behind, whole)
 
 
-class Others:
-    """A collective of two workers, of which the other has these flags."""
-
-    def __init__(self, *answers):
-        self.answers = list(answers)
-
-    def sum_asked(self, tensor, what):
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        tensor += torch.tensor([float(flag in answer) for flag in FLAGS])
-
-
-def test_what_a_callback_of_any_worker_decides_is_decided_for_all():
-    world = SimpleNamespace(version=3)
-    job = JobStub(size=2, world=world, is_told_to_leave=False, advance=lambda _: None)
-    decisions = Decisions(job)
-    participant = SimpleNamespace(job=job, open_batches=[], is_reduced=False, is_torn=False)
-    participant.agreements = Agreements(participant, Answers())
-
-    def settled(*own, others, is_catching_up=False):
-        job.collective = Others(*others)
-        control = TrainerControl(**dict.fromkeys(own, True))
-        participant.is_catching_up = is_catching_up
-        decisions.settle(control, participant)
-        return {flag for flag in FLAGS if getattr(control, flag)}
-
-    assert settled(others=[()]) == set()
-    all_of_them = {"should_log", "should_training_stop", "should_save"}
-    assert settled("should_log", others=[("should_training_stop", "should_save")]) == all_of_them
-    assert settled("should_training_stop", others=[WorldBroken("a worker is gone")]) == set()
-    assert settled("should_log", others=[]) == {"should_log"}  # in that world nobody hears
-    world.version = 4
-    assert settled(others=[()]) == {"should_training_stop"}  # which was not heard before
-    assert settled("should_epoch_stop", others=[], is_catching_up=True) == set()
-    assert settled(others=[()]) == set()
-    control = TrainerControl(should_epoch_stop=True)
-    decisions.put_off(control)
-    assert not control.should_epoch_stop
-    assert settled(others=[()]) == {"should_epoch_stop"}
-    job.is_told_to_leave = True
-    assert settled("should_training_stop", others=[()]) == set()
-
-
 class StopAt(transformers.TrainerCallback):
     def on_step_end(self, args, state, control, **_):
         control.should_training_stop = state.global_step == 4
@@ -169,10 +124,11 @@ class StopAt(transformers.TrainerCallback):
 def test_a_trainer_that_stops_asks_where_transformers_looks(tmp_path, monkeypatch):
     asked = []
 
-    def settle(self, control, participant, *, evaluated=False):
-        asked.append((control.should_epoch_stop, control.should_training_stop))
+    def settle(self, wished, *, alike=False):
+        asked.append(("should_epoch_stop" in wished, "should_training_stop" in wished))
+        return wished
 
-    monkeypatch.setattr(Decisions, "settle", settle)
+    monkeypatch.setattr(Wishes, "settle", settle)
     options = {"eval_strategy": "steps", "eval_steps": 3, "logging_steps": 100}
     trainer = make(Trainer, tmp_path, options, callbacks=[StopAt()])
     trainer.train()

@@ -6,7 +6,6 @@ With it the training state, when training stops, what all workers answer alike, 
 from __future__ import annotations
 
 import functools
-import pickle
 import re
 import signal
 import threading
@@ -34,6 +33,7 @@ from elasticdl.elastic.lightning.trainer_state import (
     Writing,
     begin_epoch_as_others,
 )
+from elasticdl.elastic.torch_kit.agreements import Agreements, Wishes
 from elasticdl.elastic.torch_kit.host import OpenBatch, Outcome, SubBatch
 from elasticdl.elastic.torch_kit.loop_state import LoopState
 from elasticdl.elastic.torch_kit.model_attributes import Holder, holders_of_callbacks
@@ -112,56 +112,6 @@ def _is_latest(checkpoint: Path) -> bool:
     return all(each.stat().st_mtime <= checkpoint.stat().st_mtime for each in checkpoint.parent.glob("*.ckpt"))
 
 
-# What the scripts of all workers ask each other: rank 0's decisions, means, and whether anybody wishes to stop.
-
-
-class Decisions:
-    """Each is one small collective, which the scripts of all workers call alike."""
-
-    def __init__(self, job: ElasticContext) -> None:
-        self.participant: Participant | None = None  # while this worker calls what the others call
-        self.is_manual = False  # the optimization
-        self._job = job
-
-    def of_first(self, value: Any) -> Any:
-        """Rank 0's value, on all workers."""
-
-        def tell() -> Any:
-            return pickle.loads(self._job.collective.broadcast_bytes(pickle.dumps(value), "elasticdl.decision"))
-
-        return self._agreed("a decision", tell, value)
-
-    def mean(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Over the workers."""
-        if not torch.is_floating_point(tensor):
-            return tensor
-
-        def tell() -> torch.Tensor:
-            total = tensor.detach().cpu().double() / self._job.size
-            self._job.collective.sum_asked(total, "a mean (sync_dist=True)")
-            return total.to(tensor.dtype)
-
-        found: torch.Tensor = self._agreed("a mean", tell, tensor)
-        return found.to(tensor.device)  # of another worker it may be known
-
-    def anybody(self, wish: bool) -> bool | None:
-        """Whether any worker wishes it; None: the world has broken, and the answer comes when it is asked again."""
-        participant = self.participant
-        if participant is None:
-            return wish
-        is_behind = participant.is_catching_up and (self._job.size > 1 or participant.is_torn)
-        own = wish and not is_behind  # what it has seen is not the job's
-        told = wish and not self._job.is_told_to_leave
-        answer = participant.agreements.any_of([told], "the question whether to stop", [own])
-        return None if answer is None else answer[0]
-
-    def _agreed(self, what: str, tell: Callable[[], Any], own: Any) -> Any:
-        if self.participant is None:
-            return own
-        # A training step that is manual is begun again.
-        return self.participant.agreements.agree(tell, own, mends=not self.is_manual, alone=what)
-
-
 # When training stops: ``trainer.should_stop`` of any worker is that of all, at once. So is an epoch's end by the module's hook.
 #
 # A callback sets it by what it has seen, which is this worker's part of a batch, or its own clock. On one device it takes effect
@@ -189,22 +139,29 @@ class Stopping:
     """Asks where Lightning looks next: after a validation, after an epoch, and after a batch. There a wish has come with the gradients, unless the script
     `may_wish_late`, or the batch is not the step's last."""
 
-    def __init__(self, trainer: Any, decisions: Decisions) -> None:
+    def __init__(self, trainer: Any, agreements: Agreements, asks: Callable[[], bool]) -> None:
         self._trainer = trainer
-        self._decisions = decisions
-        self._wish = False  # of this worker, which the others have not heard
+        self._agreements = agreements
+        self._asks = asks
+        self._stop = Wishes(agreements, "the question whether to stop", ["stop"], stops=["stop"])
+        self._leave = Wishes(agreements, "the question whether to leave out the rest of an epoch", ["leave"])
         self._may_wish_late = may_wish_late(trainer)
         self.heard: bool | None = None  # whether anybody wishes it, if nobody may wish it later in the step
-        fit_loop, epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
-        self._places = ((epoch_loop, "on_advance_end"), (epoch_loop.val_loop, "run"), (fit_loop, "on_advance_end"))
-        self._put_skips()
-        self._put(epoch_loop, "on_advance_end", self._ask_after_batch, lambda: None)
-        self._put(epoch_loop.val_loop, "run", lambda: None, self._ask_after_validation)
-        self._put(fit_loop, "on_advance_end", lambda: None, self._ask)
+        fit_loop, epoch_loop, module = trainer.fit_loop, trainer.fit_loop.epoch_loop, trainer.lightning_module
+        self._put(epoch_loop, "on_advance_end", lambda: self._settle(self.heard), lambda: None)
+        self._put(epoch_loop.val_loop, "run", lambda: None, self._settle)
+        self._put(fit_loop, "on_advance_end", lambda: None, self._settle)
+        self._places = [(epoch_loop, "on_advance_end"), (epoch_loop.val_loop, "run"), (fit_loop, "on_advance_end")]
+        if (
+            getattr(module, STARTS).__module__.partition(".")[0] not in LIGHTNINGS
+        ):  # whose own never leaves anything out
+            own = getattr(module, STARTS)
+            setattr(module, STARTS, functools.wraps(own)(lambda *args, **kwargs: self._agreed(own(*args, **kwargs))))
+            self._places.append((module, STARTS))
 
     def end(self) -> None:
         """The loops are Lightning's again."""
-        for loop, name in (*self._places, (self._trainer.lightning_module, STARTS)):
+        for loop, name in self._places:
             vars(loop).pop(name, None)
 
     def _put(self, loop: Any, name: str, before: Callable[[], None], after: Callable[[], None]) -> None:
@@ -219,47 +176,27 @@ class Stopping:
 
         setattr(loop, name, asking)
 
-    def _put_skips(self) -> None:
+    def _agreed(self, response: Any) -> Any:
         """The module's hook of a batch may leave out the rest of the epoch, which it says by -1."""
-        module = self._trainer.lightning_module
-        own = getattr(module, STARTS)
-        if own.__module__.partition(".")[0] in LIGHTNINGS:  # which never does
-            return
-
-        @functools.wraps(own)
-        def asking(*args: Any, **kwargs: Any) -> Any:
-            response = own(*args, **kwargs)
-            leaves = self._decisions.anybody(response == LEAVES_REST)
-            if leaves is None:
-                return response
-            return LEAVES_REST if leaves else None
-
-        setattr(module, STARTS, asking)
+        if not self._asks():
+            return response
+        return LEAVES_REST if self._leave.settle(["leave"] if response == LEAVES_REST else []) else None
 
     def ride(self, job: ElasticContext) -> list[float]:
-        wish = (self._wish or self._trainer.should_stop) and not job.is_told_to_leave
-        return [float(wish), float(self._may_wish_late)]
+        wishes = bool(self._trainer.should_stop or self._stop.unheard) and not job.is_told_to_leave
+        return [float(wishes), float(self._may_wish_late)]
 
-    def _ask_after_batch(self) -> None:
-        heard, self.heard = self.heard, None
-        participant, trainer = self._decisions.participant, self._trainer
-        if heard is None or participant is None or participant.is_catching_up:
-            self._ask()
+    def _settle(self, heard: bool | None = None) -> None:
+        """``heard``: by all workers alike, with the gradients."""
+        trainer, self.heard = self._trainer, None
+        if not self._asks() or trainer.sanity_checking:
+            return
+        wish = {"stop"} if trainer.should_stop else set()
+        if heard is None or self._agreements.asking.is_catching_up:
+            trainer.should_stop = bool(self._stop.settle(wish))
         else:
-            self._wish = not heard and (self._wish or trainer.should_stop)
+            self._stop.unheard = set() if heard else self._stop.unheard | wish
             trainer.should_stop = heard
-
-    def _ask_after_validation(self) -> None:
-        if not self._trainer.sanity_checking:
-            self._ask()
-
-    def _ask(self) -> None:
-        trainer = self._trainer
-        self._wish = self._wish or trainer.should_stop
-        answer = self._decisions.anybody(self._wish)
-        trainer.should_stop = bool(answer)
-        if answer is not None:
-            self._wish = False
 
 
 # What can't be had of a trainer of Lightning or its module with workers that come and go: each is refused in one line.
@@ -341,7 +278,7 @@ class FitHost(JoinedHost):
         self._trainer = trainer
         self._runtime = runtime
         self._writing = writing
-        self.decisions = Decisions(job)
+        self._asks = False  # the others: from the first batch on, as before they may not be there
         self.told = Told(trainer, job)
         self._stopping: Stopping | None = None  # from the beginning of the loops
         self._is_newcomer = False  # its loops begin where the job stands
@@ -381,7 +318,7 @@ class FitHost(JoinedHost):
         self._joined = participant = Participant(self.job, state, self, place, in_pieces=not self.is_manual)
         self._runtime.train_in_place(self.finish)
         participant.join()
-        self._stopping = Stopping(trainer, self.decisions)
+        self._stopping = Stopping(trainer, participant.agreements, lambda: self._asks)
         if self.job.under_master:
             OwnOptimizers(trainer.lightning_module, state.optimizer, self._batch_in_work, OWN_OPTIMIZER)
         if participant.is_catching_up:
@@ -400,7 +337,6 @@ class FitHost(JoinedHost):
         if module.automatic_optimization:
             return FitState(self.job, module, self._trainer.optimizers[0], values)
         self._manual = Manual(self._trainer, self.job)
-        self.decisions.is_manual = True
         return ManualState(self.job, module, self._manual.optimizers, values)
 
     def keep_sigterm(self) -> None:
@@ -443,7 +379,7 @@ class FitHost(JoinedHost):
         return nullcontext()
 
     def opened(self, batch: GlobalBatch, part: MicroBatch, sample: Any) -> OpenBatch:
-        self.decisions.participant = self.participant
+        self._asks = True
         if not self.participant.open_batches:
             self._weighed.begin()
         self._given = GivenBatch(batch, part, index=self._trainer.fit_loop.epoch_loop.batch_idx + 1)
@@ -538,6 +474,20 @@ class FitHost(JoinedHost):
     def _tells(self) -> bool:
         return self.job.size > 1 or any(given.logged for given in self._open_batches)
 
+    # -- what workers say to each other; a training step that is manual is begun again --
+
+    def of_first(self, value: Any) -> Any:
+        """Rank 0's value, on all workers."""
+        if not self._asks:
+            return value
+        return self.participant.agreements.of_first(value, "a decision", mends=not self.is_manual)
+
+    def mean(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Over the workers."""
+        if not self._asks or not torch.is_floating_point(tensor):
+            return tensor
+        return self.participant.agreements.mean(tensor, "a mean", mends=not self.is_manual)
+
     # -- a step that is torn --
 
     def begin_remake(self, open_batches: Sequence[tuple[OpenBatch, Sequence[SubBatch]]]) -> None:
@@ -598,7 +548,7 @@ class FitHost(JoinedHost):
         return super().finish()
 
     def left(self) -> None:
-        self.decisions.participant = None
+        self._asks = False
         self._writing.stop()
         super().left()
 

@@ -175,7 +175,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             elif name == READY:
                 host.keep_sigterm()
             elif name == SAVED:
-                host.decisions.of_first(None)  # which waits for all
+                host.of_first(None)  # which waits for all
 
         def on_train_end(self) -> None:
             super().on_train_end()
@@ -309,13 +309,13 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             module = self.lightning_module
             if module._current_fx_name == "training_step" or not module.trainer.training:
                 return tensor
-            return host.decisions.mean(tensor) if isinstance(tensor, torch.Tensor) else tensor
+            return host.mean(tensor) if isinstance(tensor, torch.Tensor) else tensor
 
         def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
             return bool(self.broadcast(decision))
 
         def broadcast(self, obj: Any, src: int = 0) -> Any:
-            return obj if self._host is None else self._host.decisions.of_first(obj)
+            return obj if self._host is None else self._host.of_first(obj)
 
         @classmethod
         def register_strategies(cls, strategy_registry: Any) -> None:

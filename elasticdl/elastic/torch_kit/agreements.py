@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
 
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.protocol import WorldBroken
-from elasticdl.elastic.torch_kit.loop_state import LoopState
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 
 log = logging.getLogger(__name__)
@@ -92,10 +91,12 @@ class Asking(Protocol):
     """The worker that asks; see `elasticdl.elastic.torch_kit.participant.Participant`."""
 
     job: ElasticContext
-    state: LoopState
+    state: Any
     is_reduced: bool
     is_torn: bool
-    is_catching_up: bool
+
+    @property
+    def is_catching_up(self) -> bool: ...
 
     @property
     def open_batches(self) -> Sequence[Any]: ...
@@ -109,9 +110,9 @@ class Agreements:
     """Small collectives that the scripts of all workers call alike."""
 
     def __init__(self, asking: Asking, answers: Answers) -> None:
-        self._asking = asking
+        self.asking = asking
         self._answers = answers
-        self._unheard_in = -1  # the world that broke between two steps, while something was said
+        self.unheard_in = -1  # the world that broke between two steps, while something was said
 
     def agree(self, tell: Callable[[], T], own: T, *, mends: bool = True, alone: str = "") -> T | None:
         """What ``tell``, a collective, gives all workers; ``own`` on a worker that is alone or catching up.
@@ -122,37 +123,59 @@ class Agreements:
         ``mends``: a world that breaks within a step is mended here. If not, this raises WorldBroken, and the question is asked again
         when the step is made again.
         """
-        asking = self._asking
+        asking = self.asking
         if (asking.job.size == 1 and not asking.is_torn) or asking.is_catching_up:
             return own
         if bool(asking.open_batches) and not asking.is_reduced:
             answer = self.ask(tell, mends=mends)
             return own if answer is None and not asking.open_batches else answer
-        if self._unheard_in != asking.job.world.version:
+        if self.unheard_in != asking.job.world.version:
             try:
                 with asking.job.waiting():
                     return tell()
             except WorldBroken as failure:
-                self._unheard_in = asking.job.world.version
+                self.unheard_in = asking.job.world.version
                 log.info("the world broke between two steps: %s", failure)
                 if alone:
                     self._answers.has_own = True
                     asking.job.warn(f"{alone} is each worker's own: {failure}")
         return own if alone else None
 
-    def any_of(self, wishes: Sequence[bool], what: str, own: Sequence[bool]) -> Sequence[bool] | None:
-        """For each of these, whether any worker wishes it; otherwise as `agree`. ``what``: is asked, for people."""
+    def of_first(self, value: T, what: str, *, mends: bool = True) -> T | None:
+        """Rank 0's value. ``what``: is asked, for people."""
+
+        def tell() -> T:
+            told: T = pickle.loads(
+                self.asking.job.collective.broadcast_bytes(pickle.dumps(value), "elasticdl.decision")
+            )
+            return told
+
+        return self.agree(tell, value, mends=mends, alone=what)
+
+    def mean(self, tensor: torch.Tensor, what: str, *, mends: bool = True) -> torch.Tensor:
+        """Over the workers."""
+
+        def tell() -> torch.Tensor:
+            total = tensor.detach().cpu().double() / self.asking.job.size
+            self.asking.job.collective.sum_asked(total, f"{what} (sync_dist=True)")
+            return total.to(tensor.dtype)
+
+        found = self.agree(tell, tensor, mends=mends, alone=what)
+        return tensor if found is None else found.to(tensor.device)  # of another worker it may be known
+
+    def any_of(self, wishes: Sequence[bool], what: str) -> Sequence[bool] | None:
+        """For each of these, whether any worker wishes it; None: the world has broken between two steps."""
 
         def tell() -> list[bool]:
             flags = torch.tensor([float(each) for each in wishes])
-            self._asking.job.collective.sum_asked(flags, what)
+            self.asking.job.collective.sum_asked(flags, what)
             return [each > 0 for each in flags.tolist()]
 
-        return self.agree(tell, own)
+        return self.agree(tell, wishes)
 
     def ask(self, tell: Callable[[], Any], *, mends: bool = True) -> Any | None:
         """As `agree`, with batches open that are not summed yet. None: the step was dropped, or others have made it."""
-        asking, answers = self._asking, self._answers
+        asking, answers = self.asking, self._answers
         number = answers.ask()
         while not answers.known(number):
             try:
@@ -170,3 +193,33 @@ class Agreements:
             if asking.is_catching_up or not asking.open_batches:
                 return None
         return answers[number]
+
+
+class Wishes:
+    """What scripts may wish where they are asked, by names: what any worker wishes, all do."""
+
+    def __init__(self, agreements: Agreements, what: str, names: Sequence[str], *, stops: Container[str] = ()) -> None:
+        """``what``: is asked, for people. ``stops``: which of the names say that there is less to do. Such a wish waits until the others have heard it."""
+        self._agreements = agreements
+        self._what = what
+        self._names = names
+        self._stops = stops
+        self.unheard: set[str] = set()  # by the others
+
+    def settle(self, wished: Container[str], *, alike: bool = False) -> set[str]:
+        """``wished``: by this worker, now. ``alike``: by all others as well. Returns what all workers do."""
+        asking = self._agreements.asking
+        wishes = {name for name in self._names if name in wished or name in self.unheard}
+        self.unheard.clear()
+        if (asking.job.size == 1 and not asking.is_torn) or (alike and not asking.is_catching_up):
+            return wishes
+        stops = {name for name in wishes if name in self._stops}
+        if asking.is_catching_up or asking.job.is_told_to_leave:  # the others go on
+            wishes, stops = wishes - stops, set()
+        if asking.is_catching_up:
+            return wishes
+        answer = self._agreements.any_of([name in wishes for name in self._names], self._what)
+        if answer is None:
+            self.unheard = stops
+            return wishes - stops
+        return {name for name, is_wished in zip(self._names, answer, strict=True) if is_wished}

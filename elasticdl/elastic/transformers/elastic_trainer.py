@@ -20,7 +20,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.torch_kit.refusals import TRAINS_ONCE, of_data, of_group, of_modules, refuse
 from elasticdl.elastic.torch_kit.tensors import own as runtime
-from elasticdl.elastic.transformers.trainer_host import Decisions, TrainerHost
+from elasticdl.elastic.transformers.trainer_host import TrainerHost
 from elasticdl.elastic.transformers.writing import (
     follow_rank,
     is_meant,
@@ -241,7 +241,7 @@ def patch(trainer: Any) -> Any:
     host = TrainerHost(trainer, job, runtime.leave)
     runtime.train_in_place(host.finish)
     kind = type(trainer)
-    trainer.add_callback(EndsItsStep(host.decisions))
+    trainer.add_callback(EndsItsStep(host))
     trainer.callback_handler.callbacks.insert(0, TellsBegins(host))
     trainer.__class__ = type(kind.__name__, (Elastic, kind), {"__module__": kind.__module__, "_elastic": host})
     follow_rank(trainer.args, lambda: host.is_first)
@@ -251,11 +251,11 @@ def patch(trainer: Any) -> Any:
 class EndsItsStep(transformers.TrainerCallback):  # type: ignore[misc]
     """The last callback: what the others have decided between two batches of a step takes effect after it."""
 
-    def __init__(self, decisions: Decisions) -> None:
-        self._decisions = decisions
+    def __init__(self, host: TrainerHost) -> None:
+        self._host = host
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._decisions.put_off(control)
+        self._host.put_off_stops(control)
 
 
 class TellsBegins(transformers.TrainerCallback):  # type: ignore[misc]

@@ -22,6 +22,7 @@ from transformers.trainer_callback import ExportableState, ProgressCallback, Tra
 from elasticdl.elastic.core.plan import MicroBatch, Progress
 from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.reporting import Activity
+from elasticdl.elastic.torch_kit.agreements import Wishes
 from elasticdl.elastic.torch_kit.host import OpenBatch, Outcome, SubBatch
 from elasticdl.elastic.torch_kit.loop_state import LoopState
 from elasticdl.elastic.torch_kit.movable import MovableHost, TrainerPlace
@@ -191,46 +192,6 @@ def may_wish(trainer: Any) -> bool:
     return any(each.__module__.partition(".")[0] not in DECIDE_ALIKE or each.__name__ in BY_THE_CLOCK for each in kinds)
 
 
-class Decisions:
-    """Asked for after each step, each epoch, and what was done there."""
-
-    def __init__(self, job: ElasticContext) -> None:
-        self.asks = True  # after a step; it was told with the step's gradients that some worker `may_wish`
-        self._job = job
-        self._wishes: set[str] = set()  # to stop, which the others have not heard
-
-    def put_off(self, control: Any) -> None:
-        """In the middle of a step, which all workers end."""
-        if self._job.size > 1:
-            self._take_wishes(control)
-
-    def settle(self, control: Any, participant: Participant, *, evaluated: bool = False) -> None:
-        """Have ``control`` say what any worker wishes. ``evaluated``: callbacks have seen this worker's own numbers."""
-        if self._job.size == 1 or not (self.asks or evaluated or participant.is_catching_up):
-            for name in self._wishes:
-                setattr(control, name, True)
-            self._wishes.clear()
-            return
-        self._take_wishes(control)
-        if participant.is_catching_up or self._job.is_told_to_leave:  # the others go on
-            self._wishes.clear()
-        if participant.is_catching_up:
-            return
-        wished = [name in self._wishes or bool(getattr(control, name)) for name in FLAGS]
-        answer = participant.agreements.any_of(wished, "the callbacks' decisions", wished)
-        if answer is None:  # it is asked again after the next step
-            return
-        self._wishes.clear()
-        for name, wishing in zip(FLAGS, answer, strict=True):
-            setattr(control, name, wishing)
-
-    def _take_wishes(self, control: Any) -> None:
-        for name in STOPS:
-            if getattr(control, name):
-                self._wishes.add(name)
-                setattr(control, name, False)
-
-
 # A forward pass draws from another stream than what loads its batch.
 FORWARD = b"forward"
 
@@ -251,7 +212,8 @@ class TrainerHost(MovableHost):
     def __init__(self, trainer: Any, job: ElasticContext, on_left: Callable[[], None]) -> None:
         super().__init__(job, on_left, TrainerSnapshot(trainer))
         self._trainer = trainer
-        self.decisions = Decisions(job)
+        self._wishes: Wishes | None = None  # from the first world on
+        self._asks = True  # after a step; it was told with the step's gradients that some worker `may_wish`
         self.begins_as_told = False  # the script names the checkpoint that it means
         self.part = 1.0  # this worker's, of the batch that the last pass was made on
         self._weighed = self.weighed("accelerator.backward(loss)", "in on_pre_optimizer_step")
@@ -317,6 +279,7 @@ class TrainerHost(MovableHost):
         if done := self._place.done():  # by a checkpoint that the trainer has loaded
             self.job.loaded(done)
         participant = Participant(self.job, state, self, values["place"], data)
+        self._wishes = Wishes(participant.agreements, "the callbacks' decisions", FLAGS, stops=STOPS)
         trainer.accelerator.backward = functools.partial(self._backward, trainer.accelerator.backward)
         self._step_together(trainer.optimizer)
         if self.job.under_master:
@@ -463,7 +426,7 @@ class TrainerHost(MovableHost):
 
     def heard(self, rides: Rides) -> bool:
         self._passed.heard(rides)
-        self.decisions.asks = bool(rides["wishes"].any())
+        self._asks = bool(rides["wishes"].any())
         return True
 
     # -- a step that is torn --
@@ -485,7 +448,19 @@ class TrainerHost(MovableHost):
     def settle(self, *, evaluated: bool = False) -> None:
         """Callbacks have said what is to be done after a step, or an epoch."""
         self._step_at = None
-        self.decisions.settle(self._trainer.control, self.participant, evaluated=evaluated)
+        assert self._wishes is not None, "training has begun"
+        control = self._trainer.control
+        wished = {name for name in FLAGS if getattr(control, name)}
+        decided = self._wishes.settle(wished, alike=not (self._asks or evaluated))
+        for name in FLAGS:
+            setattr(control, name, name in decided)
+
+    def put_off_stops(self, control: Any) -> None:
+        """In the middle of a step, which all workers end: what the others have decided takes effect after it."""
+        for name in STOPS:
+            if self._wishes is not None and self.job.size > 1 and getattr(control, name):
+                self._wishes.unheard.add(name)
+                setattr(control, name, False)
 
     def note_resumed(self) -> None:
         """The random streams have been set, to those of a checkpoint."""
