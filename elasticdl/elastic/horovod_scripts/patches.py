@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -20,10 +19,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.transfer import put_tensors, take_tensors
 from elasticdl.elastic.horovod_scripts.script_worker import ScriptWorker, is_failed_collective
 
-# What Horovod 0.28 does not do right with PyTorch's optimizers, TensorFlow 2 and Keras 3, although it needs little.
-#
-# In Keras 3 variables wrap those of TensorFlow, ``optimizer.variables`` is a list and no function, and an optimizer has
-# slots only when it is built, which on newcomers is later than the first synchronisation.
+# What Horovod 0.28 does not do right with PyTorch's optimizers and TensorFlow 2, although it needs little. Keras 3 it can't read at all.
 
 
 def mend_optimizer_state(module: Any, takes_part: Callable[[], bool]) -> None:
@@ -76,57 +72,20 @@ def refuse_optimizer(module: Any) -> None:
 
     @functools.wraps(real_create)
     def create_distributed_optimizer(keras: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_keras_3(optimizer):
+        if not callable(optimizer.variables):  # with Keras 2 it is a function
             raise UserError(
                 "hvd.DistributedOptimizer of Horovod 0.28 does not average the gradients of Keras 3: use "
-                "hvd.DistributedGradientTape, or elasticdl.elastic.keras, or Keras 2 (tf_keras, TF_USE_LEGACY_KERAS=1)"
+                "elasticdl.elastic.keras, or Keras 2 (tf_keras, TF_USE_LEGACY_KERAS=1)"
             )
         return real_create(keras, optimizer, *args, **kwargs)
 
     module.create_distributed_optimizer = create_distributed_optimizer
 
 
-def mend_gradient_tape(module: Any) -> None:
-    """``module``: ``horovod.tensorflow``. ``DistributedGradientTape`` copies this class."""
-    tape_class = module._DistributedGradientTape
-    real_gradient = tape_class.gradient
-
-    @functools.wraps(real_gradient)
-    def gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        return real_gradient(tape, target, _of_tensorflow(sources), *args, **kwargs)
-
-    tape_class.gradient = gradient
-
-
-def mend_keras_state(module: Any) -> None:
-    """``module``: ``horovod.tensorflow.elastic``. States on older Keras are left as they are."""
-    state_class = module.TensorFlowKerasState
-    real_broadcast, real_save, real_load = module._broadcast_model, state_class._save_model, state_class._load_model
-
-    def broadcast_model(model: Any, optimizer: Any, backend: Any) -> None:
-        if not _is_keras_3(optimizer):
-            real_broadcast(model, optimizer, backend)
-            return
-        module.broadcast_variables(tensorflow_variables(model, optimizer), root_rank=0)
-
-    def save_model(state: Any) -> None:
-        if not _is_keras_3(state.optimizer):
-            real_save(state)
-            return
-        variables = tensorflow_variables(state.model, state.optimizer)
-        state._saved_model_state = [module.tf.identity(variable) for variable in variables]
-
-    def load_model(state: Any) -> None:
-        if not _is_keras_3(state.optimizer):
-            real_load(state)
-            return
-        for variable, saved in zip(
-            tensorflow_variables(state.model, state.optimizer), state._saved_model_state, strict=True
-        ):
-            variable.assign(saved)
-
-    module._broadcast_model = broadcast_model
-    state_class._save_model, state_class._load_model = save_model, load_model
+def mend_keras_callbacks(module: Any) -> None:
+    """``module``: ``horovod.tensorflow.keras.callbacks``, whose backend is that of the package ``keras``: of Keras 3, also where
+    TensorFlow has Keras 2, by ``TF_USE_LEGACY_KERAS``."""
+    module.K = module.keras.backend
 
 
 def mend_tensorflow_state(module: Any) -> None:
@@ -140,7 +99,7 @@ def mend_tensorflow_state(module: Any) -> None:
         if not module._executing_eagerly():
             real_init(state, variables, session, **values)
             return
-        state.variables, state.session = _of_tensorflow(variables or module._global_variables()), None
+        state.variables, state.session = variables or module._global_variables(), None
         state._eval_fn, state._assign_fn = state._to_numpy, state._assign_var
         state._save_model()
         module.ObjectState.__init__(state, bcast_object=module.broadcast_object, get_rank=module.rank, **values)
@@ -151,106 +110,6 @@ def mend_tensorflow_state(module: Any) -> None:
         real_sync(state)
 
     state_class.__init__, state_class.sync = init, sync
-
-
-def restore_lr(keras: Any) -> None:
-    """``keras``: the package. ``optimizer.lr``, by which scripts set the rate after a change of workers, is gone in Keras 3:
-    reading it raises, and assigning to it would quietly change nothing."""
-    optimizer_class = keras.optimizers.Optimizer
-    if not hasattr(optimizer_class, "lr"):
-        optimizer_class.lr = property(
-            lambda optimizer: optimizer.learning_rate,
-            lambda optimizer, rate: setattr(optimizer, "learning_rate", rate),
-        )
-
-
-def _is_keras_3(optimizer: Any) -> bool:
-    return not callable(optimizer.variables)
-
-
-def tensorflow_variables(model: Any, optimizer: Any) -> list[Any]:
-    """TensorFlow's variables of both, the seeds of random layers left out: workers need not draw the same."""
-    if not optimizer.built:
-        optimizer.build(model.trainable_variables)
-    return [*_of_tensorflow(model.weights), *_of_tensorflow(optimizer.variables)]
-
-
-def _of_tensorflow(variables: Iterable[Any]) -> list[Any]:
-    """What variables of Keras wrap: their ``value``, which with TensorFlow's own is a function and with tensors missing."""
-    values = ((variable, getattr(variable, "value", None)) for variable in variables)
-    return [variable if value is None or callable(value) else value for variable, value in values]
-
-
-# What Horovod 0.28's callbacks for Keras need of Keras 3, which has it no longer: ``keras.backend`` with its functions,
-# variables that TensorFlow takes, and ``optimizer.lr``.
-
-
-class Backend:
-    """The functions of Keras 2's ``keras.backend`` that the callbacks call."""
-
-    def __init__(self, tensorflow: Any) -> None:
-        self._tensorflow = tensorflow
-
-    def constant(self, value: Any, name: str | None = None) -> Any:
-        return self._tensorflow.constant(value, name=name)
-
-    @staticmethod
-    def get_value(variable: Any) -> float:
-        return float(variable)
-
-    @staticmethod
-    def set_value(variable: Any, value: float) -> None:
-        if hasattr(variable, "assign"):  # else it is a number, which `_refuse_momentum` has seen to be 0
-            variable.assign(value)
-
-
-def mend_callbacks(module: Any) -> None:
-    """``module``: ``horovod._keras.callbacks``. Callbacks of Keras 2 are left as they are."""
-    broadcast, average = module.BroadcastGlobalVariablesCallbackImpl, module.MetricAverageCallbackImpl
-    schedule = module.LearningRateScheduleCallbackImpl
-    for kind in (broadcast, average, schedule):
-        _give_backend(kind, module.tf)
-    real_broadcast, real_begin = broadcast.on_batch_end, schedule.on_train_begin
-
-    @functools.wraps(real_broadcast)
-    def on_batch_end(callback: Any, batch: int, logs: Any = None) -> None:
-        if not isinstance(callback.backend, Backend):
-            real_broadcast(callback, batch, logs)
-        elif not callback.broadcast_done:
-            variables = tensorflow_variables(callback.model, callback.model.optimizer)
-            sent = [each for each in variables if each.ref() not in callback._local_vars]
-            module.hvd.broadcast_variables(sent, root_rank=callback.root_rank)
-            callback.broadcast_done = True
-
-    @functools.wraps(real_begin)
-    def on_train_begin(callback: Any, logs: Any = None) -> None:
-        if isinstance(callback.backend, Backend):
-            _refuse_momentum(callback)
-        real_begin(callback, logs)
-
-    broadcast.on_batch_end, schedule.on_train_begin = on_batch_end, on_train_begin
-
-
-def _give_backend(kind: Any, tensorflow: Any) -> None:
-    real_init = kind.__init__
-
-    @functools.wraps(real_init)
-    def init(callback: Any, backend: Any, *args: Any, **kwargs: Any) -> None:
-        if not hasattr(backend, "get_value"):
-            backend = Backend(tensorflow)
-            restore_lr(sys.modules["keras"])
-        real_init(callback, backend, *args, **kwargs)
-
-    kind.__init__ = init
-
-
-def _refuse_momentum(callback: Any) -> None:
-    momentum = getattr(callback.model.optimizer, "momentum", 0)
-    if callback.momentum_correction and momentum:
-        raise UserError(
-            f"{type(callback).__name__}: Keras 3 can't change an optimizer's momentum ({momentum}) while it trains: give the "
-            "callback momentum_correction=False"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,9 +141,8 @@ class Patches:
             "horovod.common.basics": self._patch_basics,
             "horovod.common.elastic": self._patch_elastic,
             "horovod._keras": refuse_optimizer,
-            "horovod._keras.callbacks": mend_callbacks,
-            "horovod.tensorflow": mend_gradient_tape,
             "horovod.tensorflow.elastic": self._patch_tensorflow,
+            "horovod.tensorflow.keras.callbacks": mend_keras_callbacks,
             "horovod.torch.elastic.state": self._patch_torch,
         }
 
@@ -368,19 +226,11 @@ class Patches:
     def _patch_tensorflow(self, module: Any) -> None:
         """Its ``run`` swallows errors before `run_fn` sees them."""
         real_run = module.run
-        mend_keras_state(module)
         mend_tensorflow_state(module)
 
         @functools.wraps(real_run)
         def run(func: Callable[..., Any]) -> Callable[..., Any]:
-            ours = module.run_fn(func, module._reset)
-
-            def run_with_keras(*args: Any, **kwargs: Any) -> Any:
-                if keras := sys.modules.get("keras"):  # only now, as TensorFlow imports it when it is asked for
-                    restore_lr(keras)
-                return ours(*args, **kwargs)
-
-            return self._ours(real_run(func), run_with_keras)
+            return self._ours(real_run(func), module.run_fn(func, module._reset))
 
         module.run = run
 

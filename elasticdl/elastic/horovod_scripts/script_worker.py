@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping
+from traceback import walk_stack
 from types import TracebackType
 from typing import Any
 
@@ -38,8 +39,8 @@ from elasticdl.job import messages as m
 
 # Telling from outside whether a script moves on, however long it takes from one commit to the next.
 #
-# A thread that hangs stands in one and the same call of one and the same Python function, and computes nothing. So does one
-# that waits for it in a collective: who of them is to blame is for the master to find out.
+# A thread that hangs is found at one and the same place, and its process computes nothing. So is one that waits for it in a
+# collective: who of them is to blame is for the master to find out.
 
 # Of one core, in the mean over the window. A process whose training hangs uses some, as Horovod's threads wait by looking
 # again each millisecond: where that is expensive it comes to a third of a core, with peaks above a half.
@@ -56,7 +57,7 @@ class Stillness:
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._thread = threading.get_ident()
-        self._place = (0, 0)  # frame, instruction
+        self._place: list[tuple[int, int]] = []  # each frame of the thread, and its instruction
         self._begun, self._cpu = clock(), cpu_clock()  # of the present window
         self._busy = False  # in the last one
 
@@ -64,27 +65,16 @@ class Stillness:
         self._thread = threading.get_ident()
 
     def moved(self) -> bool:
-        """Whether the thread has left the call in which it was the last time, or anything was computed lately."""
-        computed = self._computed()
-        frame = current_frames().get(self._thread)
-        if frame is None:
-            return True  # it has ended: nothing is known of the one that may have taken over
-        place = (id(frame), frame.f_lasti)
-        # A loop that is always found in the same call has a new frame each time, perhaps where the old one was, and to
-        # hold on to frames would be to hold on to all that is in them. So a frame is marked, by a field that only
-        # debuggers look at.
-        stays = place == self._place and not frame.f_trace_lines
-        if place == self._place:
-            frame.f_trace_lines = False
-        self._place = place
-        return computed or not stays
-
-    def _computed(self) -> bool:
+        """Whether the thread is elsewhere than the last time, or anything was computed lately."""
         now, cpu = self._clock(), self._cpu_clock()
         if now - self._begun >= WINDOW_SECONDS:
             self._busy = cpu - self._cpu > BUSY * (now - self._begun)
             self._begun, self._cpu = now, cpu
-        return self._busy
+        frame = current_frames().get(self._thread)
+        if frame is None:
+            return True  # it has ended: nothing is known of the one that may have taken over
+        before, self._place = self._place, [(id(each), each.f_lasti) for each, _ in walk_stack(frame)]
+        return self._busy or self._place != before
 
 
 log = logging.getLogger(__name__)

@@ -36,11 +36,10 @@ SEEDED = "ELASTICDL_SEEDED"  # set by the first Python of a worker, to its maste
 PATCHED = frozenset(
     {
         "horovod._keras",
-        "horovod._keras.callbacks",
         "horovod.common.basics",
         "horovod.common.elastic",
-        "horovod.tensorflow",
         "horovod.tensorflow.elastic",
+        "horovod.tensorflow.keras.callbacks",
         "horovod.torch.elastic.state",
     }
 )
