@@ -36,7 +36,7 @@ from elasticdl.cli.signals import SignalLog, caught
 from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.job.facts import Facts
 from elasticdl.job.jobdir import JobDir
-from elasticdl.job.journal import Entry, WorldMark, news, parse_entry, split_at_mark
+from elasticdl.job.journal import Entry, Seldom, WorldMark, news, parse_entry, split_at_mark
 from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -424,13 +424,14 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
         follower.prints(screen).shown(wait=lambda: not noted.take()) as prints,
         job.following(statuses=True) as following,
     ):
-        silence, watch, once = Silence(job, screen), follower.watch(screen, following), Once()
+        silence, watch = Silence(job, screen), follower.watch(screen, following)
+        once, seldom = Once(), Seldom()
         for heard in following:
             if isinstance(heard, pb.JobStatus):
                 last = heard
                 screen.show(heard)
             elif heard:
-                show_entry(heard, screen, once, prints.hear)
+                show_entry(heard, screen, once, seldom, prints.hear)
             silence.hear(heard, following.failure, time.monotonic())
             watch(heard)
             if follower.farewell is not None and noted.first is not None:
@@ -499,7 +500,7 @@ class Silence:
             self._screen.line(why)
 
 
-def show_entry(line: str, screen: Screen, once: Once, hear: Callable[[Entry], object]) -> None:
+def show_entry(line: str, screen: Screen, once: Once, seldom: Seldom, hear: Callable[[Entry], object]) -> None:
     """``hear``: is told the entry.
 
     Who follows a job of this machine keeps it alive: an entry that is damaged, or made up, must not end the training.
@@ -509,7 +510,7 @@ def show_entry(line: str, screen: Screen, once: Once, hear: Callable[[Entry], ob
         return
     with suppress(Exception):
         text = news(entry)
-        if text is not None:
+        if text is not None and not seldom.leaves_out(entry):
             screen.line(once(text, *reasons_of(entry)))
     with suppress(Exception):
         hear(entry)

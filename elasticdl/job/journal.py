@@ -120,6 +120,7 @@ class Fields(BaseModel):
 AnyEntry = Mapping[str, Any]
 # The version of the journal's format, which the first entry, `job_started`, tells.
 FORMAT = "1.2"
+SELDOM_SECONDS = 10.0
 PAUSE_PARTS = ("notice", "drain", "rendezvous", "init", "sync", "first_step")
 PAUSE_TIMES = (*PAUSE_PARTS, "total")
 # Of which type a field is that a worker gives. The status takes epochs of 32 bits, and everything else takes 64.
@@ -141,6 +142,7 @@ class Kind:
     level: int = logging.INFO  # in the master's log
     said: str = ""  # a line for a person, see `line`; empty: only for the record
     quiet: bool = False  # whoever watches the job sees it otherwise, as in its status
+    seldom: bool = False  # many may come each second: a screen shows some (`Seldom`)
     marked: bool = False  # the report shows it as an event
     ends_steps: bool = False  # the steps so far are written with it
     # The types of the fields that a worker may give; if there are none, only the master makes such entries.
@@ -207,7 +209,7 @@ _KINDS = (
          "steps_torn": ""}, scalars=lambda entry: {f"pause/{part}": entry[part] for part in PAUSE_TIMES if part in entry},
          of_worker={"world": _COUNT, "kind": Literal["grow", "shrink", "failure"], "steps_torn": _COUNT, **dict.fromkeys(PAUSE_TIMES, _SECONDS)}),
     Kind("evaluation", {**_WORKER, **_STEP, "epoch": "", "samples": "", "metrics": "", "seconds": ""}, said="evaluation at step {step}: {measured}",
-         marked=True, of_worker={"step": _COUNT, "epoch": _EPOCH, "samples": _COUNT, "metrics": _NUMBERS, "seconds": _SECONDS},
+         seldom=True, marked=True, of_worker={"step": _COUNT, "epoch": _EPOCH, "samples": _COUNT, "metrics": _NUMBERS, "seconds": _SECONDS},
          scalars=lambda entry: {f"evaluation/{name}": value for name, value in entry.get("metrics", {}).items()}),
     Kind("checkpoint", {**_WORKER, **_STEP, "path": "", "seconds": "to write it", "held": "seconds of these, and of copying, that training stood still"},
          said="checkpoint at step {step}: {path}", marked=True, of_worker={"step": _COUNT, "path": str, "seconds": _SECONDS, "held": _SECONDS}),
@@ -226,7 +228,7 @@ _KINDS = (
     Kind("warning", {**_WORKER, "message": ""}, logging.WARNING, "warning: {message}", marked=True, of_worker={"message": str}),
     Kind("epoch_finished", {"epoch": "from 0", **_STEP, "loss": "mean over its samples, as far as rank 0 could report them",
          "compared": "the step after which the workers' states were compared last", "compared_workers": "of how many they were one"},
-         said="epoch {counted} finished: step {step}, mean loss {loss}", marked=True),
+         said="epoch {counted} finished: step {step}, mean loss {loss}", seldom=True, marked=True),
     Kind("scale_requested", {"workers": "asked for from now on"}, said="asked for {wanted}", marked=True),
     Kind("advice", {"text": "", "curve": "[{workers, speedup (of one worker), measured (else an estimate)}]"},
          said="scaling: {text}"),
@@ -257,6 +259,23 @@ def news(entry: AnyEntry) -> str | None:
     if kind is None or kind.quiet or not kind.said or (kind.name == "worker_left" and not entry.get("code")):
         return None
     return line(kind, entry)
+
+
+class Seldom:
+    """Which entries a screen leaves out: of each kind of which many may come it shows the first, and then one in ten seconds."""
+
+    def __init__(self) -> None:
+        self._shown: dict[str, float] = {}  # when the last of each kind happened that was shown
+
+    def leaves_out(self, entry: AnyEntry) -> bool:
+        kind, time = KINDS.get(entry["event"]), entry["time"]
+        if kind is None or not kind.seldom:
+            return False
+        # A negative time has passed where the next master's clock is behind.
+        if 0 <= time - self._shown.get(kind.name, -math.inf) < SELDOM_SECONDS:
+            return True
+        self._shown[kind.name] = time
+        return False
 
 
 def line(kind: Kind, entry: AnyEntry) -> str:

@@ -46,6 +46,8 @@ def program_of(argv: Sequence[str]) -> Path | str:
     path = Path(words[0])
     if not path.exists():
         raise NoSuchProgram(f"there is no {path.absolute()}")
+    if path.is_dir() and not any(path.glob("__main__.py*")):  # or .pyc
+        raise NoSuchProgram(f"{path.absolute()} is a folder without __main__.py")
     if not path.is_file():
         raise CannotFork(f"{path} is no file")
     return path

@@ -79,6 +79,15 @@ def test_a_missing_program(tmp_path, monkeypatch):
     folder_run.require_executable(("sh", "-c", "true"))
 
 
+def test_a_folder_is_a_program_only_with_a_main(tmp_path):
+    with pytest.raises(
+        UserError, match=f"^{tmp_path} is a folder without __main__.py: name the script as it is called"
+    ):
+        folder_run.require_executable((sys.executable, str(tmp_path)))
+    (tmp_path / "__main__.py").touch()
+    folder_run.require_executable((sys.executable, str(tmp_path)))
+
+
 def test_a_bare_python_is_the_one_that_has_elasticdl():
     assert folder_run.with_this_python(("python", "train.py")) == (sys.executable, "train.py")
     for command in (("/usr/bin/python", "train.py"), ("sh", "-c", "python train.py")):

@@ -24,7 +24,7 @@ from elasticdl.cli.pod_logs import PodPrinters
 from elasticdl.cli.screens import Once
 from elasticdl.common.errors import UserError
 from elasticdl.job.jobdir import JobDir, MasterAddress, jobs_root, kept_states, list_jobs, write_aside
-from elasticdl.job.journal import read_journal
+from elasticdl.job.journal import Seldom, read_journal
 from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -422,7 +422,7 @@ def test_who_watches_a_job_is_not_ended_by_what_stands_in_its_journal():
     wrong = ["garbage{", *(f'{{"time": 1, "event": {event}}}' for event in events)]
     right = '{"time": 1, "event": "warning", "message": "late"}'
     for line in (*wrong, right):
-        show_entry(line, screen, Once(), prints.hear)
+        show_entry(line, screen, Once(), Seldom(), prints.hear)
     assert told[-1] == "warning: late"
 
 
@@ -488,6 +488,18 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path):
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=DEADLINE)
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("words", [["status"], ["list"], ["status", "done"]])
+def test_what_nobody_reads_ends_with_the_code_of_a_broken_pipe(words):
+    ended_job("done")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stdout:
+        done = subprocess.run(
+            [sys.executable, "-m", "elasticdl.cli", *words], stdout=stdout, stderr=subprocess.PIPE, timeout=DEADLINE
+        )
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_following_a_status_shows_the_course_of_the_job_and_how_it_ended(running):

@@ -15,7 +15,7 @@ from elasticdl.cli import screens as wording
 from elasticdl.cli.follow import show_entry
 from elasticdl.cli.screens import LiveScreen, Screen, open_screen, render
 from elasticdl.job.facts import Facts
-from elasticdl.job.journal import dump_entry, news
+from elasticdl.job.journal import Seldom, dump_entry, news
 from elasticdl.proto import elasticdl_pb2 as pb
 
 ONCE = wording.Once()
@@ -119,7 +119,7 @@ def test_a_long_reason_stands_once_among_news_and_events():
     screen = Screen((lines := []).append, log_loss_steps=100)
     once = wording.Once()
     for entry in (*left, warning):
-        show_entry(dump_entry(entry), screen, once, lambda entry: None)
+        show_entry(dump_entry(entry), screen, once, Seldom(), lambda entry: None)
     assert lines == [
         f"worker 1 left: {MISSING}; 1.log",
         f"worker 22 left: {AGAIN}",
@@ -129,6 +129,23 @@ def test_a_long_reason_stands_once_among_news_and_events():
     events = [wording.event_line(entry, once) for entry in (*left, warning)]
     assert [text.count("has to be mounted") for text in events] == [1, 0, 0]
     assert events[2].endswith(f"message=2 in a row: {AGAIN}; the job goes on")
+
+
+def test_of_short_epochs_a_screen_shows_one_line_in_ten_seconds_and_of_evaluations_another():
+    """Also after a new master whose clock is behind. What is rare is always shown."""
+    screen = Screen((lines := []).append, log_loss_steps=100)
+    once, seldom = wording.Once(), Seldom()
+    times = [100.0, 100.1, 109.9, 110.0, 119.0, 90.0, 95.0, 100.0]
+    ends = [
+        {"time": time, "event": "epoch_finished", "epoch": n, "step": 8 * n, "loss": 1.0}
+        for n, time in enumerate(times)
+    ]
+    tested = [{"time": 100.1, "event": "evaluation", "step": n, "metrics": {"loss": 1.0}} for n in (1, 2)]
+    warned = [{"time": 100.1, "event": "warning", "message": text} for text in "ab"]
+    for entry in (*tested, *warned, *ends):
+        show_entry(dump_entry(entry), screen, once, seldom, lambda entry: None)
+    assert [line.split(":")[0] for line in lines[:3]] == ["evaluation at step 1", "warning", "warning"]
+    assert [int(line.split()[1]) for line in lines[3:]] == [1, 4, 6, 8]
 
 
 def found(journal):

@@ -185,12 +185,14 @@ def test_a_program_that_has_refused_its_arguments_is_not_started_again(code, rea
 
 
 def test_the_users_own_program_may_not_fail_after_training_but_may_be_taken_away():
-    fatal, warning = after_training(e.WorkerExited(0, ExitCause.CRASHED, 3, "exit code 3"), 30)
-    assert (fatal, warning) == ("worker 0 has left its training after step 30 and ended: exit code 3", "")
+    end = after_training(e.WorkerExited(0, ExitCause.CRASHED, 3, "exit code 3"), 30)
+    assert (end.reason, end.warning) == ("ended after step 30: exit code 3", "")
+    assert end.fatal == "worker 0 has left its training after step 30 and ended: exit code 3"
     for cause in (ExitCause.KILLED, ExitCause.PREEMPTED, ExitCause.NODE_LOST, ExitCause.DELETED):
-        fatal, warning = after_training(e.WorkerExited(0, cause, -9, "detail"), 30)
-        assert (fatal, "may not have been done" in warning) == ("", True)
-    assert after_training(e.WorkerExited(0, ExitCause.CLEAN, 0), 30) == ("", "")
+        end = after_training(e.WorkerExited(0, cause, -9, "detail"), 30)
+        assert (end.fatal, "may not have been done" in end.warning) == ("", True)
+    end = after_training(e.WorkerExited(0, ExitCause.CLEAN, 0), 30)
+    assert (end.reason, end.fatal, end.warning) == ("finished", "", "")
 
 
 @given(

@@ -39,7 +39,8 @@ def test_the_program_is_found_among_the_options(tmp_path, arguments, module):
         (["-c", "import torch"], "option -c of Python"),
         (["--check-hash-based-pycs", "always", "{f}"], "option --check-hash-based-pycs of Python"),
         (["-u"], "Python is given no program"),
-        (["."], ". is no file"),
+        (["."], ".* is a folder without __main__.py"),
+        (["/dev/null"], "/dev/null is no file"),
         (["-"], "option - of Python"),
     ],
 )

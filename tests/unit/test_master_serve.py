@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -182,3 +183,14 @@ def test_a_full_disk_under_the_masters_log_is_told_once_and_stops_nothing(capfd)
     lacks = "the job goes on, and its logs and its journal lack what comes meanwhile"
     assert told == [f"/dev/full can't be written: No space left on device; {lacks}"]
     assert capfd.readouterr() == ("", "")
+
+
+def test_that_the_folder_of_a_running_job_was_removed_is_told_once(tmp_path):
+    told, folder = [], tmp_path / "logs"
+    folder.mkdir()
+    with logging_to(folder / "master.log", JobSpec(job_name="one"), told.append):
+        logging.getLogger("elasticdl.master").error("before")
+        shutil.rmtree(folder)
+        for _ in range(3):
+            logging.getLogger("elasticdl.master").error("after")
+    assert told == [f"{folder} was removed: the workers that train go on, and no other can be started"]

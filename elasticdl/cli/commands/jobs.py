@@ -128,7 +128,7 @@ def _current_cluster() -> Any:
     help="Show one job, or all jobs.",
 )
 def status(job: str | None, follow: bool, as_json: bool, **given: Any) -> int:
-    console = Console(highlight=False)
+    console = _Stdout(highlight=False)
     if follow and as_json:
         raise UserError("status has --json or --follow; `elasticdl events --json --follow` tells programs what happens")
     if follow:
@@ -144,9 +144,15 @@ def status(job: str | None, follow: bool, as_json: bool, **given: Any) -> int:
     return 0
 
 
+class _Stdout(Console):
+    def on_broken_pipe(self) -> None:
+        """Its reader is gone: rich would exit with 1 here, and `main` has a code for that."""
+        raise  # rich calls this where it has caught the error
+
+
 @command(*PLACE, help="Show all jobs, as `elasticdl status` does without a name.")
 def list(**given: Any) -> int:
-    show_all(Console(highlight=False), all_jobs(given))
+    show_all(_Stdout(highlight=False), all_jobs(given))
     return 0
 
 

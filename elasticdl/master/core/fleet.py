@@ -290,22 +290,23 @@ def refusal(record: WorkerRecord, event: WorkerExited) -> str:
     return f"worker {record.worker_id} has refused to train: {event.detail}"
 
 
-def after_training(event: WorkerExited, step: int) -> tuple[str, str]:
-    """Why the job fails, or what is to be said, when a user's own program ends badly after it has finished training.
+def after_training(event: WorkerExited, step: int) -> Judgement:
+    """What it means that a user's own program has ended, which had finished training.
 
     Whether all of its training was meant to be over, only the program knows: it may have left its loop by an exit.
     """
     if event.code == 0:
-        return "", ""
+        return Judgement(ExitCause.FINISHED, "finished")
     how = (
         event.detail
         if event.code > 0 and event.cause is ExitCause.CRASHED
         else f"{event.cause.replace('_', ' ')}: {event.detail}"
     )
+    end = Judgement(ExitCause.FINISHED, f"ended after step {step}: {how}")
     late = f"worker {event.worker_id} has left its training after step {step} and ended: {how}"
     if event.cause in CRASHES:
-        return late, ""
-    return "", f"{late}; what its program does after training may not have been done"
+        return replace(end, fatal=late)
+    return replace(end, warning=f"{late}; what its program does after training may not have been done")
 
 
 class Fleet:
@@ -372,8 +373,7 @@ class Fleet:
         """What it means that its process is gone. ``least``: workers with which the job goes on."""
         end, own_program = judge_loss(record, event), self._settings.own_program
         if own_program and end.cause is ExitCause.FINISHED:
-            fatal, warning = after_training(event, self._training.step)
-            return replace(end, fatal=fatal, warning=warning)
+            return after_training(event, self._training.step)
         if own_program and (
             why := misuse(record, event, somebody_joined=self.somebody_joined) or refusal(record, event)
         ):

@@ -331,12 +331,19 @@ def _terminal_size() -> dict[str, str]:
 
 
 class _LogFile(logging.FileHandler):
-    """``tell``: is told once if it can't be written, which stops nothing."""
+    """``tell``: is told once if it can't be written, or its folder is removed, which stops nothing."""
 
     def __init__(self, file: Path, tell: Callable[[str], object]) -> None:
         super().__init__(file)
         self._tell = tell
         self._failed = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        folder = os.path.dirname(self.baseFilename)
+        if not self._failed and not os.path.exists(folder):
+            self._failed = True
+            self._tell(f"{folder} was removed: the workers that train go on, and no other can be started")
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
