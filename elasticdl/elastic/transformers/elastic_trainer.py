@@ -259,16 +259,13 @@ class EndsItsStep(transformers.TrainerCallback):  # type: ignore[misc]
 
 
 class TellsBegins(transformers.TrainerCallback):  # type: ignore[misc]
-    """The first callback: the host knows before the others that training or an epoch begins, and where they are to stand then."""
+    """The first callback: the host knows before the others that training begins."""
 
     def __init__(self, host: TrainerHost) -> None:
         self._host = host
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self._host.tell_begin()
-
-    def on_epoch_begin(self, *_: Any, **__: Any) -> None:
-        self._host.tell_epoch()
 
 
 class BeforeTraining:

@@ -12,13 +12,14 @@ import functools
 import logging
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy.typing as npt
 import torch
 from transformers.trainer_callback import ExportableState, ProgressCallback, TrainerState
 
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import MicroBatch, Progress
 from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.reporting import Activity
@@ -32,9 +33,7 @@ from elasticdl.elastic.torch_kit.reducer import Rides
 from elasticdl.elastic.torch_kit.refusals import OwnOptimizers
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.training.data_facts import EVALUATION, named_sources
-from elasticdl.elastic.transformers.writing import PACKAGES, FirstsCheckpoint, Passed, holders_of
-
-# How many items, such as tokens, the global batches of a step have, by which a trainer divides the sum of their losses.
+from elasticdl.elastic.transformers.writing import PACKAGES, FirstsCheckpoint, holders_of
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +41,7 @@ Count = Callable[[list[Any]], Any]
 
 
 class Items:
-    """Counted over the workers."""
+    """How many items, such as tokens, the global batches of a step have: by that a trainer divides the sum of their losses."""
 
     def __init__(self, job: ElasticContext) -> None:
         self.total: Any = None  # of the step; None if the trainer does not count them
@@ -51,23 +50,15 @@ class Items:
 
     def of_step(self, samples: list[Any], open_batches: Sequence[OpenBatch], count: Count) -> Any:
         """``samples``: this worker's parts of the batches in hand, if there are any."""
-        self._count = count
-        items = count(samples)
-        if items is None or not open_batches:
-            return items
-        if self._job.size > 1:
-            items = self._sum(
-                items, [each for each, given in zip(samples, open_batches, strict=True) if given.part.samples]
-            )
-        self.total = items
-        return items
+        self._count, self.total = count, count(samples)
+        if self.total is not None and open_batches and self._job.size > 1:
+            self.count_again([each for each, given in zip(samples, open_batches, strict=True) if given.part.samples])
+        return self.total
 
     def count_again(self, samples: list[Any]) -> None:
-        """The batches were divided anew."""
-        if self.total is not None:
-            self.total = self._sum(self.total, samples)
-
-    def _sum(self, like: Any, samples: list[Any]) -> Any:
+        """Over the workers, of their samples."""
+        if self.total is None:
+            return
         own = self._count(samples) if samples and self._count is not None else None
         total = torch.tensor([0.0 if own is None else float(own)], dtype=torch.float64)
         with self._job.waiting(Activity.COMPUTE):
@@ -76,7 +67,7 @@ class Items:
             except WorldBroken as failure:
                 log.info("items are counted again: %s", failure)  # as the step that follows is torn
                 total.fill_(1.0)
-        return total.to(like)[0] if torch.is_tensor(like) else float(total)
+        self.total = total.to(self.total)[0] if torch.is_tensor(self.total) else float(total)
 
 
 # Where a trainer stands between two steps: what a worker that comes later must know beside model, optimizer and scheduler.
@@ -87,31 +78,27 @@ OWN = ("is_local_process_zero", "is_world_process_zero")
 OF_EACH_WORKER = ("log_history", "total_flos", "num_input_tokens_seen", "stateful_callbacks", "best_model_checkpoint")
 
 
-@dataclass(slots=True)
-class Boundary:
-    """The trainer's numbers before its next step: those that it changes while it makes a step that may be torn."""
-
-    loss: torch.Tensor | None = None  # `_tr_loss`: since the last log
-    total_loss: float = 0.0  # before that
-    logged_at: int = 0
-    flos: float = 0.0
-    tokens: int = 0
-
-
 class TrainerSnapshot(TrainerPlace):
     """See `elasticdl.elastic.torch_kit.movable.TrainerPlace`."""
 
     def __init__(self, trainer: Any) -> None:
         super().__init__()
-        self.boundary = Boundary()
         self._trainer = trainer
+        self._noted: dict[str, Any] = {}  # what the trainer changes while it makes a step, which may be torn
 
     def note(self, epoch: int, batch: int) -> None:
         super().note(epoch, batch)
-        trainer, at = self._trainer, self.boundary
-        at.loss = trainer._tr_loss.clone()
-        at.total_loss, at.logged_at = trainer._total_loss_scalar, trainer._globalstep_last_logged
-        at.flos, at.tokens = trainer.current_flos, trainer.state.num_input_tokens_seen
+        trainer = self._trainer
+        state = trainer.state
+        self._noted = {
+            "loss": trainer._tr_loss.clone() if hasattr(trainer, "_tr_loss") else torch.zeros(()),  # since the last log
+            "total_loss": getattr(trainer, "_total_loss_scalar", 0.0),  # before that
+            "logged_at": getattr(trainer, "_globalstep_last_logged", state.global_step),
+            "initial_step": getattr(trainer, "_initial_global_step", state.global_step),
+            "initial_tokens": getattr(trainer, "_initial_num_input_tokens_seen", state.num_input_tokens_seen),
+            "flos": trainer.current_flos,
+            "tokens": state.num_input_tokens_seen,
+        }
 
     def done(self) -> Progress | None:
         """Where the trainer begins, if not at the beginning."""
@@ -133,28 +120,23 @@ class TrainerSnapshot(TrainerPlace):
         }
 
     def read(self) -> dict[str, Any]:
-        trainer, at = self._trainer, self.boundary
+        trainer = self._trainer
         state = {each.name: getattr(trainer.state, each.name) for each in fields(TrainerState) if each.name not in OWN}
         return {
-            "loss": 0.0 if at.loss is None else at.loss.item(),
-            "total_loss": at.total_loss,
-            "logged_at": at.logged_at,
-            "flos": at.flos,
-            "initial_step": getattr(trainer, "_initial_global_step", trainer.state.global_step),
-            "initial_tokens": getattr(trainer, "_initial_num_input_tokens_seen", at.tokens),
-            "state": {**state, "num_input_tokens_seen": at.tokens},
+            **self._noted,
+            "loss": self._noted["loss"].item(),
+            "state": {**state, "num_input_tokens_seen": self._noted["tokens"]},
             "control": asdict(trainer.control),
             "callbacks": [callback.state()["attributes"] for callback in _stateful(trainer)],
         }
 
-    def stand_at(self, epoch: int) -> None:
-        """The trainer is on its way, at the beginning of this epoch."""
+    def passes_by(self, epoch: int) -> None:
+        """The job stands in a later epoch: the next one begins for callbacks as it began for those of the others."""
         received, trainer = self.received, self._trainer
-        if received is None or not received["epoch"]:
-            return
+        assert received is not None, "it comes later"
         steps = received["state"]["global_step"] - received["batch"] // trainer.args.gradient_accumulation_steps
-        trainer.state.epoch = float(epoch)
-        trainer.state.global_step = steps * epoch // received["epoch"]
+        trainer.state.epoch = float(epoch + 1)
+        trainer.state.global_step = steps * (epoch + 1) // received["epoch"]
 
     def apply(self, numbers: dict[str, Any]) -> None:
         trainer = self._trainer
@@ -192,6 +174,11 @@ def may_wish(trainer: Any) -> bool:
     return any(each.__module__.partition(".")[0] not in DECIDE_ALIKE or each.__name__ in BY_THE_CLOCK for each in kinds)
 
 
+DIFFER = (
+    "training_step made gradients of a batch on some workers and none on others, as it went by what is in this worker's part: go by the step "
+    "or the epoch, or give the batch to accelerator.backward on all workers, its loss multiplied by zero where it is not to count"
+)
+
 # A forward pass draws from another stream than what loads its batch.
 FORWARD = b"forward"
 
@@ -218,14 +205,13 @@ class TrainerHost(MovableHost):
         self.part = 1.0  # this worker's, of the batch that the last pass was made on
         self._weighed = self.weighed("accelerator.backward(loss)", "in on_pre_optimizer_step")
         self._iterator: Iterator[Any] | None = None  # over the present epoch
-        self._next_epoch = 0  # that callbacks are told of
         self._step_at: tuple[int, int] | None = None  # that which the trainer makes begins there
         self._passes = 0  # made in this step
         self._given: OpenBatch | None = None  # that the present pass is made on
         self._weight = 1.0
         self._reported: torch.Tensor | float = 0.0  # of the step's loss
         self._items = Items(job)
-        self._passed = Passed(job, trainer)
+        self._has_passed = False  # backwards, the present pass
         self._pass: Pass | None = None
         self._was_first = self._tells_rank = False
         self.unwritten = FirstsCheckpoint(job, lambda: self.is_first, self.rejoin)
@@ -259,10 +245,7 @@ class TrainerHost(MovableHost):
 
     def begin_at(self, epoch: int, batch: int) -> None:
         """The trainer begins there, as it resumes from a checkpoint perhaps."""
-        state, at = self._trainer.state, self._place.boundary
-        self._next_epoch = self._place.epoch = epoch
-        self._place.batch = batch
-        at.logged_at, at.tokens = state.global_step, state.num_input_tokens_seen
+        self._place.note(epoch, batch)
 
     def begin(self, loader: Any) -> None:
         """Be in a world; the trainer has prepared model, optimizer and scheduler."""
@@ -318,15 +301,11 @@ class TrainerHost(MovableHost):
 
     # -- an epoch --
 
-    def tell_epoch(self) -> None:
-        """Callbacks are about to hear that an epoch begins. On a worker that comes later ``state`` is as it was for the others."""
-        epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
-        if self.is_catching_up and epoch:
-            self._place.stand_at(epoch)
-
     def go_to(self, epoch: int, first: int = 0) -> int | None:
         self._iterator, arrives = None, self.is_catching_up
         begins = super().go_to(epoch, first)
+        if begins is None:
+            self._place.passes_by(epoch)
         return None if arrives and self._trainer.control.should_training_stop else begins
 
     def take(self) -> Iterator[Any]:
@@ -348,7 +327,6 @@ class TrainerHost(MovableHost):
             self._step_at = (batch.epoch, batch.number)
             self._passes, self._reported, self._items.total = 0, 0.0, None
             self._weighed.begin()
-            self._passed.begin()
         return OpenBatch(batch, part, sample)
 
     # -- a step --
@@ -387,7 +365,7 @@ class TrainerHost(MovableHost):
 
     def _run(self, given: OpenBatch, weight: float, inputs: Any, items: Any) -> torch.Tensor:
         assert self._pass is not None, "a pass was made"
-        self._given, self._weight = given, weight
+        self._given, self._weight, self._has_passed = given, weight, False
         participant = self.participant
         try:
             # A loss is a sum over items by their number, or a mean over samples, or has terms of both kinds. With the part's
@@ -396,8 +374,8 @@ class TrainerHost(MovableHost):
             with participant.apart(given.batch, FORWARD):
                 loss = self._pass(inputs, partial)
             # What it returns is logged, however many backward passes it has made.
-            self._passed.note(given)
             given.add_loss(loss, weight)
+            given.backwards += self._has_passed
             return loss
         finally:
             self._given = None
@@ -409,7 +387,7 @@ class TrainerHost(MovableHost):
 
     def _backward(self, own: Callable[..., None], loss: torch.Tensor, **kwargs: Any) -> None:
         if self._given is not None:
-            self._passed.made = True
+            self._has_passed = True
             self._weighed.require()
             self._given.begin_loss(loss)
             loss = loss if self._weight == 1.0 else loss * self._weight
@@ -422,10 +400,18 @@ class TrainerHost(MovableHost):
         self._weighed.note()
 
     def rides(self) -> Mapping[str, npt.ArrayLike]:
-        return {**self._passed.rides(), "wishes": [float(may_wish(self._trainer))]}
+        # Of which batches this worker has made gradients, and of which it has not; without a sample of its own it is as another worker.
+        passes = [
+            [float(given.backwards > 0), float(given.backwards < len(given.losses))]
+            if given.part.samples
+            else [0.0, 0.0]
+            for given in self.participant.open_batches
+        ]
+        return {"passes": passes, "wishes": [float(may_wish(self._trainer))]}
 
     def heard(self, rides: Rides) -> bool:
-        self._passed.heard(rides)
+        if self.job.size > 1 and bool(rides["passes"].all(axis=1).any()):
+            raise UserError(DIFFER)
         self._asks = bool(rides["wishes"].any())
         return True
 
@@ -433,7 +419,8 @@ class TrainerHost(MovableHost):
 
     def begin_remake(self, open_batches: Sequence[tuple[OpenBatch, Sequence[SubBatch]]]) -> None:
         self._weighed.begin()
-        self._passed.begin()
+        for given, _ in open_batches:
+            given.backwards = 0
         self._items.count_again([piece.content for _, pieces in open_batches for piece in pieces])
 
     def remake(self, given: OpenBatch, sample: Any, weight: float) -> None:
@@ -471,5 +458,4 @@ class TrainerHost(MovableHost):
 
     def end_of_training(self) -> None:
         """There is no further step."""
-        self._passed.begin()
         super().end_of_training()
