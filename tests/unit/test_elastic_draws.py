@@ -5,7 +5,7 @@ import torch
 from elastic_kit import make_data
 from torch.utils.data import DataLoader
 
-from elasticdl.elastic.torch_kit.own_loader import Draws, OwnLoader, StandIn
+from elasticdl.elastic.torch_kit.own_loader import Draws, OwnLoader, StandIn, streams_apart
 
 
 def test_a_cache_that_fills_is_none_of_the_data():
@@ -73,3 +73,9 @@ def test_a_stand_in_is_as_at_first_however_the_script_has_changed_it():
     again, others = stand_in.take()
     assert again.data_ptr() == first.data_ptr(), "nothing is copied"
     assert others["text"] == ["a"]
+
+
+def test_where_no_gpu_is_used_none_is_counted_in_each_step(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: pytest.fail("it takes a quarter of a millisecond"))
+    with streams_apart():
+        torch.rand(1)
