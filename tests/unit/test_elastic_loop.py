@@ -15,7 +15,7 @@ from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import ALONE, Member, World
 from elasticdl.elastic.torch.loop_host import LoopHost
 from elasticdl.elastic.torch.prepare import PlainLoop, PreparedLoader, _speak_to, schedulers_of
-from elasticdl.elastic.torch.tape import CannotRemake, Tape, Watch
+from elasticdl.elastic.torch.torn_step import CannotRemake, Tape, Watch
 from elasticdl.elastic.torch_kit.buffers import least_samples
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.refusals import require_plain
@@ -318,13 +318,18 @@ class Noting:
     def __init__(self, model, sample, kept=()):
         self.tape = Tape(sample, kept=kept)
         self.watch = Watch(model, self)
+        self.around = self.watch.around_batch()
 
     def __enter__(self):
-        self.watch.start(self.tape)
+        self.watch.tape = self.tape
+        self.around.__enter__()
         return self.tape
 
     def __exit__(self, *_):
-        self.watch.stop()
+        self.around.__exit__(None, None, None)
+
+    def noted(self):
+        return tuple
 
     def before_look(self, tensor): ...
 

@@ -4,7 +4,6 @@ import contextlib
 import copy
 import os
 import random
-import re
 
 import numpy as np
 import pytest
@@ -13,11 +12,10 @@ from newcomer_kit import BATCHES, EPOCHS, STANDS, Experts, Member, late_of, make
 from refusal_kit import refused
 from session_kit import FakeMaster
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, WeightedRandomSampler
+from torch.utils.data import WeightedRandomSampler
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.torch.loop_faults import OTHER_ORDER
 from elasticdl.elastic.torch.loop_host import Hints
 from elasticdl.elastic.torch_kit.host import OpenBatch
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch
@@ -355,21 +353,3 @@ def test_what_the_script_raises_itself_may_be_swallowed():
                 member.optimizer.step(lambda: 1 / 0)
             member.step(plain_loss(member, x, y))
     assert member.host.fault is None
-
-
-@pytest.mark.parametrize(
-    ("options", "is_refused"),
-    [({"shuffle": True}, True), ({"shuffle": True, "generator": torch.Generator()}, False), ({}, False)],
-)
-def test_another_loaders_order_that_each_worker_would_draw_by_itself_is_refused(options, is_refused):
-    member = Member(make_model=lambda: torch.nn.Linear(8, 3))
-
-    def train_it():
-        for (x, y), (z, _) in zip(member.loader, DataLoader(make_data(), batch_size=15, **options), strict=True):
-            loss = plain_loss(member, x, y) + member.model(z).square().mean()
-            member.model.eval()
-            list(DataLoader(make_data(16), shuffle=True))  # of an evaluation
-            member.model.train()
-            member.step(loss)
-
-    refused(re.escape(OTHER_ORDER), train_it) if is_refused else train_it()

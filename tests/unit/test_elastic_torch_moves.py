@@ -13,7 +13,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.elastic.core.plan import BatchPolicy, epoch_order
-from elasticdl.elastic.torch.tape import Tape
+from elasticdl.elastic.torch.torn_step import Tape
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.torch_kit.torch_state import TorchState
@@ -164,8 +164,8 @@ def test_a_step_that_is_made_again_in_pieces_moves_buffers_once(kind):
         participant.state.begin_step()
         participant.state.drop_gradients()
         given.tape = Tape([x, y])  # a worker that is alone has noted nothing
-        given.tape.note(model, (x,), {}, out := model(x))
-        given.tape.note(mse_loss, (out, y), {}, loss := mse_loss(out, y))
+        given.tape.note_model(model, (x,), {}, out := model(x))
+        loss = given.tape.call(mse_loss, (out, y), {})
         given.tape.note_backward(loss, {})
         participant.state.reset_buffers()
         given.most = 3  # samples of its part, as it was in a world of three

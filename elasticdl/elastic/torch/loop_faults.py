@@ -1,185 +1,18 @@
-"""What a plain loop does that can't be right, each in one line.
-
-With it what a loop changes in place.
-"""
+"""What a plain loop does that can't be right, each in one line."""
 
 from __future__ import annotations
 
 import contextlib
-import dis
 import functools
-import inspect
-import io
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from types import FrameType
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.common.reason import one_line
-from elasticdl.elastic.training.attributes import is_scripts_own
-from elasticdl.elastic.training.nested import leaves as leaves_of
-
-# What a script changes in place while it works on a batch, kept as it was before: a step that is torn is made again from there.
-#
-# A counter that is a tensor, a weight decay of one's own, a table of features: whatever was there before the batch, and was not made of it.
-
-_OF_NUMBERS = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "div", "mod", "pow")
-_OF_BITS = ("and", "or", "xor", "lshift", "rshift")
-_OPERATORS = frozenset(f"__i{name}__" for name in (*_OF_NUMBERS, *_OF_BITS))
-_OTHERS = frozenset({"__setitem__", *_OPERATORS})
-_OF_RUNNING_STATISTICS = frozenset({"batch_norm", "instance_norm"})  # which come behind the input
-_ATTRIBUTES = ("data", "requires_grad")
-_HARMLESS = frozenset({"requires_grad_", "retain_grad", "share_memory_", "rename_"})
-
-
-class _Was(Protocol):
-    """How something was."""
-
-    @property
-    def storage(self) -> int:
-        """Whose it is; 0 for none."""
-
-    def put_back(self) -> None: ...
-
-    def at_present(self) -> Self:
-        """How the same is now."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Values:
-    alias: torch.Tensor  # of the same memory, without a version that a backward pass has noted
-    copy: torch.Tensor
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> Self:
-        alias = tensor.data
-        return cls(alias, alias.clone())
-
-    @property
-    def storage(self) -> int:
-        return storage_of(self.alias)
-
-    def put_back(self) -> None:
-        self.alias.copy_(self.copy)
-
-    def at_present(self) -> Self:
-        return self.of(self.alias)
-
-
-@dataclass(frozen=True, slots=True)
-class _Attribute:
-    tensor: torch.Tensor
-    name: str
-    value: Any
-    storage: int = 0
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor, name: str) -> Self:
-        return cls(tensor, name, getattr(tensor, name))
-
-    def put_back(self) -> None:
-        setattr(self.tensor, self.name, self.value)
-
-    def at_present(self) -> Self:
-        return self.of(self.tensor, self.name)
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """How something is that was changed."""
-
-    every: Sequence[_Was] = ()
-
-    @torch.no_grad()
-    def put_back(self, besides: Container[int] = ()) -> None:
-        """All but what has one of these storages."""
-        for was in self.every:
-            if was.storage not in besides:
-                was.put_back()
-
-
-class InPlace:
-    """What was changed from the time that a batch is given, until the next one is."""
-
-    def __init__(self, sample: Any) -> None:
-        self._was: dict[Any, _Was] = {}
-        # Memory of what is made of the batch. What takes its place when that is gone was not there before the batch either.
-        self._made = {storage_of(leaf) for leaf in leaves_of(sample) if isinstance(leaf, torch.Tensor)}
-
-    def before(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The script calls this next."""
-        name = getattr(function, "__name__", "")
-        if name == "requires_grad_":
-            self._keep_attribute(args[0], "requires_grad")
-        elif (attribute := attribute_set_by(function)) in _ATTRIBUTES:
-            self._keep_attribute(args[0], attribute)
-        elif (name.endswith("_") and not name.endswith("__") and name not in _HARMLESS) or name in _OTHERS:
-            self._keep(args[:1])
-        elif name in _OF_RUNNING_STATISTICS:
-            self._keep((args[1:3], kwargs.get("running_mean"), kwargs.get("running_var")))
-        elif kwargs.get("out") is not None:
-            self._keep(kwargs["out"])
-
-    def after(self, args: Any, result: Any) -> None:
-        """It has returned."""
-        given = {storage_of(leaf) for leaf in args if isinstance(leaf, torch.Tensor)}
-        for leaf in leaves_of(result):
-            if isinstance(leaf, torch.Tensor) and (storage := storage_of(leaf)) not in given:
-                self._made.add(storage)
-
-    def is_made(self, tensor: torch.Tensor) -> bool:
-        """Of the batch, or since it was given."""
-        return storage_of(tensor) in self._made
-
-    def is_kept(self, tensor: torch.Tensor) -> bool:
-        """Whether it may be changed."""
-        storage = storage_of(tensor)
-        return storage in self._made or any(was.storage == storage for was in self._was.values())
-
-    def undo(self, later: Sequence[InPlace], settled: Container[int]) -> Changes:
-        """All is as before this batch. Returns how it was changed.
-
-        ``later``: of the batches that were given since. ``settled``: storages of what is put back otherwise.
-        """
-        every = [was for each in (self, *later) for was in each._was.values() if was.storage not in settled]
-        with torch.no_grad():
-            changes = Changes([was.at_present() for was in every])
-        Changes(every[::-1]).put_back()
-        return changes
-
-    @contextlib.contextmanager
-    def undone(self, later: Sequence[InPlace], settled: Container[int]) -> Iterator[None]:
-        """Within, all is as before this batch; afterwards it is as it is now."""
-        changes = self.undo(later, settled)
-        try:
-            yield
-        finally:
-            changes.put_back()
-
-    def _keep(self, given: Any) -> None:
-        for tensor in leaves_of(given):
-            if isinstance(tensor, torch.Tensor) and (storage := storage_of(tensor)) not in self._made:
-                place = (
-                    (tensor.storage_offset(), tensor.shape, tensor.stride()) if tensor.layout is torch.strided else ()
-                )
-                if (storage, place) not in self._was:
-                    self._was[storage, place] = _Values.of(tensor)
-
-    def _keep_attribute(self, tensor: torch.Tensor, name: str) -> None:
-        if storage_of(tensor) not in self._made and (id(tensor), name) not in self._was:
-            self._was[id(tensor), name] = _Attribute.of(tensor, name)
-
-
-def attribute_set_by(function: Callable[..., Any]) -> str:
-    """Of a tensor, as in ``tensor.data = ...``; empty for any other function."""
-    if getattr(function, "__name__", "") not in ("__set__", "__delete__"):
-        return ""
-    return str(getattr(getattr(function, "__self__", None), "__name__", ""))
 
 
 def storage_of(tensor: torch.Tensor) -> int:
@@ -206,8 +39,6 @@ GRADIENT_OF_PART = (
 )
 # Who stood where a worker was told that the job stands.
 NOBODY_IS_LEFT = "this worker has passed by batches that nobody who is left has trained on: it is started again"
-ORDERS = ("random_", "randperm", "randint", "multinomial")  # by which samplers draw
-
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
@@ -307,11 +138,6 @@ COPIED_ON_ITS_WAY = (
     "parameters: make the copy before elastic.prepare(), give it along, and set it by load_state_dict()"
 )
 
-OTHER_ORDER = (
-    "another loader than the prepared one draws the order of its samples within the loop, where each worker draws its own random numbers: "
-    "give that loader generator=torch.Generator().manual_seed(0), with which all workers load the same"
-)
-
 
 def place_in_script(what: str) -> str:
     """``FILE:LINE: WHAT``, of the nearest frame that is neither torch's nor ours."""
@@ -327,44 +153,20 @@ def _is_foreign(frame: FrameType) -> bool:
     return frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "elasticdl")
 
 
-class SecondPass:
-    """Of the script's loop, through the batches of a torn step; it comes next."""
-
-    def __init__(self, step: int, end: int, why: Exception) -> None:
-        """``step``: that was made last. ``end``: the number of the batch that comes after this one's."""
-        self.end = end
-        cause = str(why) if isinstance(why, ElasticDLError) else one_line(why)
-        self._what = f"step {step + 1} was torn, and was made by another pass through the script's loop ({cause})"
-        self._before, _ = _held_by_script()
-
-    def told(self) -> str:
-        """What of the script shows, when this pass is over, that there were two; empty if nothing does."""
-        now, added = _held_by_script()
-        counts = [name for name, value in now.items() if type(value) is int or (type(value) is float and name in added)]
-        counted = [name for name in counts if now[name] > self._before.get(name, now[name])]
-        drawn = [name for name, value in now.items() if isinstance(value, Iterator)]
-        told = [f"; counted twice: {', '.join(counted)}"] * bool(counted)
-        told += [f"; drawn from twice: {', '.join(drawn)}"] * bool(drawn)
-        return self._what + "".join(told) if told else ""
+def given_again(step: int, why: Exception) -> str:
+    """``step``: that the loop makes by another pass, for the journal."""
+    cause = str(why) if isinstance(why, ElasticDLError) else one_line(why)
+    return (
+        f"step {step} was torn, and was made by another pass through the script's loop ({cause}): what the loop counts or draws for a batch, it "
+        "has counted or drawn twice, on all workers alike"
+    )
 
 
-def _held_by_script() -> tuple[dict[str, Any], set[str]]:
-    """Of the function that loops over the batches: numbers, also of its objects, and iterators; and the names to which it adds something."""
-    frame = sys._getframe()
-    while frame.f_back is not None and (_is_foreign(frame) or frame.f_code.co_flags & inspect.CO_GENERATOR):
-        frame = frame.f_back  # a generator is around the loader, such as a progress bar
-    held = {**frame.f_globals, **frame.f_locals}
-    for name, each in list(held.items()):
-        kind: Any = type(each)
-        if is_scripts_own(kind):
-            held.update({f"{name}.{key}": value for key, value in getattr(each, "__dict__", {}).items()})
-    steps = pairwise(dis.get_instructions(frame.f_code))
-    added = {name.argval for add, name in steps if add.opname == "BINARY_OP" and add.argrepr == "+="}
-    held = {name: each for name, each in held.items() if isinstance(each, (int, float, Iterator))}
-    # A generator that runs is the loop over the batches itself.
-    return {
-        n: v for n, v in held.items() if not isinstance(v, io.IOBase) and not getattr(v, "gi_running", False)
-    }, added
+def changes_a_parameter(place: str) -> str:
+    return (
+        f"{place} changes a parameter that is trained, with a batch in hand: a step that has to be made again would change it twice; change it "
+        "after optimizer.step()"
+    )
 
 
 def left_out_by_size(place: str, whole: int, mine: int) -> str:
@@ -383,24 +185,14 @@ def works_on_another_batch(place: str) -> str:
     )
 
 
-def require_own(given: Any, kept: Container[int]) -> None:
-    """The model is called with this. ``kept``: storages of what was computed on the way.
+def require_own(given: Sequence[Any], kept: Container[int]) -> None:
+    """The model is called with these. ``kept``: storages of what was computed on the way.
 
     Raises:
         UserError: some of it is from there.
     """
-    if any(isinstance(leaf, torch.Tensor) and storage_of(leaf) in kept for leaf in leaves_of(given)):
+    if kept and any(isinstance(leaf, torch.Tensor) and storage_of(leaf) in kept for leaf in given):
         raise UserError(
             "the model is called with what it has answered to a batch before, as with the hidden state of an RNN, and this worker has come "
             "between the two: it can come where that begins anew, at the begin of an epoch"
         )
-
-
-def require_one_order(generator: torch.Generator | None, module: str) -> None:
-    """One of `ORDERS` is called, with ``generator``, by ``module``.
-
-    Raises:
-        UserError: what each worker draws by itself is an order of samples.
-    """
-    if generator is None and module == "torch.utils.data.sampler" and torch.is_grad_enabled():
-        raise UserError(OTHER_ORDER)

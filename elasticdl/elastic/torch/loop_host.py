@@ -21,7 +21,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Container, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 from weakref import ReferenceType
 
 import torch
@@ -31,9 +31,8 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import MicroBatch
 from elasticdl.elastic.torch import loop_faults
 from elasticdl.elastic.torch.approach import Approach, Beginning, Standing, moved
-from elasticdl.elastic.torch.loop_faults import SecondPass, lasting, place_in_script, storage_of
-from elasticdl.elastic.torch.replay import NotedBatch, Replay, weighed_backward
-from elasticdl.elastic.torch.tape import Watch
+from elasticdl.elastic.torch.loop_faults import lasting, place_in_script, storage_of
+from elasticdl.elastic.torch.torn_step import NotedBatch, Tape, Watch, weighed_backward
 from elasticdl.elastic.torch_kit.gradients import LoopGradients
 from elasticdl.elastic.torch_kit.host import OpenBatch, Outcome
 from elasticdl.elastic.torch_kit.loop_state import LoopState
@@ -197,7 +196,6 @@ class LoopHost(JoinedHost):
         self._order = Order(data)
         # The script must be given this one again, and those after it; and why.
         self._repeats: tuple[OpenBatch, Exception] | None = None
-        self._second: SecondPass | None = None  # that the script makes
         self._passes_more = 0  # by this script, than there were batches
         self._is_owed = False  # the batch in hand is a stand-in for one that others were given once more
         self._watch = Watch(model, self)
@@ -208,7 +206,7 @@ class LoopHost(JoinedHost):
         self._means = Means(job)
         self._gradients = LoopGradients(optimizer, job.warn, may_be_summed=job.under_master)
         self._scalers: list[torch.amp.GradScaler] = []
-        self._replay = Replay(lambda: self.participant, lambda: self._scale)
+        self._unused: list[Tape] = []  # of batches of this loop since the last step, without gradients
         self._counted: list[tuple[Piece, Any]] = []  # in values of the script, in the step that is torn
         self._is_fresh = True  # no gradient was made of the open batches
         self._unsure: list[Callable[[], object]] = []  # what rank 0 may not have done: gradients were not summed since
@@ -244,7 +242,7 @@ class LoopHost(JoinedHost):
     def begin_epoch(self) -> None:
         """The script begins to loop over its loader."""
         if self._joined is not None:
-            self._replay.turn(is_new_loop=True)
+            self._turn(is_new_loop=True)
         if self._epochs == 0:
             self._approach.begin()
         if self._joined is None and (self._approach.epoch_after(self._epochs), 0) >= self._approach.jobs_place:
@@ -268,7 +266,9 @@ class LoopHost(JoinedHost):
                     return
                 self._begin(self._order.drawn[first])
                 self._draw(self._order.drawn[first].epoch)
-            yield from self.participant.batches(first)
+            for sample in self.participant.batches(first):
+                with self._watch.around_batch() if self.participant.open_batches else contextlib.nullcontext():
+                    yield sample
 
     def end_epoch(self) -> None:
         """There is no further batch in this epoch."""
@@ -277,7 +277,7 @@ class LoopHost(JoinedHost):
         participant = self._joined
         if participant is None:
             return
-        self._replay.turn()
+        self._turn()
         if participant.open_batches and not participant.state.step and participant.state.hooks.may_step:
             raise UserError(loop_faults.STEP_IN_HOOK)
         last, at = self._order.drawn[-1], participant.state.progress
@@ -288,7 +288,6 @@ class LoopHost(JoinedHost):
 
     def pause(self) -> None:
         """The script leaves its loop over batches."""
-        self._watch.stop()
         restore_streams(self._order.outside)
 
     def _draw(self, epoch: int) -> None:
@@ -326,14 +325,10 @@ class LoopHost(JoinedHost):
     def next_number(self, number: int) -> int:
         number, self._is_owed = number - self._is_owed, False
         if self._repeats is None:
-            if self._second is not None and number >= self._second.end:
-                if told := self._second.told():
-                    self.job.warn(told)
-                self._second = None
             return number
-        self._watch.stop()
         (first, why), self._repeats = self._repeats, None
-        self._second = SecondPass(self.participant.state.step, number, why) if self.job.rank == 0 else None
+        if self.job.rank == 0:
+            self.job.warn(loop_faults.given_again(self.participant.state.step + 1, why))
         self._passes_more += number - first.batch.number
         place = self.participant.position
         answers, repeats = place.answers.state_dict(), place.repeats
@@ -346,9 +341,8 @@ class LoopHost(JoinedHost):
 
     @lasting
     def asks_for(self, batch: GlobalBatch) -> bool:
-        self._watch.stop()
         self._approach.stands = Standing.behind(batch)
-        self._replay.turn()
+        self._turn()
         return False
 
     def owes(self, batch: GlobalBatch) -> bool:
@@ -371,20 +365,27 @@ class LoopHost(JoinedHost):
             self._gradients.begin_step()
         self._means.steps_loss = None
         self.hints.given(batch, part, self._last)
-        self._last = NotedBatch(batch, part, tape=self._replay.new_tape(sample, self.hints.kept))
+        tape = Tape(
+            sample,
+            unused=self._unused,
+            may_be_torn=self._may_be_torn,
+            kept=self.hints.kept,
+            others=self._others_storages,
+        )
+        self._last = NotedBatch(batch, part, tape=tape)
         if self._may_be_torn:
             self._last.noted = self.participant.state.attributes.note()
-        self._watch.start(self._last.tape if self.job.under_master else None)
+        self._watch.tape = tape if self.job.under_master else None
         return self._last
 
     def step_over(self) -> None:
-        open_batches = self._replay.open_batches
+        open_batches = self._noted_batches
         self._means.steps_loss = open_batches[0].loss if len(open_batches) == 1 else None
         self._gradients.close_step()
-        self._replay.step_made()
+        self._unused.clear()
         self.hints.step_made()
         self._is_fresh = True
-        self._watch.stop_noting()
+        self._watch.tape = None
 
     def arrives(self, batch: GlobalBatch | None) -> None:
         self._last = self._means.steps_loss = None
@@ -393,11 +394,33 @@ class LoopHost(JoinedHost):
         if batch is not None and batch.epoch in draws:
             self._data.draws.require_data(draws[batch.epoch])
 
-    def left(self) -> None:
-        self._watch.stop()
-        super().left()
-
     # -- what the script does with a batch --
+
+    def _turn(self, *, is_new_loop: bool = False) -> None:
+        """The script is done with the batch that it was given last, if it was given one since the last step: it asks for another, or
+        begins a new loop. One of which it has made nothing is no part of the step.
+
+        Raises:
+            UserError: it has left the batch out by the number of this worker's samples.
+        """
+        participant, open_batches = self.participant, self._noted_batches
+        if is_new_loop:
+            self._unused.clear()
+        is_stepped = not open_batches or participant.is_reduced
+        if is_stepped or open_batches[-1].backwards or not self.job.under_master:
+            return
+        last, tape = open_batches[-1], open_batches[-1].tape
+        if not is_new_loop:
+            if tape.looked_at_size and not tape.is_for_model and self.job.size > 1:
+                whole, mine = len(last.batch.indices), last.part.samples
+                raise UserError(loop_faults.left_out_by_size(tape.looked_at_size, whole, mine))
+            self._unused.append(tape)
+        if tape.is_untouched:
+            participant.open_batches.pop()
+
+    def noted(self) -> Callable[[], None]:
+        attributes = self.participant.state.attributes
+        return functools.partial(attributes.put_back, attributes.note()) if self._may_be_torn else lambda: None
 
     @lasting
     def before_look(self, tensor: torch.Tensor) -> None:
@@ -443,8 +466,6 @@ class LoopHost(JoinedHost):
             given.tape.note_backward(loss, kwargs)
         given.backwards += 1
         given.loss = weakref.ref(loss) if given.backwards == 1 else None
-        if not self._may_be_torn:
-            self._watch.stop_noting()
         run = functools.partial(weighed_backward, loss, kwargs)
         self.participant.backward(given, given.part.weight, loss, run, scale=self._scale)
         self._gradients.made()
@@ -489,7 +510,7 @@ class LoopHost(JoinedHost):
         """Of a mean over this worker's part of the batch, the mean over the whole batch."""
         with self._watch.paused():
             if self._last is not None:
-                self._last.tape.trace.is_untouched = False  # something comes of its batch
+                self._last.tape.is_untouched = False  # something comes of its batch
             own = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
             return own if self._joined is None or self.is_idle else self._means.of(value, own, self._joined, self._last)
 
@@ -511,7 +532,6 @@ class LoopHost(JoinedHost):
     @lasting
     def finish(self) -> LoopState | None:
         """Return when the scripts of all workers are done; the state that they end with, if there is one."""
-        self._watch.stop()
         epoch = self._approach.epoch_after(self._epochs)
         if self._joined is None:
             if not (self._epochs or self.job.comes_later or self._began.moved[0]):
@@ -532,8 +552,7 @@ class LoopHost(JoinedHost):
     # -- a step that is torn --
 
     def take_back(self) -> None:
-        self._replay.take_back()
-        open_batches = self._replay.open_batches
+        open_batches = self._noted_batches
         if any(given.tape.is_lost for given in open_batches):  # who is sent the state next has to know
             self._note_repeat(open_batches[0], open_batches[-1])
         if not self._counted:  # else it is torn again
@@ -543,24 +562,39 @@ class LoopHost(JoinedHost):
                 piece.undo()
 
     def remake(self, given: OpenBatch, sample: Any, weight: float) -> None:
-        self._replay.remake(given, sample, weight)
+        assert isinstance(given, NotedBatch)
+
+        def backward(loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
+            run = functools.partial(weighed_backward, loss, kwargs)
+            self.participant.backward(given, weight, loss, run, scale=self._scale)
+
+        given.remake(sample, weight, backward)
 
     def give_back(self) -> None:
         self._make_up()
-        self._replay.give_back()
         while self._counted:
             piece, counted = self._counted.pop()
             piece.load(counted)
 
     def cannot_remake(self, first: OpenBatch, last: OpenBatch, error: Exception) -> None:
-        self._replay.forget()  # the script does it all once more
-        self._counted.clear()
+        self._counted.clear()  # the script does it all once more
         self._note_repeat(first, last)
         self._repeats = first, error
         if first.batch.epoch != last.batch.epoch:
             raise UserError("a step that was torn has batches of two epochs, which can't be given again") from error
 
     # -- details --
+
+    @property
+    def _noted_batches(self) -> Sequence[NotedBatch]:
+        return cast(list[NotedBatch], self.participant.open_batches)
+
+    def _others_storages(self) -> tuple[Container[int], Container[int]]:
+        """Of parameters that are trained, and of what a torn step puts back."""
+        state = self.participant.state
+        return {storage_of(each) for each in state.parameters() if each.requires_grad}, {
+            storage_of(each) for each in state.moved_by_passes()
+        }
 
     def _note_repeat(self, first: OpenBatch, last: OpenBatch) -> None:
         """The script is given these once more, and so is that of each worker that comes later: loops count alike."""
@@ -589,6 +623,6 @@ class LoopHost(JoinedHost):
         with self._watch.paused():
             self._gradients.begin()
             if self.participant.settle(larger=larger) is Outcome.MADE:
-                self._watch.stop_noting()  # it can't be torn any more
+                self._watch.tape = None  # it can't be torn any more
                 self._unsure.clear()
                 self._gradients.summed()
