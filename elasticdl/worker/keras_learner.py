@@ -28,7 +28,7 @@ from elasticdl.elastic.keras.loader import ElasticContext, ElasticDataLoader, fe
 from elasticdl.elastic.keras.step import LossFunction, TrainStep, any_batch, widen
 from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors, require_backend
 from elasticdl.elastic.training import plain_data
-from elasticdl.elastic.training.attributes import is_open_file
+from elasticdl.elastic.training.attributes import put
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.evaluation import Array, Evaluation, Evaluator, Metrics, from_root, require_rows
@@ -75,17 +75,15 @@ class OwnCallbacks:
             self._received = roots
 
     def catch_up(self, begin_epoch: Callable[[], None]) -> None:
-        """The callbacks have begun training. The files that they have opened there are this worker's."""
+        """The callbacks have begun training. What they keep now is each worker's own, as long as it does not change."""
         if not self._has_begun:
             self._has_begun = True
-            for callback, first in zip(self._callbacks, self._first, strict=True):
-                present = callback_state.take(callback, copy=False)
-                first.update({path: value for path, value in present.items() if is_open_file(value)})
+            self._first = [callback_state.take(callback) for callback in self._callbacks]
         received, self._received = self._received, []
         if any(received):
             begin_epoch()
         for callback, changed in zip(self._callbacks, received, strict=False):
-            callback_state.put(callback, changed)
+            put(callback, changed)
 
 
 class ZooDriver(KerasDriver, Callback, Driver):

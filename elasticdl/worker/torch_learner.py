@@ -103,7 +103,6 @@ class TorchLearner(Learner):
             self.state.follow(rules)
 
     def make_step(self, batch: StepBatch) -> float:
-        self.state.attributes.begin()
         for inputs, labels in batch:
             batch.backward(self._loss(labels, self._model(inputs)))
         self._optimizer.step()

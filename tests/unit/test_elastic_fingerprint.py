@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import importlib
-import logging
 import random
 from collections import OrderedDict, deque, namedtuple
 
@@ -19,7 +17,6 @@ from hypothesis import strategies as st
 from elasticdl.elastic.core.plan import BatchPolicy, plain_text
 from elasticdl.elastic.core.protocol import SaveScope
 from elasticdl.elastic.torch_kit.torch_pieces import device_marks, marks_of
-from elasticdl.elastic.training.attributes import set_by
 from elasticdl.elastic.training.nested import leaves as leaves_of
 from elasticdl.elastic.training.nested import mapped
 from elasticdl.elastic.training.pieces import (
@@ -153,36 +150,6 @@ def test_a_mark_does_not_depend_on_how_a_tensor_lies():
 def test_plain_values_have_the_mark_of_their_equals(values):
     assert plain_mark(values) == plain_mark(tuple(values))
     assert plain_mark([*values, 1.5]) != plain_mark([*values, 1.25])
-
-
-class OwnHandler(logging.StreamHandler):
-    def __init__(self):
-        super().__init__()
-        self.mine = 1
-
-
-class HasNoSource:
-    """As of a package that is installed without it."""
-
-
-HasNoSource.__module__ = "logging.nowhere"
-
-
-def test_attributes_that_the_source_of_a_package_sets_are_the_packages():
-    assert set_by(OwnHandler, ("logging",)) >= {"stream", "level", "formatter", "lock"}
-    assert "mine" not in set_by(OwnHandler, ("logging",))
-    assert set_by(OwnHandler, ("another",)) == frozenset()
-    assert set_by(HasNoSource, ("logging",)) == frozenset()
-
-
-def test_what_an_example_in_a_text_sets_is_the_scripts(monkeypatch, tmp_path):
-    (tmp_path / "packaged.py").write_text(
-        'class Base:\n    """As in\n        self.outputs = []\n    """\n    def __init__(self):\n        self.a, self.b = 1, 2\n'
-        "        self.c: dict[str, int] = {}\n        self.d.e += self.f == 1\n\n\nclass Another:\n    def __init__(self):\n        self.g = 1\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    packaged = importlib.import_module("packaged")
-    assert set_by(type("Own", (packaged.Base,), {}), ("packaged",)) == {"a", "b", "c", "e"}
 
 
 Pair = namedtuple("Pair", "one other")

@@ -18,8 +18,6 @@ from elastic_fit_kit import (
 )
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.keras.fit_data import MOST_BYTES, DataAttributes
-from elasticdl.elastic.training import plain_data
 
 X, Y = numbers()
 
@@ -218,53 +216,6 @@ def test_a_fit_is_that_of_keras(make, workers, most, labels):
     plain = plainly(make(), X, labels, **validation)
     members = fit_together(workers, lambda rank: Fitting(make(), data_of(X, labels, **validation), most=most))
     assert_as_plain(members, plain, rtol=1e-4)
-
-
-def raising(data):
-    return keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: setattr(data, "level", 1 + epoch / 2))
-
-
-def test_a_newcomer_s_data_set_is_as_those_of_the_others():
-    data = [Batches(draws=True), Batches(draws=True)]
-    data[1].random.random(5)  # has read more, or less
-    members = fit_with_a_newcomer(
-        lambda rank: Fitting(dense(), data_of(data[rank]), [raising(data[rank])], epochs=4), joins_after=6
-    )
-    np.testing.assert_array_equal(data[0].order, data[1].order)
-    assert data[0].level == data[1].level == 2.5
-    for one, other in zip(*(member.weights() for member in members), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def kept_by(source, change):
-    kept = DataAttributes(source)
-    source[0]
-    kept.have_read()
-    change(source)
-    return kept
-
-
-def test_what_reading_changes_stays_but_for_generators():
-    def change(source):
-        source.level, source.opened = 2.0, 3
-        source.random.random()
-
-    mine = kept_by(Batches(draws=True), change)
-    taken = plain_data.loads(plain_data.dumps(mine.taken()))
-    assert set(taken) == {"level", "=random"}
-    source = Batches(draws=True)
-    kept_by(source, lambda source: source[1]).put(taken)
-    assert (source.level, source.opened) == (2.0, 1)
-    assert source.random.random() == mine._source.random.random()
-
-
-def test_what_is_large_stays_and_is_named_once_if_it_changes(caplog):
-    source = Batches()
-    source.samples, source.table = np.zeros(MOST_BYTES + 1, np.uint8), np.zeros(MOST_BYTES + 1, np.uint8)
-    kept = kept_by(source, lambda source: source.samples.fill(1))
-    for _ in range(2):
-        assert not {"samples", "table"} & set(kept.taken())
-    assert [record.message.partition(",")[0] for record in caplog.records] == ["the data set Batches changes samples"]
 
 
 def test_a_newcomer_takes_the_job_s_epochs():

@@ -14,8 +14,9 @@ from torch.nn.utils.prune import l1_unstructured
 from elasticdl.callbacks import Callback
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import SaveScope
-from elasticdl.elastic.torch_kit.model_attributes import Attributes, holders_of_callbacks
+from elasticdl.elastic.torch_kit.model_attributes import TENSORS, holders_of_callbacks
 from elasticdl.elastic.torch_kit.torch_pieces import Groups
+from elasticdl.elastic.training.attributes import Attributes
 from elasticdl.elastic.training.pieces import Piece
 
 POLICY = BatchPolicy(20, None, 10)
@@ -103,6 +104,7 @@ def test_a_value_that_came_after_the_last_commit_stays_where_a_step_is_torn():
 def test_a_state_that_was_written_with_its_groups_and_attributes_in_one_is_read():
     """As an earlier version has written it."""
     first, second = one(), one()
+    first.state.attributes.begin()
     first.model[0].phase = 3
     keep(first)
     state = copy.deepcopy(first.state.sent())
@@ -139,8 +141,7 @@ def made(tmp_path):
 
 
 def begun(callback):
-    model = torch.nn.Linear(1, 1)
-    attributes = Attributes(lambda: [model], pytest.fail)
+    attributes = Attributes(list, TENSORS, pytest.fail)
     attributes.add(*holders_of_callbacks([callback], ("elasticdl",), is_noted=False))
     callback.on_train_begin()
     attributes.begin()

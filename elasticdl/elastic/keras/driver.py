@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from types import CodeType, FunctionType, MethodType
@@ -26,7 +25,7 @@ from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.loader import ElasticContext
 from elasticdl.elastic.training import attributes, plain_data
-from elasticdl.elastic.training.attributes import CONTENT, Content, Kinds, is_scripts_own
+from elasticdl.elastic.training.attributes import is_scripts_own, plain_values, put
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.epochs import EpochLedger
 from elasticdl.elastic.training.evaluation import from_root, of_all
@@ -115,25 +114,32 @@ def _takes_two(schedule: Callable[..., float]) -> bool:
     return True
 
 
-# What a Keras callback keeps of itself: what of it travels to other workers and into checkpoints, and how.
-#
-# See `elasticdl.elastic.training.attributes`.
+# What a Keras callback keeps of itself: see `elasticdl.elastic.training.attributes`.
 
 KERAS_KNOWN = "3.15"
 GREATEST_IS_BEST = ("acc", "auc", "fmeasure")  # in a metric's name
 FOREIGN = ("model", "_model", "params")  # attributes that Keras itself sets
+TOOLS = (
+    *(
+        keras.layers.Layer,
+        keras.optimizers.Optimizer,
+        keras.optimizers.schedules.LearningRateSchedule,
+        keras.losses.Loss,
+    ),
+    *(keras.utils.PyDataset, tf.data.Dataset, tf.summary.SummaryWriter),
+)
 
 Attributes = dict[str, Any]
 
 
-def take(callback: Any, *, copy: bool = True) -> Attributes:
+def take(callback: Any) -> Attributes:
     """Everything of a callback that travels."""
-    return attributes.take(callback, KINDS, FOREIGN, copy=copy)
+    return deepcopy(plain_values(callback, FOREIGN))
 
 
 def changed(callback: Any, first: Mapping[str, Any]) -> Attributes:
     """What has changed since `take` gave ``first``; by reference."""
-    present = take(callback, copy=False)
+    present = plain_values(callback, FOREIGN)
     return {
         name: value
         for name, value in present.items()
@@ -141,31 +147,12 @@ def changed(callback: Any, first: Mapping[str, Any]) -> Attributes:
     }
 
 
-def put(callback: Any, kept: Mapping[str, Any]) -> None:
-    """Let a callback have what `take` or `changed` gave, from another worker perhaps."""
-    for path, value in kept.items():
-        if not attributes.put(callback, path, value, KINDS):
-            logging.getLogger(__name__).warning(
-                "%s.%s of this worker has no content that could be set to that of the others'",
-                type(callback).__name__,
-                path.removeprefix(attributes.CONTENT),
-            )
-
-
 def left_behind(callback: Any) -> list[str]:
     """Attributes that do not travel, and which some user may count on, each with the kind of what it holds."""
     if type(callback).__module__.partition(".")[0] == "keras":
         return []
-    found = attributes.left_behind(attributes.spots(callback, KINDS, FOREIGN), KINDS)
-    return [f"{spot.path} ({type(spot.value).__name__})" for spot in found]
-
-
-def held(callback: Any) -> list[Any]:
-    """Callbacks that are kept in one."""
-    entered: list[tuple[Any, Any, Any]] = []
-    for _ in attributes.spots(callback, KINDS, FOREIGN, entered=entered):
-        """They are found on the way."""
-    return [value for _, _, value in entered if isinstance(value, keras.callbacks.Callback)]
+    found = attributes.left_behind(callback, FOREIGN, TOOLS)
+    return [f"{name} ({type(value).__name__})" for name, value in found]
 
 
 def choose_direction(callback: keras.callbacks.Callback) -> None:
@@ -187,35 +174,6 @@ def choose_direction(callback: keras.callbacks.Callback) -> None:
     except ValueError:
         callback.mode = "max" if any(sign in callback.monitor for sign in GREATEST_IS_BEST) else "min"
         choose()
-
-
-def _content_of(value: Any) -> Content | None:
-    match value:
-        case tf.Variable() | keras.Variable():
-            return Content(_array, lambda variable, array: variable.assign(array))
-        case keras.metrics.Metric():
-            return Content(lambda metric: [_array(each) for each in metric.variables], _put_variables)
-    return None
-
-
-def _array(variable: Any) -> Any:
-    return np.asarray(variable.numpy())
-
-
-def _put_variables(metric: Any, arrays: list[Any]) -> None:
-    for variable, array in zip(metric.variables, arrays, strict=True):
-        variable.assign(array)
-
-
-KINDS = Kinds(
-    _content_of,
-    (
-        *(keras.layers.Layer, keras.optimizers.Optimizer, keras.losses.Loss),
-        *(keras.utils.PyDataset, tf.data.Dataset, tf.summary.SummaryWriter),
-    ),
-    holders=(keras.callbacks.Callback,),
-    foreign=FOREIGN,
-)
 
 
 # What a callback of the script's own keeps outside of itself: in its class, in variables of the script or of a closure.
@@ -511,8 +469,6 @@ class KerasDriver:
         choose_direction(callback)
         with self.rate.watched(self._state):
             callback.on_train_begin({})
-        for inner in held(callback):
-            choose_direction(inner)
         self._first[number] = take(callback)
         self._outside[number] = Outside(callback)
         put(callback, kept)
@@ -524,8 +480,7 @@ class KerasDriver:
         shown = [
             name if names.count(name) == 1 else f"{name}#{number}" for name, number in zip(names, kept, strict=True)
         ]
-        every = ({name.removeprefix(CONTENT): each for name, each in one.items()} for one in kept.values())
-        return {"callbacks": dict(zip(shown, every, strict=True))}
+        return {"callbacks": dict(zip(shown, kept.values(), strict=True))}
 
     def _kept(self, number: int) -> Attributes:
         """What has changed since the beginning. What has not is as the user has configured it, perhaps anew."""
@@ -539,8 +494,7 @@ class KerasDriver:
                 self._named.add((number, attribute))
                 self._context.warn(
                     f"the callback {name} has {attribute}, which is not sent to workers that join: there it "
-                    "is as on_train_begin left it; numbers, texts, arrays, collections and dataclasses of these, enums, variables "
-                    "and metrics are sent"
+                    "is as on_train_begin left it; numbers, texts, arrays and collections of these are sent"
                 )
         for title in self._outside[number].changed() if number in self._outside else ():
             self._context.warn(
@@ -552,7 +506,7 @@ class KerasDriver:
         for number, changed in kept.items():
             if int(number) < len(self.callbacks):  # else the module had more of them when it was packed
                 callback = self.callbacks[int(number)]
-                present = take(callback, copy=False)
+                present = plain_values(callback, FOREIGN)
                 # What is no plain data now (an open file) stays.
                 first = {name: value for name, value in self._first[int(number)].items() if name in present}
                 put(callback, {**deepcopy(first), **changed})

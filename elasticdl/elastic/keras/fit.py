@@ -298,14 +298,12 @@ class Fit(EpochDriver[FitLedger]):
     # -- data sets that hear of epochs --
 
     def _tell(self, samples: Samples, count: int) -> None:
-        """Call the hooks of a data set, which all members then have alike."""
+        """Call the hooks of a data set."""
         self.state.loader.rest()
         samples.tell(count, self._context.seed)
         if self._stands is not None:
             stands, self._stands = self._stands, None
             self.data.bring(stands, self._context.seed)
-        with self._context.waiting():
-            samples.attributes.agree(self._context.collective)
 
     def _pack(self) -> dict[str, Any]:
         self.state.loader.rest()

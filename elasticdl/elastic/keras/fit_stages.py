@@ -22,9 +22,9 @@ from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.plan import Progress
 from elasticdl.elastic.core.protocol import ALONE, StageSuperseded, WorldChanged
 from elasticdl.elastic.core.reporting import Activity
-from elasticdl.elastic.keras import driver as callback_state
 from elasticdl.elastic.keras.driver import KerasDriver
 from elasticdl.elastic.training import plain_data
+from elasticdl.elastic.training.attributes import put
 from elasticdl.elastic.training.evaluation import from_root, of_all
 from elasticdl.tensorflow import keras
 
@@ -149,7 +149,7 @@ class Stages:
                 f"are kept of the newest calls only, up to {MOST_KEPT_BYTES >> 30} GiB"
             )
         for number, kept in record["callbacks"].items():
-            callback_state.put(callbacks[int(number)], kept)
+            put(callbacks[int(number)], kept)
         for callback in callbacks:
             callback.set_model(model)
         self._passed += 1

@@ -36,7 +36,7 @@ from elasticdl.elastic.lightning.trainer_state import (
 from elasticdl.elastic.torch_kit.agreements import Agreements, Wishes
 from elasticdl.elastic.torch_kit.host import OpenBatch, Outcome, SubBatch
 from elasticdl.elastic.torch_kit.loop_state import LoopState
-from elasticdl.elastic.torch_kit.model_attributes import Holder, holders_of_callbacks
+from elasticdl.elastic.torch_kit.model_attributes import holders_of_callbacks
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.participant import JoinedHost, Participant, ScriptPosition
 from elasticdl.elastic.torch_kit.reducer import Rides
@@ -50,6 +50,7 @@ from elasticdl.elastic.torch_kit.refusals import (
 )
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.torch_kit.torch_pieces import copy_tensor
+from elasticdl.elastic.training.attributes import Holder
 from elasticdl.elastic.training.kept_state import require_origin
 from elasticdl.elastic.training.pieces import Piece
 from elasticdl.elastic.training.runtime import ScriptRuntime
@@ -58,8 +59,15 @@ from elasticdl.elastic.training.runtime import ScriptRuntime
 
 
 def holders_of(trainer: Any) -> Iterator[Holder]:
-    """The script's own callbacks. Lightning's have a state of their own."""
-    return holders_of_callbacks(trainer.callbacks, PACKAGES, "give the callback state_dict and load_state_dict")
+    """The script's own callbacks that have no ``state_dict``. Lightning's have one, or need none."""
+    stateless = [callback for callback in trainer.callbacks if not callback.state_dict()]
+    return holders_of_callbacks(stateless, PACKAGES, "give the callback state_dict and load_state_dict")
+
+
+def of_lightning(module: Any) -> frozenset[str]:
+    """Attributes that each module has of Lightning."""
+    kind = next(each for each in type(module).__mro__ if each.__module__.partition(".")[0] in PACKAGES)
+    return frozenset(vars(kind()))
 
 
 class FitState(LoopState):
@@ -313,7 +321,8 @@ class FitHost(JoinedHost):
         place = ScriptPosition()
         values = {"place": place, "trainer": self.trainer_state, **schedulers, **({"scaler": scaler} if scaler else {})}
         state = self._make_state(values)
-        state.attributes.add(*holders_of(trainer), packages=PACKAGES)
+        state.foreign_attributes = of_lightning(trainer.lightning_module)
+        state.attributes.add(*holders_of(trainer))
         state.begin_where(trainer)
         self._joined = participant = Participant(self.job, state, self, place, in_pieces=not self.is_manual)
         self._runtime.train_in_place(self.finish)

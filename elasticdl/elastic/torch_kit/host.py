@@ -13,10 +13,10 @@ import numpy.typing as npt
 import torch
 
 from elasticdl.elastic.core.plan import MicroBatch, Progress, StepPlan
-from elasticdl.elastic.torch_kit.model_attributes import Noted
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch
 from elasticdl.elastic.torch_kit.reducer import Rides
 from elasticdl.elastic.torch_kit.tensors import HostCopy
+from elasticdl.elastic.training.attributes import Noted
 
 
 class Outcome(Enum):

@@ -178,7 +178,6 @@ class Participant:
             self.job.epoch_ended()
         if self.job.under_master:
             self.job.sigterm.listen()  # the script may have set a handler of its own
-        self.state.attributes.begin()
         try:
             self.job.commit()
             return True
@@ -258,6 +257,7 @@ class Participant:
     def begins(self, batch: GlobalBatch) -> bool:
         """Whether the script is to be given its part of this batch next. If not, it is given a stand-in. The world may change here."""
         self.job.advance(Activity.DATA)
+        self.state.attributes.begin()
         if self._host.asks_for(batch) or self.is_reduced:  # a GradScaler may have left a step out
             self.close()
         while not self.open_batches:
@@ -378,7 +378,7 @@ class Participant:
         attributes, noted = self.state.attributes, self.open_batches[0].noted if self.open_batches else None
         counted = attributes.note() if noted is not None else None
         if noted is not None:  # others may be sent the state, and in the next world it is saved
-            attributes.put_back(noted, since=counted)
+            attributes.put_back(noted)
         self.leave(failure)
         self.is_torn = not self.is_catching_up
         if self.is_catching_up:
@@ -409,7 +409,7 @@ class Participant:
                 with self.state.as_one_pass(len(samples)) as made:
                     for sample in samples:
                         if given.noted is not None:
-                            self.state.attributes.put_back(given.noted, since=counted)
+                            self.state.attributes.put_back(given.noted)
                         self._host.remake(given, sample.content, sample.weight)
                         made(sample.samples / (given.part.samples or 1))
         finally:

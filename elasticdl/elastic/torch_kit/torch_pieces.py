@@ -22,10 +22,10 @@ from elasticdl.elastic.collectives.transfer import broadcast_state
 from elasticdl.elastic.core.plan import plain_text
 from elasticdl.elastic.core.protocol import SaveScope
 from elasticdl.elastic.torch_kit.buffers import is_alike, modules_of, named_buffers
-from elasticdl.elastic.torch_kit.model_attributes import Attributes
 from elasticdl.elastic.torch_kit.reducer import GradientReducer
 from elasticdl.elastic.torch_kit.refusals import each_of, is_other_kind
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, HostCopy, host_array
+from elasticdl.elastic.training.attributes import Attributes
 from elasticdl.elastic.training.kept_state import difference
 from elasticdl.elastic.training.pieces import (
     COLUMNS,
@@ -323,13 +323,14 @@ class GroupSettings(Settings):
 
 
 class HeldAttributes(Piece):
-    """What modules and callbacks hold in attributes."""
+    """What modules and callbacks hold in attributes, and which parameters are trained."""
 
     name = "attributes"
     in_checkpoints = False
 
-    def __init__(self, attributes: Attributes, job: ElasticContext) -> None:
+    def __init__(self, attributes: Attributes, modules: Modules, job: ElasticContext) -> None:
         self._attributes = attributes
+        self._modules = modules
         self._job = job
 
     def keep(self) -> None:
@@ -339,10 +340,16 @@ class HeldAttributes(Piece):
         self._attributes.restore()
 
     def dump(self) -> dict[str, Any]:
-        return self._attributes.dump()
+        trained = {name: parameter.requires_grad for name, parameter in named_parameters(self._modules())}
+        return {**self._attributes.dump(), "trained": trained}
 
     def load(self, dumped: dict[str, Any]) -> None:
         self._attributes.load(dumped)
+        for name, parameter in named_parameters(self._modules()):
+            parameter.requires_grad_(dumped["trained"].get(name, parameter.requires_grad))
+
+    def compared(self) -> Mapping[str, Any]:
+        return self._attributes.compared()
 
 
 class MovedByPasses(Local):
@@ -423,7 +430,7 @@ class Groups(Piece):
             del each.param_groups[number:]
 
     def dump(self) -> list[Names]:
-        names = {id(parameter): name for name, parameter in self._named()}
+        names = {id(parameter): name for name, parameter in named_parameters(self._modules())}
         return [
             [[names.get(id(parameter), "") for parameter in group["params"]] for group in each.param_groups]
             for each in self._optimizers
@@ -438,7 +445,7 @@ class Groups(Piece):
         held = self.dump()
         if held == dumped:
             return
-        by_name = dict(self._named())
+        by_name = dict(named_parameters(self._modules()))
         for mine, theirs, each in zip(held, dumped, self._optimizers, strict=True):
             added = theirs[len(mine) :]
             is_known = all(name in by_name for group in added for name in group)
@@ -453,10 +460,11 @@ class Groups(Piece):
             for group in added:
                 each.add_param_group({"params": [by_name[name] for name in group]})
 
-    def _named(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        for number, root in enumerate(self._modules()):
-            for name, parameter in root.named_parameters():
-                yield f"{number}:{name}", parameter
+
+def named_parameters(modules: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    for number, root in enumerate(modules):
+        for name, parameter in root.named_parameters():
+            yield f"{number}:{name}", parameter
 
 
 @contextlib.contextmanager

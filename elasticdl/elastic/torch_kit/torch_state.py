@@ -20,7 +20,7 @@ from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.torch_kit.buffers import least_samples
 from elasticdl.elastic.torch_kit.gradients import EVERYBODY, WeighedGradients
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, ElasticSampler
-from elasticdl.elastic.torch_kit.model_attributes import Attributes
+from elasticdl.elastic.torch_kit.model_attributes import TENSORS, holders_of_modules
 from elasticdl.elastic.torch_kit.reducer import GradientReducer
 from elasticdl.elastic.torch_kit.refusals import each_of, require_summable
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, sum_of_all
@@ -36,6 +36,7 @@ from elasticdl.elastic.torch_kit.torch_pieces import (
     tensors_of,
 )
 from elasticdl.elastic.training import state
+from elasticdl.elastic.training.attributes import Attributes
 
 # Which objects of a script hold something that elasticdl was given, and were not given along themselves.
 
@@ -150,7 +151,10 @@ class TorchState(state.TrainingState):
         self.model = model
         self.optimizer = optimizer
         self.loader = data if isinstance(data, ElasticDataLoader) else None
-        self.attributes = Attributes(self._modules, job.warn)
+        self.foreign_attributes: frozenset[str] = frozenset()  # of modules: a library's
+        self.attributes = Attributes(
+            lambda: holders_of_modules(self._modules(), self.foreign_attributes), TENSORS, job.warn
+        )
         self._share = (-1, 0.0)  # of this worker in the last batch, and in which world
         self._reducer = GradientReducer(
             self._summed,
@@ -174,7 +178,7 @@ class TorchState(state.TrainingState):
         for piece in self._trained:
             piece.is_copied = snapshot or self._begins_again
         groups = Groups(self._modules, optimizer, may_be_undone=self._begins_again)
-        self._hold(groups, HeldAttributes(self.attributes, job), self._moved, *self._trained)
+        self._hold(groups, HeldAttributes(self.attributes, self._modules, job), self._moved, *self._trained)
 
     def sync(self, world: World) -> None:
         if world.is_first and world.rank == 0:
@@ -274,6 +278,7 @@ class TorchState(state.TrainingState):
         return iter(every.values())
 
     def _step_begins(self) -> None:
+        self.attributes.begin()
         super()._step_begins()
         self._moved.begin_step()
 

@@ -1,180 +1,349 @@
-"""Values that a script's objects keep in their attributes: which of them are sent to other workers, and how.
+"""Plain values that a script's modules and callbacks keep in their attributes: examples are the count of an annealing, and a flag that a hook sets.
 
-Plain data are sent whole. Of variables, metrics and random streams only the content is sent: the receiver puts it into its own object.
-Objects of the script's own classes are searched in turn. Nothing else can be sent; what of it a user may count on is named.
-
-A path says where a value is kept: attribute names and keys with dots between them. `CONTENT` stands before the path of a content.
+Plain are numbers, texts, flags, arrays, and collections of these. What has changed since the first batch is sent to workers that come later.
+What has not is as each worker has made it: a folder, a rank or the number of an open file stays its own. Values that are small are copied
+before each step, and put back where a step is made again, so it is counted once. Whatever else an object keeps stays where it is, and is named
+by its type where a user may count on it.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
+import copy
 import functools
-import inspect
 import io
 import logging
-import os
-import random
-import re
-import stat
+import math
 import sys
 import sysconfig
 import threading
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from copy import deepcopy
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 
-from elasticdl.elastic.training.plain_data import IsForeign, is_plain
+from elasticdl.elastic.training.pieces import UNCHANGING
+from elasticdl.elastic.training.plain_data import IsForeign, checksum, is_plain, put_together, take_apart
 
-CONTENT = "="  # no attribute has such a name
-MOST_NESTED = 4
-OF_THE_WORKER = re.compile(
-    r"(^|_)(rank|world_size|main_process)$|(^|_)is_(global_zero|rank_zero|main|master)"
-)  # by its name
-TEXTS = re.compile(r"(\"{3}|'{3}).*?\1", re.DOTALL)  # of documentation, with examples
-# Of one attribute or several: what stands before the sign.
-ASSIGNMENT = re.compile(
-    r"^[ \t]*((?:[\w.]+\s*,\s*)*[\w.]*\.\w+)(?:[ \t]*:[^=\n]+)?[ \t]*[-+*/%|&^@]*=(?!=)", re.MULTILINE
-)
-LAST_STANDARD_FILE = 2  # the number of stderr
-HOLD_ATTRIBUTES = (SimpleNamespace, argparse.Namespace)
+SMALL = 4096  # elements of an array
+FEW = 1000  # items of a collection, with those within
 OF_THE_PROCESS = (
     *(ModuleType, type, io.IOBase, logging.Logger, threading.Thread, threading.Event, type(threading.Lock())),
+    *(FunctionType, MethodType, BuiltinFunctionType, functools.partial),
 )
 
+OF_DATA = ("__array__", "state_dict", "bit_generator", "get_state", "getstate")  # an array, a metric, a random stream
 
-@dataclass(frozen=True, slots=True)
-class Content:
-    """How the content of a kind of objects is taken, and put."""
 
-    take: Callable[[Any], Any]
-    put: Callable[[Any, Any], object]
+class TooLargeError(Exception):
+    """A value has more than `FEW` items, or an array of more than `SMALL` elements."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kinds:
-    """How the objects of a framework are treated.
+class Arrays:
+    """What a framework has beside NumPy's arrays. ``fill``: given a present array and what is to replace it, returns what to set."""
 
-    ``assigned``: given a present value and an array of the framework's that is to replace it, returns what to set. ``holders``: are searched
-    as objects of the script's own are, but for their attributes of the ``foreign`` names.
+    is_array: IsForeign = lambda _: False
+    copy: Callable[[Any], Any] = copy.copy
+    fill: Callable[[Any, Any], Any] = lambda _, value: value
+    on_host: Callable[[Any], Any] = np.asarray
+    tools: tuple[type, ...] = ()  # kinds of objects that are never named
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """An object whose attributes are sent. ``name``: the same on all workers. ``foreign``: attributes that are a library's."""
+
+    name: str
+    title: str
+    what: Any
+    foreign: AbstractSet[str] = frozenset()
+    is_noted: bool = True  # what it keeps may change while a step is made
+    is_of_model: bool = False  # a forward pass may read what it keeps
+    remedy: str = "keep it as plain data"
+
+    def items(self) -> list[tuple[str, Any]]:
+        return [(name, value) for name, value in vars(self.what).items() if name not in self.foreign]
+
+
+Owner = dict[str, Any]  # the attributes of an object
+
+
+@dataclass(slots=True)
+class Noted:
+    """What small values were at some moment."""
+
+    values: list[tuple[Owner, str, Any]] = field(default_factory=list)
+    names: list[tuple[Owner, AbstractSet[str]]] = field(default_factory=list)  # of all attributes
+
+    def by_place(self) -> dict[tuple[int, str], Any]:
+        return {(id(owner), name): value for owner, name, value in self.values}
+
+
+@dataclass(frozen=True, slots=True)
+class _First:
+    """What an attribute was when training began. ``copy``: none if it is large. ``mark``: of what is not plain, which object it is."""
+
+    mark: int
+    copy: Any = None
+    is_small: bool = False
+
+
+def plain_values(holder: Any, foreign: Collection[str]) -> dict[str, Any]:
+    """All of an object that can be sent, by attribute; by reference. ``foreign``: attributes that are a library's."""
+    return {name: value for name, value in vars(holder).items() if name not in foreign and is_plain(value)}
+
+
+def put(holder: Any, values: Mapping[str, Any]) -> None:
+    """Let an object have these values, from another worker perhaps."""
+    owner = vars(holder)
+    for name, value in values.items():
+        owner[name] = assigned(owner.get(name), value)
+
+
+def left_behind(
+    holder: Any, foreign: Collection[str], tools: tuple[type, ...] = (), is_array: IsForeign = lambda _: False
+) -> Iterator[tuple[str, Any]]:
+    """What is not sent, although a user may count on it. ``tools``: kinds of objects that nobody does."""
+    tools = (*OF_THE_PROCESS, *tools)
+    for name, value in vars(holder).items():
+        is_tool = name in foreign or isinstance(value, tools)
+        if not is_tool and not is_plain(value, is_array):
+            yield name, value
+
+
+def small_copy(value: Any, arrays: Arrays) -> Any:
+    """Of a plain value.
+
+    Raises:
+        TooLargeError: it is large.
     """
+    left = FEW
 
-    content_of: Callable[[Any], Content | None] = lambda _: None
-    of_the_process: tuple[type, ...] = ()
-    is_foreign: IsForeign = lambda _: False
-    assigned: Callable[[Any, Any], Any] = lambda _, value: value
-    holders: tuple[type, ...] = ()
-    foreign: tuple[str, ...] = ()
+    def copied(value: Any) -> Any:
+        nonlocal left
+        kind = type(value)
+        if kind in UNCHANGING or isinstance(value, np.generic | Path):
+            return value
+        if isinstance(value, np.ndarray) or arrays.is_array(value):
+            if math.prod(value.shape) > SMALL:
+                raise TooLargeError
+            return value.copy() if isinstance(value, np.ndarray) else arrays.copy(value)
+        left -= len(value)
+        if left < 0:
+            raise TooLargeError
+        if isinstance(value, dict):
+            made = copy.copy(value)  # with its default
+            made.update({key: copied(item) for key, item in value.items()})
+            return made
+        items = [copied(item) for item in value]
+        return deque(items, value.maxlen) if isinstance(value, deque) else kind(items)
 
-
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """A place where something is kept. ``owner``: the attributes of an object, a dict or a list."""
-
-    path: str
-    owner: Any
-    key: Any
-    value: Any
-    travels: bool = True
-    content: Content | None = None
-
-    def taken(self) -> Any:
-        return self.value if self.content is None else self.content.take(self.value)
-
-
-def spots(
-    holder: Any,
-    kinds: Kinds,
-    foreign: Iterable[str] = (),
-    *,
-    others: Iterable[Any] = (),
-    entered: list[tuple[Any, Any, Any]] | None = None,
-) -> Iterator[Spot]:
-    """All that an object keeps, without the attributes of the ``foreign`` names and without ``others``.
-
-    ``entered``: gets each object that is searched, with its owner and key.
-    """
-    names = [name for name in vars(holder) if name not in foreign]
-    walk = _Walk(kinds, {id(holder), *map(id, others)}, [] if entered is None else entered)
-    return walk.through(vars(holder), names, "", 0)
+    return copied(value)
 
 
-def is_open_file(value: Any) -> bool:
-    """Whether it may be the number of a file that this process has open: in another process that is another file, or a socket."""
-    if type(value) is not int or value <= LAST_STANDARD_FILE:
-        return False
-    try:
-        return stat.S_ISREG(os.fstat(value).st_mode)
-    except (OSError, OverflowError):
-        return False
+class Attributes:
+    """Of the objects that hold a training's values, as far as they travel."""
+
+    def __init__(self, holders: Callable[[], Iterable[Holder]], arrays: Arrays, tell: Callable[[str], None]) -> None:
+        """``holders``: those that are there now. ``tell``: for the journal."""
+        self.keeps_received = False  # until `arrive`, for `restore`
+        self._present = holders
+        self._arrays = arrays
+        self._tell = tell
+        self._others: list[Holder] = []
+        self._first: dict[tuple[str, str], _First] = {}  # by the names of holder and attribute
+        self._has_begun = False
+        self._noted = Noted()  # at the last commit
+        self._places: list[tuple[Owner, str]] | None = None  # of what is noted; None: unknown
+        self._names: list[tuple[Owner, AbstractSet[str]]] = []  # of those that have these places
+        self._received: dict[str, Any] | None = None  # until this worker stands where the job stands
+        self._moved: set[tuple[str, str]] = set()  # were sent by another worker
+        self._named: set[tuple[str, str]] = set()
+
+    def add(self, *holders: Holder) -> None:
+        self._others += holders
+        self._places = None
+
+    @property
+    def is_on_its_way(self) -> bool:
+        """This worker has received the attributes, and its script has not yet come to where the job stands."""
+        return self._received is not None
+
+    def begin(self) -> None:
+        """The first batch comes next. What attributes are now is each worker's own, as long as it does not change."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._first = {
+                (each.name, name): self._first_of(value) for each in self._holders() for name, value in each.items()
+            }
+
+    # -- around a step --
+
+    def note(self) -> Noted:
+        """What is small, as it is now."""
+        if self._places is None or any(len(owner) != len(names) for owner, names in self._names):
+            self._look()
+        values = []
+        for owner, name in self._places or ():
+            value = owner.get(name)
+            if type(value) in UNCHANGING:  # most are: they are noted before each step
+                values.append((owner, name, value))
+            elif is_plain(value, self._arrays.is_array):
+                try:
+                    values.append((owner, name, small_copy(value, self._arrays)))
+                except TooLargeError:
+                    """It stays as the step leaves it."""
+        return Noted(values, self._names)
+
+    def put_back(self, noted: Noted) -> None:
+        """Let all be as it was; what has come since is removed."""
+        for owner, names in noted.names:
+            for name in [each for each in owner if each not in names] if len(owner) != len(names) else ():
+                if is_plain(owner[name], self._arrays.is_array):
+                    del owner[name]
+        for owner, name, value in noted.values:
+            owner[name] = self._taken_over(owner.get(name), value)
+
+    def commit(self, *, may_be_torn: bool) -> None:
+        """All is as it is between two steps."""
+        self._noted = self.note() if may_be_torn else Noted()
+
+    def restore(self) -> None:
+        """Go back to what was received, or to what was noted at the last commit."""
+        if self._received is not None:
+            self._put(self._received)
+        else:
+            self.put_back(self._noted)
+
+    def arrive(self) -> None:
+        """This worker's script stands where the job stands."""
+        self._received = None
+
+    # -- to and from other workers --
+
+    def dump(self) -> dict[str, Any]:
+        """What has changed between the beginning of training and the last commit. Arrays of the framework's are given by reference."""
+        noted, sent = self._noted.by_place(), {}
+        for holder in self._holders():
+            found = {}
+            for name, value in holder.items():
+                value = noted.get((id(vars(holder.what)), name), value)
+                if is_plain(value, self._arrays.is_array) and self._has_moved(holder, name, value):
+                    found[name] = value
+            if found:
+                sent[holder.name] = found
+            if self._has_begun:
+                self._name_what_stays(holder)
+        outline, arrays = take_apart(sent, self._arrays.is_array)
+        return {"outline": outline, "arrays": arrays, "has_begun": self._has_begun or self.is_on_its_way}
+
+    def load(self, dumped: dict[str, Any]) -> None:
+        self._put(dumped)
+        # Hooks that are yet to begin training do so on all workers alike.
+        self._received = dumped if self.keeps_received and dumped["has_begun"] else None
+
+    def compared(self) -> dict[str, Any]:
+        """What a forward pass may read, by titles: small values, and of what is not plain the kind."""
+        return {
+            holder.title: {name: self._as_compared(value) for name, value in holder.items()}
+            for holder in self._holders()
+            if holder.is_of_model and holder.is_noted
+        }
+
+    # -- details --
+
+    def _holders(self) -> list[Holder]:
+        return [*self._present(), *self._others]
+
+    def _look(self) -> None:
+        """Find again what is to be noted, as something was added or removed."""
+        noted = [each for each in self._holders() if each.is_noted]
+        self._names = [(vars(each.what), frozenset(vars(each.what))) for each in noted]
+        self._places = [(vars(each.what), name) for each in noted for name, _ in each.items()]
+
+    def _put(self, dumped: dict[str, Any]) -> None:
+        sent = put_together(dumped["outline"], dumped["arrays"])
+        for holder in self._holders():
+            received = sent.get(holder.name, {})
+            self._moved.update((holder.name, name) for name in received)
+            for name, value in holder.items():
+                first = self._first.get((holder.name, name))
+                is_own = first is not None and first.is_small and name not in received
+                if is_own and self._has_moved(holder, name, value):  # by this worker alone, on its way
+                    assert first is not None
+                    received[name] = first.copy
+            for name, value in received.items():
+                vars(holder.what)[name] = self._taken_over(vars(holder.what).get(name), value)
+
+    def _has_moved(self, holder: Holder, name: str, value: Any) -> bool:
+        """Since training began."""
+        place = (holder.name, name)
+        if place in self._moved:
+            return True
+        return self._has_begun and (place not in self._first or self._first[place].mark != self._mark(value))
+
+    def _first_of(self, value: Any) -> _First:
+        if not is_plain(value, self._arrays.is_array):
+            return _First(id(value))
+        try:
+            return _First(self._mark(value), small_copy(value, self._arrays), is_small=True)
+        except TooLargeError:
+            return _First(self._mark(value))
+
+    def _mark(self, value: Any) -> int:
+        return checksum(value, self._arrays.is_array, self._arrays.on_host)
+
+    def _taken_over(self, present: Any, value: Any) -> Any:
+        """The value may be put once more, so what is set is a copy."""
+        try:
+            value = small_copy(value, self._arrays)
+        except TooLargeError:
+            """It is none of what was noted."""
+        return assigned(present, value, self._arrays)
+
+    def _as_compared(self, value: Any) -> Any:
+        if is_plain(value, self._arrays.is_array):
+            try:
+                return small_copy(value, self._arrays)
+            except TooLargeError:
+                return "large"
+        return getattr(value, "__qualname__", type(value).__qualname__)  # of a function its own
+
+    def _name_what_stays(self, holder: Holder) -> None:
+        """Warn of what can't be sent, so that a newcomer has another one; of a module's, if it was set since training began."""
+        own = {id(each.what) for each in self._holders()}
+        for name, value in left_behind(holder.what, holder.foreign, self._arrays.tools, self._arrays.is_array):
+            place, first = (holder.name, name), self._first.get((holder.name, name))
+            is_old = holder.is_of_model and first is not None and first.mark == id(value)
+            if not is_old and place not in self._named and id(value) not in own and _is_data(value):
+                self._named.add(place)
+                kind = type(value).__name__
+                self._tell(f"{holder.title}: {name}, a {kind}, is not sent to workers that come later: {holder.remedy}")
 
 
-def take(holder: Any, kinds: Kinds, foreign: Iterable[str] = (), *, copy: bool = True) -> dict[str, Any]:
-    """Everything of an object that travels, by path."""
-    found = ((spot.path, spot.taken()) for spot in spots(holder, kinds, foreign) if spot.travels)
-    return {path: deepcopy(value) if copy else value for path, value in found}
-
-
-def left_behind(found: Iterable[Spot], kinds: Kinds) -> Iterator[Spot]:
-    """What does not travel, although a user may count on it."""
-    silent = (*OF_THE_PROCESS, *kinds.of_the_process)
-    return (spot for spot in found if not (spot.travels or callable(spot.value) or isinstance(spot.value, silent)))
-
-
-def put(holder: Any, path: str, value: Any, kinds: Kinds) -> bool:
-    """Put a value that `take` gave, perhaps on another worker, at this path of an object. False: the object has no such place."""
-    *steps, last = path.removeprefix(CONTENT).split(".")
-    owner: Any = vars(holder)
-    for step in steps:
-        owner = _entered(owner, step)
-        if owner is None:
-            return False
-    key = _key(owner, last)
-    present = owner[key] if _holds(owner, key) else None
-    if path.startswith(CONTENT):
-        content = _content_of(present, kinds)
-        if content is not None:
-            content.put(present, value)
-        return content is not None
-    if isinstance(owner, tuple) or (isinstance(owner, list) and not _holds(owner, key)):
-        return False
-    owner[key] = assigned(present, value, kinds)
-    return True
-
-
-def assigned(present: Any, value: Any, kinds: Kinds) -> Any:
+def assigned(present: Any, value: Any, arrays: Arrays | None = None) -> Any:
     """What to set in the place of ``present``: where possible ``present`` itself with the new content, as other objects may hold it, too."""
     if type(present) is not type(value) or present is value:
         return value
-    alike = all(getattr(present, name, None) == getattr(value, name, None) for name in ("default_factory", "maxlen"))
-    if not isinstance(present, list | dict | set | deque) or not alike:
-        return kinds.assigned(present, value)
+    if not isinstance(present, list | dict | set | deque):
+        return arrays.fill(present, value) if arrays is not None and arrays.is_array(value) else value
+    if any(getattr(present, name, None) != getattr(value, name, None) for name in ("default_factory", "maxlen")):
+        return value
     items = dict(value) if isinstance(value, dict) else list(value)  # no pairs: a Counter would count them
     present.clear()
     (present.extend if isinstance(present, list | deque) else present.update)(items)
     return present
 
 
-@functools.cache
-def set_by(kind: Any, packages: tuple[str, ...]) -> frozenset[str]:
-    """Names of the attributes that the source of these packages sets, in all classes that ``kind`` is derived from."""
-    names: set[str] = set()
-    for each in kind.__mro__:
-        if each.__module__.partition(".")[0] in packages:
-            with contextlib.suppress(OSError, TypeError, KeyError):  # there is no source, or the class is compiled
-                # Text alone: in Python 3.11 two threads that parse at once fail, and `inspect` parses to find a class.
-                module = TEXTS.sub('""', inspect.getsource(sys.modules[each.__module__]))
-                found = re.search(rf"^class {each.__name__}\b.*?(?=^[@\w]|\Z)", module, re.MULTILINE | re.DOTALL)
-                for targets in ASSIGNMENT.findall(found[0] if found else ""):
-                    names.update(re.findall(r"\.(\w+)\s*(?=,|$)", targets))
-    return frozenset(names)
+def _is_data(value: Any) -> bool:
+    """And no tool of the process, such as a progress bar."""
+    kind: Any = type(value)
+    return isinstance(value, Collection) or is_scripts_own(kind) or any(hasattr(value, name) for name in OF_DATA)
 
 
 @functools.cache
@@ -188,94 +357,3 @@ def is_scripts_own(kind: Any) -> bool:
         return False
     installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     return not any(Path(file).is_relative_to(folder) for folder in installed)
-
-
-@dataclass(frozen=True, slots=True)
-class _Walk:
-    kinds: Kinds
-    seen: set[int]  # ids of the objects on the way
-    entered: list[tuple[Any, Any, Any]]
-
-    def through(self, owner: Any, keys: Iterable[Any], before: str, nested: int) -> Iterator[Spot]:
-        for key in keys:
-            value, path = owner[key], f"{before}{key}"
-            if id(value) in self.seen:
-                continue
-            if is_plain(value, self.kinds.is_foreign):
-                yield Spot(path, owner, key, value)
-            elif content := _content_of(value, self.kinds):
-                if self._is_plain_within(value, content):
-                    yield Spot(CONTENT + path, owner, key, value, content=content)
-                else:
-                    yield Spot(path, owner, key, value, travels=False)
-            elif (inner := self._within(value)) is not None and nested < MOST_NESTED:
-                self.seen.add(id(value))
-                self.entered.append((owner, key, value))
-                yield from self.through(*inner, f"{path}.", nested + 1)
-            else:
-                yield Spot(path, owner, key, value, travels=False)
-
-    def _is_plain_within(self, value: Any, content: Content) -> bool:
-        try:
-            return is_plain(content.take(value), self.kinds.is_foreign)
-        except Exception:  # noqa: BLE001  whatever an object of the script's says
-            return False
-
-    def _within(self, value: Any) -> tuple[Any, list[Any]] | None:
-        """The dict or list of what a value holds, and its keys that are searched; None if the value is not searched."""
-        if type(value) in (list, tuple):
-            return value, list(range(len(value)))
-        if type(value) is dict:
-            plain = all(isinstance(key, int) or (isinstance(key, str) and "." not in key) for key in value)
-            return (value, list(value)) if plain else None
-        kind: Any = type(value)
-        own = is_scripts_own(kind) or isinstance(value, (*HOLD_ATTRIBUTES, *self.kinds.holders))
-        if (
-            not own
-            or not hasattr(value, "__dict__")
-            or isinstance(value, (*OF_THE_PROCESS, *self.kinds.of_the_process))
-        ):
-            return None
-        foreign = self.kinds.foreign if isinstance(value, self.kinds.holders) else ()
-        return vars(value), [name for name in vars(value) if name not in foreign]
-
-
-def _content_of(value: Any, kinds: Kinds) -> Content | None:
-    match value:
-        case np.random.Generator():
-            return Content(lambda stream: deepcopy(stream.bit_generator.state), _put_bits)
-        case np.random.RandomState():
-            return Content(lambda stream: stream.get_state(), lambda stream, state: stream.set_state(state))
-        case random.Random():
-            return Content(lambda stream: stream.getstate(), lambda stream, state: stream.setstate(state))
-        case defaultdict():  # whose factory is a function: another worker's has its own
-            return Content(dict, _refill)
-    return kinds.content_of(value)
-
-
-def _put_bits(stream: np.random.Generator, state: Any) -> None:
-    stream.bit_generator.state = state
-
-
-def _refill(collection: dict[Any, Any], items: Mapping[Any, Any]) -> None:
-    collection.clear()
-    collection.update(items)
-
-
-def _entered(owner: Any, step: str) -> Any:
-    key = _key(owner, step)
-    if not _holds(owner, key):
-        return None
-    value = owner[key]
-    if isinstance(value, list | tuple | dict):
-        return value
-    return vars(value) if hasattr(value, "__dict__") else None
-
-
-def _key(owner: Any, step: str) -> Any:
-    is_number = isinstance(owner, list | tuple) or (isinstance(owner, dict) and step not in owner)
-    return int(step) if is_number and step.lstrip("-").isdecimal() else step
-
-
-def _holds(owner: Any, key: Any) -> bool:
-    return 0 <= key < len(owner) if isinstance(owner, list | tuple) else key in owner

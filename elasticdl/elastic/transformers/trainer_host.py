@@ -33,7 +33,7 @@ from elasticdl.elastic.torch_kit.reducer import Rides
 from elasticdl.elastic.torch_kit.refusals import OwnOptimizers
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.training.data_facts import EVALUATION, named_sources
-from elasticdl.elastic.transformers.writing import PACKAGES, FirstsCheckpoint, holders_of
+from elasticdl.elastic.transformers.writing import FirstsCheckpoint, holders_of
 
 log = logging.getLogger(__name__)
 
@@ -256,7 +256,7 @@ class TrainerHost(MovableHost):
             values["scaler"] = trainer.accelerator.scaler
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         state = LoopState(self.job, trainer.model, optimizer, values)
-        state.attributes.add(*holders_of(trainer), packages=PACKAGES)
+        state.attributes.add(*holders_of(trainer))
         state.sources += [data.source, *named_sources(EVALUATION, trainer.eval_dataset)]
         state.batches, state.begins_as_told = data, self.begins_as_told
         if done := self._place.done():  # by a checkpoint that the trainer has loaded

@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from elasticdl.elastic.core.reporting import Activity
-from elasticdl.elastic.torch_kit.model_attributes import Holder, holders_of_callbacks
+from elasticdl.elastic.torch_kit.model_attributes import holders_of_callbacks
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
-from elasticdl.elastic.training.attributes import set_by
+from elasticdl.elastic.training.attributes import Holder
 
 WAIT_SECONDS, POLL_SECONDS = 600.0, 0.05  # of a worker for the checkpoint that another writes
 LAST_FILE = "trainer_state.json"  # the file of a checkpoint that is written last
@@ -139,9 +140,6 @@ PACKAGES = ("transformers", "accelerate", "elasticdl")
 
 
 def holders_of(trainer: Any) -> Iterator[Holder]:
-    """The trainer, as far as it is not transformers', and the callbacks that are not."""
-    kind: Any = type(trainer)
-    yield Holder("trainer", "the trainer", trainer, set_by(kind, PACKAGES))
-    yield from holders_of_callbacks(
-        trainer.callback_handler.callbacks, PACKAGES, "make the callback an ExportableState"
-    )
+    """The script's own callbacks that are no ``ExportableState``."""
+    callbacks = [each for each in trainer.callback_handler.callbacks if not isinstance(each, ExportableState)]
+    yield from holders_of_callbacks(callbacks, PACKAGES, "make the callback an ExportableState")
