@@ -29,15 +29,18 @@ class Member:
         loops = SimpleNamespace(epoch_loop=SimpleNamespace())
         trainer = SimpleNamespace(optimizers=self.optimizers, fit_loop=loops)
         loops.epoch_loop.manual_optimization = self.loop = _ManualOptimization(trainer)
-        self.said = []
-        job = SimpleNamespace(size=board.size, collective=SumOfThreads(rank, board), advance=self.said.append)
+        self.said, self.warnings = [], []
+        collective = SumOfThreads(rank, board)
+        job = SimpleNamespace(
+            size=board.size, collective=collective, advance=self.said.append, warn=self.warnings.append
+        )
         self.manual = Manual(trainer, job)
         self.parameters = [*self.first.parameters(), *self.second.parameters()]
 
     def backward(self, batch):
         mine = batch.chunk(self.size)[self.rank]
         loss = self.second(self.first(mine)).pow(2).mean()
-        self.manual.sum(lambda: (loss / self.size).backward(), lambda: 0)
+        self.manual.sum(lambda: (loss / self.size).backward())
 
     def of_the_first(self):
         self.first(torch.ones(1, 3)).sum().backward()
@@ -84,7 +87,7 @@ def test_what_follows_a_sum_is_no_waiting_and_once_training_is_over_parameters_h
 
 def test_a_parameter_that_no_worker_has_a_gradient_of_has_none():
     def work(member):
-        member.manual.sum(member.of_the_first, lambda: 0)
+        member.manual.sum(member.of_the_first)
         return [each.grad is None for each in member.parameters]
 
     assert of_workers(2, work) == [[False, False, True, True]] * 2

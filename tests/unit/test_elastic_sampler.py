@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSample
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy, Progress, epoch_order, equal_shares
 from elasticdl.elastic.core.protocol import Member, World
-from elasticdl.elastic.torch_kit.gradients import ParameterHooks, WeighedGradients
+from elasticdl.elastic.torch_kit.gradients import WeighedGradients
 from elasticdl.elastic.torch_kit.loaders import ElasticSampler
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnCursor, OwnLoader
 from elasticdl.elastic.training.cursor import Cursor
@@ -42,7 +42,6 @@ class Host:
 
 class NoGradients:
     open = drop_gradients = begin_passes = reset_buffers = nothing
-    hooks = ParameterHooks(list)
 
 
 class Ahead:

@@ -437,7 +437,7 @@ class FitHost(JoinedHost):
             self._weighed.look(loss, len(given.part.indices))
             # Each pass is summed by itself.
             make = functools.partial(self._backward, given, given.part.weight, loss, scaled, run, last=False)
-            self._manual.sum(make, self.participant.common_seed)
+            self._manual.sum(make)
             return
         if self.participant.is_reduced and self.job.size > 1:
             raise UserError(SECOND_PASS)

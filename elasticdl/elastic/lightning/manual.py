@@ -16,7 +16,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.lightning.trainer_state import plain_holders
-from elasticdl.elastic.torch_kit.gradients import OwnHook, ParameterHooks
+from elasticdl.elastic.torch_kit.gradients import OwnHook
 from elasticdl.elastic.torch_kit.reducer import GradientReducer
 from elasticdl.elastic.torch_kit.refusals import Optimizers
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
@@ -49,8 +49,6 @@ class Manual:
         self._before: tuple[list[dict[str, Any]], list[bool]] = ([], [])
         self._in_step = self._in_backward = False
         self._hooks: dict[int, Any] = {}  # by the ids of parameters
-        self._of_script = ParameterHooks(lambda: self._parameters)
-        self._passes = 0  # that are summed, in this step
         self.has_trained = False  # this worker has made a step of the job
         self._watch()
 
@@ -83,7 +81,6 @@ class Manual:
 
     def begin_step(self) -> None:
         self._watch()
-        self._passes = 0
         self._before = (
             [{name: values[name] for name in names} for values, names in self._counts],
             [parameter.requires_grad for parameter in self._parameters],
@@ -91,17 +88,14 @@ class Manual:
 
     def begin_again(self) -> None:
         """The training step is called once more: what else it has changed is as before."""
-        self._passes = 0
         counts, trained = self._before
         for (values, _), before in zip(self._counts, counts, strict=True):
             values.update(before)
         for parameter, was_trained in zip(self._parameters, trained, strict=True):
             parameter.requires_grad_(was_trained)
 
-    def sum(self, backward: Callable[[], None], seed: Callable[[], int]) -> None:
+    def sum(self, backward: Callable[[], None]) -> None:
         """The gradients that ``backward`` makes, over all workers; added to those that are there.
-
-        ``seed``: of this step, the same on all workers.
 
         Raises:
             TornStep: a worker is lost.
@@ -112,13 +106,17 @@ class Manual:
         earlier = [None if each.grad is None else each.grad.clone() for each in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
-        with self._of_script.aside():
-            self._make(backward)
+        self._make(backward)
         every = self._parameters
         trained = tuple((id(parameter), parameter.requires_grad) for parameter in every)
         if trained not in self._reducers:
             self._reducers[trained] = GradientReducer(
-                lambda: every, (), self._job.collective, leaves_missing_grads_none=True, require_one=self._require_one
+                lambda: every,
+                (),
+                self._job.collective,
+                leaves_missing_grads_none=True,
+                warn=None if self._reducers else self._job.warn,
+                require_one=self._require_one,
             )
         reducer = self._reducers[trained]
         reducer.open()
@@ -129,8 +127,6 @@ class Manual:
                 self._require_one(repr(held), OTHERS)
         except WorldBroken as failure:
             raise TornStep(failure) from failure
-        self._passes += 1
-        self._of_script.call(lambda: seed() + self._passes)
         self._job.advance(Activity.COMPUTE)
         for parameter, before in zip(self._parameters, earlier, strict=True):
             # Into memory of its own: the next sum of these parameters takes place where this one did.

@@ -122,11 +122,6 @@ DROPS_GRADIENTS = (
 )
 
 
-STEP_IN_HOOK = (
-    "an epoch has passed without optimizer.step() in the loop, and parameters have hooks (register_post_accumulate_grad_hook): these are called once "
-    "gradients are summed, which is at the step, so they can't make it: call optimizer.step() in the loop"
-)
-
 OTHER_THREAD = (
     "the prepared loader is looped over in another thread than the one that trains, as by a background generator: workers come and go "
     "between two batches, so loop over it where optimizer.step() is called. The loader's own processes load ahead (num_workers)"

@@ -278,8 +278,6 @@ class LoopHost(JoinedHost):
         if participant is None:
             return
         self._turn()
-        if participant.open_batches and not participant.state.step and participant.state.hooks.may_step:
-            raise UserError(loop_faults.STEP_IN_HOOK)
         last, at = self._order.drawn[-1], participant.state.progress
         if not participant.is_catching_up:
             participant.state.last_step_made()

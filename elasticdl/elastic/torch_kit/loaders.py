@@ -68,7 +68,6 @@ class StepBatch(cursor.StepBatch):
         for sample in super().__iter__():
             self._reducer.reset_buffers()
             yield sample
-            self._reducer.hooks.put_back()
         if not self.plan.micro_batches:
             self._reduce(None)
 
@@ -99,7 +98,6 @@ class StepBatch(cursor.StepBatch):
         weight = self.micro_batch_size / self.plan.batch
         is_first = self._job.world.rank == self.micro_batch == 0
         self._reducer.add(loss, self.micro_batch_size, weight=weight, is_first=is_first)
-        self._reducer.hooks.lay_aside()  # until its pass is made
         return loss * weight
 
     def backward(self, loss: torch.Tensor) -> None:

@@ -27,7 +27,6 @@ class LoopState(TorchState):
     """The training state of a script whose control flow goes on over changes of the world."""
 
     _leaves_absent_gradients = True
-    _makes_one_pass = True
     _begins_steps_itself = True
     _ends_with_function = False
     _remedy = "the workers' loops go different ways: they must call optimizer.step() after the same batches"

@@ -26,7 +26,7 @@ from elasticdl.elastic.core.protocol import Stopped, World, WorldBroken, WorldCh
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.torch_kit.agreements import Agreements, Answers
 from elasticdl.elastic.torch_kit.buffers import least_samples
-from elasticdl.elastic.torch_kit.gradients import EVERYBODY, WeighedGradients
+from elasticdl.elastic.torch_kit.gradients import WeighedGradients
 from elasticdl.elastic.torch_kit.host import Host, OpenBatch, Outcome, SubBatch, plan_of
 from elasticdl.elastic.torch_kit.loaders import seed_generators
 from elasticdl.elastic.torch_kit.loop_state import LoopState
@@ -313,10 +313,6 @@ class Participant:
         seed = zlib.crc32(purpose, self.position.seed_of(batch.epoch))
         seed_generators(step_seed(seed, batch.number, self.part_of(batch).unit))
 
-    def common_seed(self) -> int:
-        """Of what all workers draw alike in this step."""
-        return step_seed(self.position.seed_of(self.open_batches[0].batch.epoch), self.state.step, EVERYBODY)
-
     # -- a step --
 
     def backward(
@@ -440,8 +436,6 @@ class Participant:
             sums = self._sum_once(plan, larger)
         self.state.agreed(sums)
         self.is_reduced, self.is_torn = True, False
-        self.state.hooks.require_one_pass(sum(max(1, given.backwards) for given in self.open_batches), self.job.warn)
-        self.state.hooks.call(self.common_seed)
 
     def _sum_once(self, plan: StepPlan, larger: float) -> Sums:
         samples = sum(given.part.samples for given in self.open_batches)

@@ -21,7 +21,7 @@ from elasticdl.elastic.core import vote
 from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.vote import SIZE, Vote, all_equal, pieces
 from elasticdl.elastic.torch_kit.buffers import Buffers, FrozenParameters
-from elasticdl.elastic.torch_kit.gradients import OwnHook, ParameterHooks
+from elasticdl.elastic.torch_kit.gradients import OF_PART, OwnHook, has_hooks
 from elasticdl.elastic.torch_kit.tensors import HostCopy, PassTimer, aligned, by_kind, flat_views, strides_of
 
 # Gradients in flat buckets, each summed over the world while the backward pass makes those of the next.
@@ -213,6 +213,9 @@ class Buckets:
     def _accumulated(self, parameter: torch.Tensor) -> None:
         if not self._missing or (number := self._number[id(parameter)]) < len(self._transfers):
             return
+        hooks = parameter._post_accumulate_grad_hooks or {}
+        if len(hooks) > 1 and any(type(each) is not OwnHook for each in hooks.values()):
+            return  # a script's own may have yet to see this gradient
         self._missing[number].discard(id(parameter))
         try:
             while (number := len(self._transfers)) < self._early_buckets and not self._missing[number]:
@@ -293,6 +296,10 @@ class Rides:
 # that has begun sums; its passes, and their square; the checksum of the names and shapes of what rides.
 CHANGED, LATE, TWICE, PASSES, PASSES_SQUARED, RIDES = range(vote.VOTE_SIZE, vote.VOTE_SIZE + 6)
 BALLOT = RIDES + SIZE
+STEP_IN_PASS = (
+    "optimizer.step() was called within a backward pass, by a hook (register_post_accumulate_grad_hook), before the gradients of all workers are summed: "
+    "call it after the pass"
+)
 ROOM = 64  # numbers that may ride before a step needs a second collective, once
 
 
@@ -322,14 +329,15 @@ class GradientReducer:
         *,
         leaves_missing_grads_none: bool = False,
         refuses_moved: bool = True,
-        hooks_rest: bool = True,
+        warn: Callable[[str], None] | None = None,
         require_one: Callable[[str, str], None] | None = None,
     ) -> None:
         """``parameters``: all that the optimizer has at present. ``modules``: whose buffers are summed. ``leaves_missing_grads_none``: a parameter that no worker
         has a gradient of ends with none, as on one device, instead of with zeros. ``refuses_moved``: by a
-        forward pass, of the parameters that are not trained. ``hooks_rest``: see `ParameterHooks`.
+        forward pass, of the parameters that are not trained. ``warn``: of what may be another gradient
+        than that of one device.
         ``require_one``: called on all members if they differ in the first, with a line that says so; it raises an error."""
-        self.hooks = ParameterHooks(parameters, rest=hooks_rest)
+        self._warn = warn
         self._all = parameters
         self._collective = collective
         self._require_one = require_one
@@ -353,6 +361,7 @@ class GradientReducer:
         self._agreed = -1  # version of the world whose members have found that they train the same parameters
         self._buckets: Buckets | None = None
         self._made = self._launched_at = 0  # backward passes of this step; the first of them that has begun sums
+        self._is_in_pass = False
         self._before = self._expected = 0  # passes of the last step; of this one, if it is like the last two
         # In this world: sums begin within passes; a pass that is called the last is it.
         self._overlaps = self._is_trusted = True
@@ -361,7 +370,6 @@ class GradientReducer:
 
     def open(self) -> None:
         """A step begins; the gradients that are there count, unless `drop_gradients` is called."""
-        self.hooks.put_back()
         if self._buckets is not None and self._buckets.forget():
             self.drop_buckets()
         self._votes = [0.0] * BALLOT
@@ -374,6 +382,9 @@ class GradientReducer:
         if version != self._found_in or _differ(present, self._present_before):  # with new parameters come buffers
             self._found_in, self._present_before = version, present
             self._buffers.find()
+            if self._warn is not None and has_hooks(present):
+                self._warn(OF_PART)
+                self._warn = None
         else:
             self._buffers.begin()
         self.begin_passes()
@@ -415,7 +426,7 @@ class GradientReducer:
         self._buffers.add(weight, is_first=is_first, alone=alone)
 
     def backward(self, run: Callable[[], object], *, last: bool | None = None) -> None:
-        """Have ``run`` make a backward pass, of which the hooks of parameters hear nothing.
+        """Have ``run`` make a backward pass.
 
         ``last``: it makes the step's last gradients, and they are summed meanwhile. None: it does if the last two steps had so many passes, on all
         workers. A further pass costs a second sum; after one the passes are counted whatever ``last`` says. A world that breaks meanwhile is told of by `close`.
@@ -430,8 +441,12 @@ class GradientReducer:
             self._read_loss = HostCopy(self._loss)
         elif last and self._overlaps and self._buckets is not None and self._agreed == world.version:
             self._launched_at, launching = self._launched_at or self._made, self._buckets.launching()
-        with self.hooks.aside(), launching:
-            run()
+        self._is_in_pass = True
+        try:
+            with launching:
+                run()
+        finally:
+            self._is_in_pass = False
 
     def begin_launched(self) -> None:
         """Before another collective of all workers: sums that some of them have begun within a pass, all begin before it.
@@ -471,6 +486,8 @@ class GradientReducer:
             UserError: the workers train different parameters, or a forward pass changes one that is not trained.
             WorldBroken: gradients are gone, or a newcomer is refused; parameters and buffers are untouched.
         """
+        if self._is_in_pass:
+            raise UserError(STEP_IN_PASS)
         self._votes[vote.LEAVING], self._votes[vote.STOPPING] = leaving, stopping
         vote.mark(self._votes, batch, state)
         self._frozen.require_unchanged()

@@ -13,12 +13,11 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.plan import step_seed
 from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.torch_kit.buffers import least_samples
-from elasticdl.elastic.torch_kit.gradients import EVERYBODY, WeighedGradients
+from elasticdl.elastic.torch_kit.gradients import WeighedGradients
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, ElasticSampler
 from elasticdl.elastic.torch_kit.model_attributes import TENSORS, holders_of_modules
 from elasticdl.elastic.torch_kit.reducer import GradientReducer
@@ -118,10 +117,9 @@ class TorchState(state.TrainingState):
 
     _remedy = "call batch.backward(loss) exactly once for each micro-batch"
     _value_piece = TorchValue
-    _own_names = state.TrainingState._own_names | {"model", "optimizer", "loader", "attributes", "hooks"}
+    _own_names = state.TrainingState._own_names | {"model", "optimizer", "loader", "attributes"}
     # Parameters that no worker has a gradient of have none after a step, instead of zeros.
     _leaves_absent_gradients = False
-    _makes_one_pass = False  # of a batch, while this worker is alone
     _begins_steps_itself = False  # by `begin_step`
     _sums_each_pass = False  # and has nothing left to sum when the optimizer steps
     _begins_again = False  # a step that is torn, as a whole, though parameters have changed in it
@@ -162,10 +160,9 @@ class TorchState(state.TrainingState):
             job.collective,
             leaves_missing_grads_none=self._leaves_absent_gradients,
             refuses_moved=job.under_master and not self._begins_again,
-            hooks_rest=job.under_master or not self._makes_one_pass,
+            warn=job.warn if job.under_master else None,
             require_one=self._require_one,
         )
-        self.hooks = self._reducer.hooks
         self._weighed = WeighedGradients(
             self._summed, "batch.backward(loss)", job.warn, may_be_summed=job.under_master and sampler is not None
         )
@@ -266,7 +263,6 @@ class TorchState(state.TrainingState):
         )
         self._share = (self._job.world.version, batch.share) if batch else (-1, 0.0)
         self._voted(outcome.vote, outcome.seconds)
-        self.hooks.call(lambda: step_seed(self._job.seed, self.progress.step, EVERYBODY))
 
     def _summed(self) -> Iterator[torch.nn.Parameter]:
         """Of which the gradients are summed in a step."""
