@@ -91,14 +91,14 @@ class Board:
 
 def break_alone(state, board):
     """A worker that is alone sums nothing; have its steps fail with the board nevertheless."""
-    real = state._reducer.close
+    real = state.reducer.close
 
     def close(**votes):
         if board.fail:
             raise WorldBroken("a collective failed")
         return real(**votes)
 
-    state._reducer.close = close
+    state.reducer.close = close
 
 
 class Trainee:

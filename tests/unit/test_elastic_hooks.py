@@ -40,7 +40,7 @@ def test_a_loop_over_the_librarys_batches(monkeypatch, workers, bucket_bytes):
     members = [Trainee(rank, board, BatchPolicy(16, None, None)) for rank in range(workers)]
     for member in members:
         mask_and_halve(member.model)
-        member.state._reducer._warn = told.append
+        member.state.reducer._warn = told.append
     in_threads(lambda member: member.train(2), members)
     for member in members:
         torch.testing.assert_close(member.losses, plain_losses(16, prepare=mask_and_halve), rtol=2e-5, atol=1e-6)

@@ -124,7 +124,7 @@ def frozen(member):
 
 def other_buffer(member):
     member.model.register_buffer("more", torch.zeros(2))
-    member.state._reducer._buffers.find()  # as one that comes with it
+    member.state.reducer._buffers.find()  # as one that comes with it
 
 
 @pytest.mark.parametrize(

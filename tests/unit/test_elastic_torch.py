@@ -160,7 +160,7 @@ def test_a_value_with_a_name_of_the_states_own_is_refused_in_one_line():
     """Whatever the state has by that name would be another, or the value would."""
     member = alone(joins=False)
     own = {name for name in vars(member.state) if not name.startswith("_")}
-    assert own >= {"stopping", "attributes", "hooks"}
+    assert own >= {"stopping", "attributes", "reducer"}
     for name in (*own, "_rate", "step", "loss", "progress", "vote"):
         words = rf"^TorchState\({name}=\.\.\.\): the state has a {name} of its own: give the value another name$"
         refused(words, lambda n=name: TorchState(member.context, member.model, member.optimizer, None, {n: 100}))

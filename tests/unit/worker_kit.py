@@ -212,7 +212,7 @@ def job_of(spec, script, collective, context_class, learner_class, callbacks=Non
 
 def make_job(spec: JobSpec, script: Script | None = None, failures=frozenset(), callbacks=()) -> Job:
     job = job_of(spec, script, BreakingCollective(failures), ElasticContext, TorchLearner, list(callbacks))
-    job.context.collective.break_at_steps(job.learner.state._reducer)
+    job.context.collective.break_at_steps(job.learner.state.reducer)
     if failures:  # which nobody has who is alone
         let_break(job.script.session.core)
     return job

@@ -34,6 +34,7 @@ from elasticdl.elastic.lightning.trainer_state import (
     begin_epoch_as_others,
 )
 from elasticdl.elastic.torch_kit.agreements import Agreements, Wishes
+from elasticdl.elastic.torch_kit.gradients import Remedy
 from elasticdl.elastic.torch_kit.host import OpenBatch, Outcome, SubBatch
 from elasticdl.elastic.torch_kit.loop_state import LoopState
 from elasticdl.elastic.torch_kit.model_attributes import holders_of_callbacks
@@ -92,7 +93,8 @@ class ManualState(FitState):
     def __init__(
         self, job: ElasticContext, model: torch.nn.Module, optimizers: Optimizers, values: dict[str, Any]
     ) -> None:
-        super().__init__(job, model, optimizers, {**values, "gradients": Gradients(lambda: optimizers.parameters)})
+        held = {**values, "gradients": Gradients(lambda: optimizers.parameters)}
+        super().__init__(job, model, optimizers, held, remedy=REMEDY)
 
 
 class Gradients(Piece):
@@ -214,6 +216,7 @@ SECOND_PASS = (
     f"{WHO}: the closure of a step was evaluated again after its gradients were summed, as for sharpness-aware minimization; of the new "
     "gradients each worker would have its own part's: take manual optimization"
 )
+REMEDY = Remedy("the loss of training_step", "in on_before_optimizer_step")
 OWN_OPTIMIZER = "have configure_optimizers return it, its parameters as a group of the one optimizer, or several optimizers with manual optimization"
 
 # Callbacks; of either of Lightning's packages.
@@ -294,7 +297,6 @@ class FitHost(JoinedHost):
         self.window = Window()
         self._epoch_begins = (b"", b"")  # with these streams, and what else its order is drawn from
         self._on_sigterm: Any = None
-        self._weighed = self.weighed("the loss of training_step", "in on_before_optimizer_step")
         self._manual: Manual | None = None  # if the module's training step makes its own updates
 
     @property
@@ -344,7 +346,7 @@ class FitHost(JoinedHost):
     def _make_state(self, values: dict[str, Any]) -> FitState:
         module = self._trainer.lightning_module
         if module.automatic_optimization:
-            return FitState(self.job, module, self._trainer.optimizers[0], values)
+            return FitState(self.job, module, self._trainer.optimizers[0], values, remedy=REMEDY)
         self._manual = Manual(self._trainer, self.job)
         return ManualState(self.job, module, self._manual.optimizers, values)
 
@@ -389,8 +391,6 @@ class FitHost(JoinedHost):
 
     def opened(self, batch: GlobalBatch, part: MicroBatch, sample: Any) -> OpenBatch:
         self._asks = True
-        if not self.participant.open_batches:
-            self._weighed.begin()
         self._given = GivenBatch(batch, part, index=self._trainer.fit_loop.epoch_loop.batch_idx + 1)
         return self._given
 
@@ -408,7 +408,9 @@ class FitHost(JoinedHost):
             result = run()
         self.window.close()
         if given:
-            self._weighed.look(result.get("loss") if isinstance(result, dict) else result, len(given.part.indices))
+            self.participant.state.reducer.look(
+                result.get("loss") if isinstance(result, dict) else result, len(given.part.indices)
+            )
             given.has_no_loss = result is None
         return result
 
@@ -434,17 +436,15 @@ class FitHost(JoinedHost):
         given = self._given
         assert given is not None, "a batch is in hand"
         if self._manual is not None:
-            self._weighed.look(loss, len(given.part.indices))
+            self.participant.state.reducer.look(loss, len(given.part.indices))
             # Each pass is summed by itself.
             make = functools.partial(self._backward, given, given.part.weight, loss, scaled, run, last=False)
             self._manual.sum(make)
             return
         if self.participant.is_reduced and self.job.size > 1:
             raise UserError(SECOND_PASS)
-        self._weighed.require()
         is_last = not self._trainer.fit_loop._should_accumulate()
         self._backward(given, given.part.weight, loss, scaled, run, last=is_last)
-        self._weighed.note()
         if is_last:
             self._reduce()
 
@@ -452,8 +452,6 @@ class FitHost(JoinedHost):
         """Whether the optimizer may step now that the closure was evaluated."""
         if not self.is_making:
             return False
-        if self._manual is None and not self.participant.is_reduced:
-            self._weighed.require()
         with torch.enable_grad():
             self._reduce()  # where no backward has done it, as the training step was skipped
         return not self.participant.is_catching_up

@@ -33,7 +33,7 @@ from elasticdl.elastic.torch import loop_faults
 from elasticdl.elastic.torch.approach import Approach, Beginning, Standing, moved
 from elasticdl.elastic.torch.loop_faults import lasting, place_in_script, storage_of
 from elasticdl.elastic.torch.torn_step import NotedBatch, Tape, Watch, weighed_backward
-from elasticdl.elastic.torch_kit.gradients import LoopGradients
+from elasticdl.elastic.torch_kit.gradients import LoopGradients, Remedy
 from elasticdl.elastic.torch_kit.host import OpenBatch, Outcome
 from elasticdl.elastic.torch_kit.loop_state import LoopState
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader, RandomStreams, restore_streams, streams
@@ -155,7 +155,7 @@ def _part_of(value: Any, own: float, participant: Participant, given: NotedBatch
     pieces = [piece for piece in participant.pieces(given) if piece.weight]
     participant.seed(given.batch)
     made = sum(given.tape.remake_number(value, piece.content) * piece.weight for piece in pieces)
-    participant.state.reset_buffers()
+    participant.state.reducer.reset_buffers()
     return made
 
 
@@ -204,7 +204,7 @@ class LoopHost(JoinedHost):
         self._epochs = 0  # begun by the script
         self._last: NotedBatch | None = None
         self._means = Means(job)
-        self._gradients = LoopGradients(optimizer, job.warn, may_be_summed=job.under_master)
+        self._gradients = LoopGradients(optimizer)
         self._scalers: list[torch.amp.GradScaler] = []
         self._unused: list[Tape] = []  # of batches of this loop since the last step, without gradients
         self._counted: list[tuple[Piece, Any]] = []  # in values of the script, in the step that is torn
@@ -303,7 +303,9 @@ class LoopHost(JoinedHost):
         for each in filter(lambda value: isinstance(value, LRScheduler), values.values()):
             rest_while(lambda: self._joined is not None and self.is_idle, each)
         self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
-        state = LoopState(self.job, self._model, self._optimizer, values, self._data)
+        remedy = Remedy("loss.backward()") if self.job.under_master else None  # else all is as without elasticdl
+        state = LoopState(self.job, self._model, self._optimizer, values, self._data, remedy)
+        self._gradients.require, self._gradients.accept = state.reducer.require_weighed, state.reducer.accept_gradients
         self._joined = Participant(self.job, state, self, position, self._data, share=self._share)
         self._joined.join()
         if self._approach.joins(position, batch.start, moved(each_of(self._optimizer))) > (
@@ -360,7 +362,7 @@ class LoopHost(JoinedHost):
     def opened(self, batch: GlobalBatch, part: MicroBatch, sample: Any) -> OpenBatch:
         if not self.participant.open_batches:
             self._is_fresh = True
-            self._gradients.begin_step()
+            self.participant.state.reducer.accept_gradients()
         self._means.steps_loss = None
         self.hints.given(batch, part, self._last)
         tape = Tape(
@@ -442,7 +444,7 @@ class LoopHost(JoinedHost):
         given = self._last
         if given and not self.is_idle and self._may_be_torn and not self._is_fresh and not self.participant.is_reduced:
             given.tape.note_dropped()
-            self.participant.state.withdraw(tensors)
+            self.participant.state.reducer.withdraw(tensors)
 
     @lasting
     def backward(self, loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
@@ -457,7 +459,6 @@ class LoopHost(JoinedHost):
             looked_at=self.hints.looked_at,
         )
         assert given is not None, "it is in hand"
-        self._gradients.look(loss, len(given.part.indices), is_scaled=bool(self._scalers))
         self._gradients.begin()
         self._is_fresh = False
         if self._may_be_torn:
@@ -466,7 +467,6 @@ class LoopHost(JoinedHost):
         given.loss = weakref.ref(loss) if given.backwards == 1 else None
         run = functools.partial(weighed_backward, loss, kwargs)
         self.participant.backward(given, given.part.weight, loss, run, scale=self._scale)
-        self._gradients.made()
 
     def zero_gradients(self, optimizer: torch.optim.Optimizer, clear: Callable[[], None]) -> None:
         """``clear`` clears the gradients of this optimizer, as the script asks."""
@@ -591,7 +591,7 @@ class LoopHost(JoinedHost):
         """Of parameters that are trained, and of what a torn step puts back."""
         state = self.participant.state
         return {storage_of(each) for each in state.parameters() if each.requires_grad}, {
-            storage_of(each) for each in state.moved_by_passes()
+            storage_of(each) for each in state.reducer.moved()
         }
 
     def _note_repeat(self, first: OpenBatch, last: OpenBatch) -> None:

@@ -179,7 +179,7 @@ class Agreements:
         number = answers.ask()
         while not answers.known(number):
             try:
-                asking.state.begin_launched()
+                asking.state.reducer.begin_launched()
                 with asking.job.waiting():
                     answers.add(tell())
             except WorldBroken as failure:

@@ -12,6 +12,7 @@ With them whether a loss is a mean, and what a script has hooked to its paramete
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -103,42 +104,30 @@ def _name(node: Any) -> str:
 NONE = (0, 0)  # no gradient
 
 
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """What a script is told whose gradients are not those of weighed passes."""
+
+    made_by: str  # what makes weighed ones
+    changed: str = "after the step's last pass"  # where gradients are summed, and may be changed
+
+
 class WeighedGradients:
     """Whether gradients were made in passes that are weighed, and not beside these: told without a look at numbers."""
 
-    def __init__(
-        self,
-        parameters: Callable[[], Iterable[torch.nn.Parameter]],
-        remedy: str,
-        warn: Callable[[str], None],
-        *,
-        may_be_summed: bool,
-        to_change: str = "after the step's last pass",
-    ) -> None:
-        """``remedy``: what makes weighed ones. ``may_be_summed``: there may be other workers. ``to_change``: where they are summed."""
-        self._losses = LossCheck(warn)
+    def __init__(self, parameters: Callable[[], Iterable[torch.nn.Parameter]], remedy: Remedy) -> None:
         self._parameters = parameters
         self._remedy = remedy
-        self._may_be_summed = may_be_summed
-        self._to_change = to_change
-        self._seen: dict[int, tuple[int, int]] = {}  # by the ids of parameters, after the last pass; others are new
+        self._seen: list[tuple[int, int]] | None = None  # of the parameters, after the last pass; None: no gradient
         self._is_expected = False
 
     def begin(self) -> None:
         """A step begins, without gradients."""
-        self._is_expected = False
-        self._seen = {id(each): NONE for each in self._parameters()} if self._may_be_summed else {}
+        self._seen, self._is_expected = None, False
 
-    def note(self) -> None:
-        """A pass was made."""
-        self._is_expected = False
-        if self._may_be_summed:
-            self._seen = self._present()
-
-    def look(self, loss: Any, samples: int, *, is_scaled: bool = False) -> None:
-        """A pass is to be made of this loss; see `LossCheck.look`."""
-        if self._may_be_summed:
-            self._losses.look(loss, samples, is_scaled=is_scaled)
+    def accept(self) -> None:
+        """Those that are there are right."""
+        self._seen, self._is_expected = self._present(), False
 
     def expect(self) -> None:
         """The script makes a pass by itself, of a loss that was weighed."""
@@ -149,28 +138,30 @@ class WeighedGradients:
         UserError: gradients are there that were made otherwise.
         """
         if self._is_expected:
-            self.note()
-        if not self._may_be_summed or (present := self._present()) == self._seen:
+            self.accept()
             return
-        for parameter in self._parameters():
-            now = present[id(parameter)]
-            before = self._seen.get(id(parameter), now)
+        present = self._present()
+        if present == self._seen:
+            return
+        seen = [NONE] * len(present) if self._seen is None else self._seen
+        made_by = self._remedy.made_by
+        for parameter, now, before in zip(self._parameters(), present, seen, strict=False):  # some may be new
             if now != before and parameter.grad is not None and bool(parameter.grad.any()):
                 if before == NONE:
                     raise UserError(
-                        f"gradients were made otherwise than by {self._remedy}, as by torch.autograd.backward or `parameter.grad = ...`, and "
-                        f"are not weighed by this worker's part of the batch: call {self._remedy}"
+                        f"gradients were made otherwise than by {made_by}, as by torch.autograd.backward or `parameter.grad = ...`, and "
+                        f"are not weighed by this worker's part of the batch: call {made_by}"
                     )
                 raise UserError(
-                    f"gradients were made otherwise than by {self._remedy}, or changed, as by clipping, before those of all workers are summed: "
-                    f"call {self._remedy}, and change them {self._to_change}"
+                    f"gradients were made otherwise than by {made_by}, or changed, as by clipping, before those of all workers are summed: "
+                    f"call {made_by}, and change them {self._remedy.changed}"
                 )
 
-    def _present(self) -> dict[int, tuple[int, int]]:
-        return {
-            id(each): NONE if (gradient := each.grad) is None else (id(gradient), gradient._version)
+    def _present(self) -> list[tuple[int, int]]:
+        return [
+            NONE if (gradient := each.grad) is None else (id(gradient), gradient._version)
             for each in self._parameters()
-        }
+        ]
 
 
 class LoopGradients(Piece):
@@ -179,8 +170,7 @@ class LoopGradients(Piece):
     name = "gradients"
     is_value = True
 
-    def __init__(self, optimizer: Any, warn: Callable[[str], None], *, may_be_summed: bool) -> None:
-        """``may_be_summed``: there may be other workers."""
+    def __init__(self, optimizer: Any) -> None:
         self._optimizers = each_of(optimizer)
         every = range(len(self._optimizers))
         self._stepped: set[int] = set()  # optimizers, on the batches in hand
@@ -188,15 +178,10 @@ class LoopGradients(Piece):
         self._cleared: set[int] = set()  # by the script, since then
         self._is_begun = False  # gradients of the batches in hand are made, or summed
         self._accumulated: dict[int, torch.Tensor] = {}  # by the numbers of parameters, those laid aside
-        every_parameter = lambda: [parameter for _, parameter in self._parameters()]  # noqa: E731
-        self._weighed = WeighedGradients(every_parameter, "loss.backward()", warn, may_be_summed=may_be_summed)
-        self.look = self._weighed.look
+        self.require: Callable[[], None] = lambda: None  # of the reducer, once there is one
+        self.accept: Callable[[], None] = lambda: None
 
     # -- what the script does --
-
-    def begin_step(self) -> None:
-        """Batches are in hand."""
-        self._weighed.note()
 
     def begin(self) -> None:
         """Before a backward pass, and before the sum.
@@ -204,7 +189,7 @@ class LoopGradients(Piece):
         Raises:
             UserError: gradients are there that can't be right.
         """
-        self._weighed.require()
+        self.require()
         if self._is_begun:
             return
         self._is_begun = True
@@ -220,10 +205,7 @@ class LoopGradients(Piece):
                         "backward()"
                     )
             parameter.grad = None
-
-    def made(self) -> None:
-        """A backward pass was made, weighed."""
-        self._weighed.note()
+        self.accept()
 
     def cleared(self, optimizer: torch.optim.Optimizer) -> None:
         number = self._number(optimizer)
@@ -231,7 +213,7 @@ class LoopGradients(Piece):
         for index, (owner, _) in enumerate(self._parameters()):
             if owner == number:
                 self._accumulated.pop(index, None)
-        self._weighed.note()
+        self.accept()
 
     def summed(self) -> None:
         """The gradients are everybody's; what was laid aside is added."""
@@ -277,7 +259,7 @@ class LoopGradients(Piece):
             parameter.grad = None if gradient is None else gradient.to(parameter.device)
             if gradient is not None:
                 self._last_stepped.discard(optimizer)
-        self._weighed.note()
+        self.accept()
 
     # -- details --
 

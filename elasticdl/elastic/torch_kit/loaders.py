@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import StepPlan
 from elasticdl.elastic.torch_kit import tensors
-from elasticdl.elastic.torch_kit.gradients import WeighedGradients
 from elasticdl.elastic.torch_kit.reducer import GradientReducer
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.training import cursor
@@ -56,12 +55,10 @@ class StepBatch(cursor.StepBatch):
         job: ElasticContext,
         reducer: GradientReducer,
         reduce: Reduce,
-        weighed: WeighedGradients,
     ) -> None:
         super().__init__(plan, (to_device(sample, job.device) for sample in samples), job)
         self._reducer = reducer
         self._reduce = reduce
-        self._weighed = weighed
 
     def __iter__(self) -> Iterator[Any]:
         self._reducer.begin_passes()
@@ -78,7 +75,7 @@ class StepBatch(cursor.StepBatch):
 
     def expect_backward(self) -> None:
         """The present micro-batch's is the script's own, and comes before `weigh`."""
-        self._weighed.expect()
+        self._reducer.expect_pass()
 
     def weigh(self, loss: torch.Tensor) -> torch.Tensor:
         """The mean loss of the present micro-batch, scaled by its part of the global batch; call it once for each.
@@ -92,9 +89,9 @@ class StepBatch(cursor.StepBatch):
             UserError: the batch is over, or the loss is no mean.
         """
         self.require_present()
-        self._weighed.look(loss, self.micro_batch_size)
-        self._weighed.require()
-        self._weighed.expect()
+        self._reducer.look(loss, self.micro_batch_size)
+        self._reducer.require_weighed()
+        self._reducer.expect_pass()
         weight = self.micro_batch_size / self.plan.batch
         is_first = self._job.world.rank == self.micro_batch == 0
         self._reducer.add(loss, self.micro_batch_size, weight=weight, is_first=is_first)
@@ -116,7 +113,6 @@ class StepBatch(cursor.StepBatch):
         backward: Callable[[], object] = self.weigh(loss).backward
         if self.untaken:
             self._reducer.backward(backward, last=False)
-            self._weighed.note()
         else:
             self._reduce(backward)
 
@@ -139,14 +135,13 @@ class ElasticSampler(Ordered, Sampler[list[int]]):
         super().__init__(job, data, shuffle=shuffle, drop_last=drop_last)
         self._reducer: GradientReducer | None = None
         self._reduce: Reduce = lambda backward: None
-        self._weighed: WeighedGradients | None = None
         self._ahead: Iterator[StepPlan] | None = None
         self.guarded = False  # the script was read: it may be edited while it runs
 
-    def attach(self, reducer: GradientReducer, reduce: Reduce, weighed: WeighedGradients, least: int = 1) -> None:
+    def attach(self, reducer: GradientReducer, reduce: Reduce, least: int = 1) -> None:
         """Say where gradients are accumulated, and what reduces them; done by the training state. ``least``: samples of a micro-batch."""
         self.order = replace(self.order, least=least)
-        self._reducer, self._reduce, self._weighed = reducer, reduce, weighed
+        self._reducer, self._reduce = reducer, reduce
 
     def steps(self, loader: Iterable[Any]) -> Iterator[StepBatch]:
         """One `StepBatch` per step from where training stands to the end of the epoch, on what ``loader`` loads.
@@ -156,7 +151,7 @@ class ElasticSampler(Ordered, Sampler[list[int]]):
         Raises:
             UserError: it draws from another sampler, or would fork.
         """
-        if self._reducer is None or self._weighed is None:
+        if self._reducer is None:
             raise RuntimeError("give the sampler or its loader to TorchState(...) before iterating over it")
         if isinstance(loader, DataLoader):
             _require_usable(loader, self)
@@ -172,8 +167,7 @@ class ElasticSampler(Ordered, Sampler[list[int]]):
                 seed_generators(plan.seed)
                 self._reducer.open()
                 self._reducer.drop_gradients()
-                self._weighed.begin()
-                batch = StepBatch(plan, samples, self._job, self._reducer, self._reduce, self._weighed)
+                batch = StepBatch(plan, samples, self._job, self._reducer, self._reduce)
                 yield self.begin(batch)
                 for _ in range(batch.untaken):  # else they would be taken for those of the next step
                     next(samples, None)

@@ -16,6 +16,7 @@ from elasticdl.elastic.core.plan import StepPlan
 from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.torch_kit.buffers import Buffers
+from elasticdl.elastic.torch_kit.gradients import Remedy
 from elasticdl.elastic.torch_kit.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.reducer import Sums
 from elasticdl.elastic.torch_kit.refusals import Optimizers
@@ -38,17 +39,14 @@ class LoopState(TorchState):
         optimizer: torch.optim.Optimizer | Optimizers,
         values: dict[str, Any],
         batches: OwnLoader | None = None,
+        remedy: Remedy | None = None,
     ) -> None:
-        super().__init__(job, model, cast(torch.optim.Optimizer, optimizer), None, values)
+        super().__init__(job, model, cast(torch.optim.Optimizer, optimizer), None, values, remedy=remedy)
         self._was_given = False
         self.attributes.keeps_received = True
         self.was_loaded = False  # another worker's state has taken the place of this one's
         self.batches = batches  # of the script's loader, once they are known
         self.sources += [batches.source] if batches is not None else []
-        made = self._reducer  # of the step in hand
-        self.backward, self.begin_launched, self.withdraw = made.backward, made.begin_launched, made.withdraw
-        self.reset_buffers, self.drop_gradients = made.reset_buffers, made.drop_gradients
-        self.moved_by_passes = made.moved
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
@@ -112,7 +110,7 @@ class LoopState(TorchState):
 
     def go_back(self) -> None:
         """To what was saved; what the script has done since has no effect."""
-        self.drop_gradients()
+        self.reducer.drop_gradients()
         super().restore()  # gradients that are part of the state come back
 
     @property
@@ -128,7 +126,7 @@ class LoopState(TorchState):
 
     def begin_step(self) -> None:
         self._was_given = True
-        self._reducer.open()
+        self.reducer.open()
         self._step_begins()
 
     def sum(
@@ -146,12 +144,12 @@ class LoopState(TorchState):
             WorldBroken: the step is torn; gradients are gone.
         """
         for name, numbers in rides.items():
-            self._reducer.ride(name, numbers)
+            self.reducer.ride(name, numbers)
         # The script has made a pass also where none of the samples is this worker's.
         mean = objective * (plan.batch / samples) if samples else 0.0
-        self._reducer.add(mean, samples, weight=samples / plan.batch, is_first=self._job.world.rank == 0)
+        self.reducer.add(mean, samples, weight=samples / plan.batch, is_first=self._job.world.rank == 0)
         self._job.advance(Activity.WAIT)
-        return self._reducer.close(
+        return self.reducer.close(
             leaving=self._job.leaving, batch=self._batch_check.ballot(plan), state=self._check.ballot()
         )
 

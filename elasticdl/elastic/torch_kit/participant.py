@@ -26,7 +26,6 @@ from elasticdl.elastic.core.protocol import Stopped, World, WorldBroken, WorldCh
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.torch_kit.agreements import Agreements, Answers
 from elasticdl.elastic.torch_kit.buffers import least_samples
-from elasticdl.elastic.torch_kit.gradients import WeighedGradients
 from elasticdl.elastic.torch_kit.host import Host, OpenBatch, Outcome, SubBatch, plan_of
 from elasticdl.elastic.torch_kit.loaders import seed_generators
 from elasticdl.elastic.torch_kit.loop_state import LoopState
@@ -331,8 +330,9 @@ class Participant:
         of small gradients. ``last``: it is the step's last pass, within which sums begin; None: it is, if it was in the steps before.
         """
         weight *= self.share
+        self.state.reducer.look(loss, len(given.part.indices), is_scaled=scale != 1.0)
         given.add_loss(loss, weight / scale)
-        self.state.backward(lambda: run(weight), last=last if not self.is_torn else False)
+        self.state.reducer.backward(lambda: run(weight), last=last if not self.is_torn else False)
 
     def settle(self, failure: WorldBroken | None = None, *, larger: float = 1.0) -> Outcome:
         """Unless that is done, sum the gradients of all workers, in whatever world that is possible.
@@ -369,7 +369,7 @@ class Participant:
 
     def tear(self, failure: WorldBroken) -> None:
         """Be in another world, in which the open batches are divided anew."""
-        self.state.reset_buffers()
+        self.state.reducer.reset_buffers()
         self._host.take_back()
         attributes, noted = self.state.attributes, self.open_batches[0].noted if self.open_batches else None
         counted = attributes.note() if noted is not None else None
@@ -388,7 +388,7 @@ class Participant:
         first, last = self.open_batches[0], self.open_batches[-1]
         self.open_batches.clear()
         self.is_torn = False
-        self.state.drop_gradients()
+        self.state.reducer.drop_gradients()
         self._host.cannot_remake(first, last, error)
 
     @streams_apart()
@@ -443,9 +443,9 @@ class Participant:
         return self.state.sum(plan, objective, samples, self._host.rides())
 
     def _begin_again(self) -> None:
-        self.state.reset_buffers()  # the script may have gone on
+        self.state.reducer.reset_buffers()  # the script may have gone on
         self.state.begin_step()
-        self.state.drop_gradients()
+        self.state.reducer.drop_gradients()
 
     def _mend(self) -> None:
         """Have gradients of the open batches, of this worker's present part.
@@ -521,12 +521,6 @@ class JoinedHost(Host):
     def is_first(self) -> bool:
         """Whether this worker writes files and prints: true on one, and never on one whose state is another's yet."""
         return self.job.known_rank == 0 and not self.is_catching_up
-
-    def weighed(self, made_by: str, to_change: str) -> WeighedGradients:
-        """Refuses gradients that are made otherwise than by ``made_by``. ``to_change``: where they may be changed."""
-        return WeighedGradients(
-            lambda: self.participant.state.parameters(), made_by, self.job.warn, may_be_summed=True, to_change=to_change
-        )
 
     def finish(self) -> LoopState | None:
         """Return when the scripts of all workers are done; the state that they end with, if there is one."""

@@ -21,7 +21,7 @@ from elasticdl.elastic.core import vote
 from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.vote import SIZE, Vote, all_equal, pieces
 from elasticdl.elastic.torch_kit.buffers import Buffers, FrozenParameters
-from elasticdl.elastic.torch_kit.gradients import OF_PART, OwnHook, has_hooks
+from elasticdl.elastic.torch_kit.gradients import OF_PART, LossCheck, OwnHook, Remedy, WeighedGradients, has_hooks
 from elasticdl.elastic.torch_kit.tensors import HostCopy, PassTimer, aligned, by_kind, flat_views, strides_of
 
 # Gradients in flat buckets, each summed over the world while the backward pass makes those of the next.
@@ -329,15 +329,18 @@ class GradientReducer:
         *,
         leaves_missing_grads_none: bool = False,
         refuses_moved: bool = True,
+        remedy: Remedy | None = None,
         warn: Callable[[str], None] | None = None,
         require_one: Callable[[str, str], None] | None = None,
     ) -> None:
         """``parameters``: all that the optimizer has at present. ``modules``: whose buffers are summed. ``leaves_missing_grads_none``: a parameter that no worker
         has a gradient of ends with none, as on one device, instead of with zeros. ``refuses_moved``: by a
-        forward pass, of the parameters that are not trained. ``warn``: of what may be another gradient
-        than that of one device.
+        forward pass, of the parameters that are not trained. ``remedy``: for gradients that were made
+        otherwise than by `backward`, which are refused; None: they are not. ``warn``: of what may be another gradient than that of one device.
         ``require_one``: called on all members if they differ in the first, with a line that says so; it raises an error."""
         self._warn = warn
+        self._losses = None if warn is None else LossCheck(warn)
+        self._weighed = None if remedy is None else WeighedGradients(parameters, remedy)
         self._all = parameters
         self._collective = collective
         self._require_one = require_one
@@ -389,10 +392,38 @@ class GradientReducer:
             self._buffers.begin()
         self.begin_passes()
         self.passes.begin()
+        if self._weighed is not None:
+            self._weighed.begin()
 
     def drop_gradients(self) -> None:
         for parameter in self._all():
             parameter.grad = None
+        if self._weighed is not None:
+            self._weighed.begin()
+
+    def accept_gradients(self) -> None:
+        """The script may have cleared some."""
+        if self._weighed is not None:
+            self._weighed.accept()
+
+    def expect_pass(self) -> None:
+        """The script makes the next one itself, of a loss that is weighed."""
+        if self._weighed is not None:
+            self._weighed.expect()
+
+    def require_weighed(self) -> None:
+        """Raises:
+        UserError: gradients are there that no weighed pass has made, or a pass is not over yet.
+        """
+        if self._is_in_pass:
+            raise UserError(STEP_IN_PASS)
+        if self._weighed is not None:
+            self._weighed.require()
+
+    def look(self, loss: object, samples: int, *, is_scaled: bool = False) -> None:
+        """A pass is to be made of this loss; see `LossCheck.look`."""
+        if self._losses is not None:
+            self._losses.look(loss, samples, is_scaled=is_scaled)
 
     def begin_passes(self) -> None:
         """Of the step's micro-batches the first comes next."""
@@ -430,7 +461,11 @@ class GradientReducer:
 
         ``last``: it makes the step's last gradients, and they are summed meanwhile. None: it does if the last two steps had so many passes, on all
         workers. A further pass costs a second sum; after one the passes are counted whatever ``last`` says. A world that breaks meanwhile is told of by `close`.
+
+        Raises:
+            UserError: gradients are there that no such pass has made.
         """
+        self.require_weighed()
         self._made += 1
         if last is None or not self._is_trusted:
             last = last is not False and self._made == self._expected
@@ -447,6 +482,7 @@ class GradientReducer:
                 run()
         finally:
             self._is_in_pass = False
+        self.accept_gradients()
 
     def begin_launched(self) -> None:
         """Before another collective of all workers: sums that some of them have begun within a pass, all begin before it.
@@ -483,11 +519,10 @@ class GradientReducer:
         losses were weighed by sample counts already.
 
         Raises:
-            UserError: the workers train different parameters, or a forward pass changes one that is not trained.
+            UserError: gradients were made otherwise, the workers train different parameters, or a forward pass changes one that is not trained.
             WorldBroken: gradients are gone, or a newcomer is refused; parameters and buffers are untouched.
         """
-        if self._is_in_pass:
-            raise UserError(STEP_IN_PASS)
+        self.require_weighed()
         self._votes[vote.LEAVING], self._votes[vote.STOPPING] = leaving, stopping
         vote.mark(self._votes, batch, state)
         self._frozen.require_unchanged()

@@ -17,7 +17,7 @@ from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.torch_kit.buffers import least_samples
-from elasticdl.elastic.torch_kit.gradients import WeighedGradients
+from elasticdl.elastic.torch_kit.gradients import Remedy
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, ElasticSampler
 from elasticdl.elastic.torch_kit.model_attributes import TENSORS, holders_of_modules
 from elasticdl.elastic.torch_kit.reducer import GradientReducer
@@ -117,7 +117,7 @@ class TorchState(state.TrainingState):
 
     _remedy = "call batch.backward(loss) exactly once for each micro-batch"
     _value_piece = TorchValue
-    _own_names = state.TrainingState._own_names | {"model", "optimizer", "loader", "attributes"}
+    _own_names = state.TrainingState._own_names | {"model", "optimizer", "loader", "attributes", "reducer"}
     # Parameters that no worker has a gradient of have none after a step, instead of zeros.
     _leaves_absent_gradients = False
     _begins_steps_itself = False  # by `begin_step`
@@ -135,9 +135,11 @@ class TorchState(state.TrainingState):
         values: dict[str, Any],
         *,
         snapshot: bool = False,
+        remedy: Remedy | None = None,
     ) -> None:
         """``data``: what tells where training stands in the data set. ``snapshot``: copy parameters and optimizer slots
         at each commit as well, for a loop that changes them otherwise than by ``optimizer.step()``.
+        ``remedy``: see `GradientReducer`, for a loop over other batches.
 
         Raises:
             UserError: the optimizer is of a kind that can't be had.
@@ -154,23 +156,23 @@ class TorchState(state.TrainingState):
             lambda: holders_of_modules(self._modules(), self.foreign_attributes), TENSORS, job.warn
         )
         self._share = (-1, 0.0)  # of this worker in the last batch, and in which world
-        self._reducer = GradientReducer(
+        if sampler is not None and job.under_master:
+            remedy = Remedy("batch.backward(loss)")
+        self.reducer = GradientReducer(
             self._summed,
             self._modules(),
             job.collective,
             leaves_missing_grads_none=self._leaves_absent_gradients,
             refuses_moved=job.under_master and not self._begins_again,
-            warn=job.warn if job.under_master else None,
+            remedy=remedy,
+            warn=job.warn if job.under_master or remedy is not None else None,
             require_one=self._require_one,
         )
-        self._weighed = WeighedGradients(
-            self._summed, "batch.backward(loss)", job.warn, may_be_summed=job.under_master and sampler is not None
-        )
         if sampler is not None:
-            sampler.attach(self._reducer, self._reduce, self._weighed, least_samples(self._modules()))
+            sampler.attach(self.reducer, self._reduce, least_samples(self._modules()))
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(lambda *_: self._step_made())
-        self._moved = MovedByPasses(self._reducer, begins_steps=sampler is None and not self._begins_steps_itself)
+        self._moved = MovedByPasses(self.reducer, begins_steps=sampler is None and not self._begins_steps_itself)
         self._trained = (Model(model), Outside(self._modules, self.parameters), Slots(optimizer, job))
         for piece in self._trained:
             piece.is_copied = snapshot or self._begins_again
@@ -232,7 +234,7 @@ class TorchState(state.TrainingState):
         return sum_of_all(self._job, own * weight if weight else 0.0)
 
     def _cast_end_vote(self, state: int) -> Vote:
-        return self._reducer.end(state)
+        return self.reducer.end(state)
 
     # -- around optimizer.step() --
 
@@ -247,13 +249,11 @@ class TorchState(state.TrainingState):
                 raise UserError(f"the gradients of this step are reduced already: {self._remedy}")
             return
         batch = self.sampler.current if self.sampler is not None else None
-        if batch and backward is None:
-            self._weighed.require()
         if backward is not None:
-            self._reducer.backward(backward, last=True)
+            self.reducer.backward(backward, last=True)
         self._job.advance(Activity.WAIT)
         part = 1 / self._job.world.size
-        outcome = self._reducer.close(
+        outcome = self.reducer.close(
             leaving=self._job.leaving,
             stopping=self._wants_to_stop,
             share=None if batch else part,

@@ -24,6 +24,7 @@ from elasticdl.elastic.core.plan import MicroBatch, Progress
 from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.torch_kit.agreements import Wishes
+from elasticdl.elastic.torch_kit.gradients import Remedy
 from elasticdl.elastic.torch_kit.host import OpenBatch, Outcome, SubBatch
 from elasticdl.elastic.torch_kit.loop_state import LoopState
 from elasticdl.elastic.torch_kit.movable import MovableHost, TrainerPlace
@@ -185,6 +186,7 @@ FORWARD = b"forward"
 # Where transformers has its callbacks for TensorBoard and the like.
 REPORTS = "transformers.integrations."
 
+REMEDY = Remedy("accelerator.backward(loss)", "in on_pre_optimizer_step")
 OWN_OPTIMIZER = "have create_optimizer make one of all parameters, these in a group of their own"
 
 # Makes the gradients of some inputs, given the number of items in the step's batches, and returns the loss.
@@ -203,7 +205,6 @@ class TrainerHost(MovableHost):
         self._asks = True  # after a step; it was told with the step's gradients that some worker `may_wish`
         self.begins_as_told = False  # the script names the checkpoint that it means
         self.part = 1.0  # this worker's, of the batch that the last pass was made on
-        self._weighed = self.weighed("accelerator.backward(loss)", "in on_pre_optimizer_step")
         self._iterator: Iterator[Any] | None = None  # over the present epoch
         self._step_at: tuple[int, int] | None = None  # that which the trainer makes begins there
         self._passes = 0  # made in this step
@@ -255,7 +256,7 @@ class TrainerHost(MovableHost):
         if trainer.accelerator.scaler is not None:
             values["scaler"] = trainer.accelerator.scaler
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-        state = LoopState(self.job, trainer.model, optimizer, values)
+        state = LoopState(self.job, trainer.model, optimizer, values, remedy=REMEDY)
         state.attributes.add(*holders_of(trainer))
         state.sources += [data.source, *named_sources(EVALUATION, trainer.eval_dataset)]
         state.batches, state.begins_as_told = data, self.begins_as_told
@@ -326,7 +327,6 @@ class TrainerHost(MovableHost):
         if not self.participant.open_batches:
             self._step_at = (batch.epoch, batch.number)
             self._passes, self._reported, self._items.total = 0, 0.0, None
-            self._weighed.begin()
         return OpenBatch(batch, part, sample)
 
     # -- a step --
@@ -355,7 +355,6 @@ class TrainerHost(MovableHost):
                 return torch.zeros_like(loss)
             self._reported = self._reported + loss
             return loss
-        self._weighed.require()
         outcome = participant.settle()
         self.unwritten.write()
         vote = participant.state.vote
@@ -383,12 +382,11 @@ class TrainerHost(MovableHost):
     def look(self, loss: Any) -> None:
         """The trainer makes a pass of this loss, or evaluates."""
         if self._given is not None:
-            self._weighed.look(loss, len(self._given.part.indices))
+            self.participant.state.reducer.look(loss, len(self._given.part.indices))
 
     def _backward(self, own: Callable[..., None], loss: torch.Tensor, **kwargs: Any) -> None:
         if self._given is not None:
             self._has_passed = True
-            self._weighed.require()
             self._given.begin_loss(loss)
             loss = loss if self._weight == 1.0 else loss * self._weight
         if self._given is None:
@@ -396,8 +394,7 @@ class TrainerHost(MovableHost):
         else:
             participant = self.participant
             is_last = self._passes == len(participant.open_batches) and not participant.is_torn
-            participant.state.backward(functools.partial(own, loss, **kwargs), last=is_last)
-        self._weighed.note()
+            participant.state.reducer.backward(functools.partial(own, loss, **kwargs), last=is_last)
 
     def rides(self) -> Mapping[str, npt.ArrayLike]:
         # Of which batches this worker has made gradients, and of which it has not; without a sample of its own it is as another worker.
@@ -418,7 +415,6 @@ class TrainerHost(MovableHost):
     # -- a step that is torn --
 
     def begin_remake(self, open_batches: Sequence[tuple[OpenBatch, Sequence[SubBatch]]]) -> None:
-        self._weighed.begin()
         for given, _ in open_batches:
             given.backwards = 0
         self._items.count_again([piece.content for _, pieces in open_batches for piece in pieces])
