@@ -26,12 +26,6 @@ def averaging():
     return dense(optimizer=keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9))
 
 
-def normalized():
-    """A layer of it sets weights when it is called."""
-    keras.utils.set_random_seed(0)
-    return dense(keras.layers.SpectralNormalization(keras.layers.Dense(5)))
-
-
 class Batches(keras.utils.PyDataset):
     """Draws a new order between epochs; what reading leaves behind is of its process."""
 
@@ -201,12 +195,11 @@ def two_headed():
     ("make", "labels"),
     [
         (averaging, Y),
-        (normalized, Y),
         (lambda: dense(optimizer=Doubled(0.02)), Y),
         (lambda: dense(OnceScaled()), Y),
         (two_headed, {"a": Y}),
     ],
-    ids=["averaged weights", "layer that sets weights", "apply_gradients", "flag", "head without a loss"],
+    ids=["averaged weights", "apply_gradients", "flag", "head without a loss"],
 )
 @pytest.mark.parametrize(("workers", "most"), [(1, BATCH), (1, 5), (2, BATCH)], ids=["whole", "parts", "workers"])
 def test_a_fit_is_that_of_keras(make, workers, most, labels):

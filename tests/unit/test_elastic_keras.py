@@ -21,7 +21,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.vote import VOTE_SIZE
-from elasticdl.elastic.keras.step import MicroBatch, TrainStep
+from elasticdl.elastic.keras.step import Part, TrainStep
 
 WHOLE = BatchPolicy(16, None, None)
 HALVES = BatchPolicy(16, None, 8)
@@ -119,7 +119,7 @@ def test_a_repeated_step_draws_the_same_and_every_micro_batch_something_else():
     def draw(**kwargs):
         part = {"weight": 1.0, "is_first": True, "seed": 1, "count": 0} | kwargs
         step = member.train_step
-        return float(step.read_report(step.micro(inputs, labels, MicroBatch(**part)))[-1 - VOTE_SIZE])
+        return float(step.read_report(step.micro(inputs, labels, Part(**part)))[-1 - VOTE_SIZE])
 
     assert len(seeds) == 2
     assert draw() == draw()

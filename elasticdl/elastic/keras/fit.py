@@ -137,7 +137,7 @@ class FitStep(TrainStep):
         self.traces["test"] += 1
         trainable = [tf.convert_to_tensor(variable.value) for variable in self.model.trainable_variables]
         others = [tf.convert_to_tensor(variable.value) for variable in self.model.non_trainable_variables]
-        scope = self._scope(trainable, others, None)
+        scope = self._scope(trainable, others)
         loss, share = self._compute(scope, (inputs, labels, weights), training=False)
         left = tf.ones_like(loss) if share.left is None else tf.cast(share.left, loss.dtype)
         return [loss * left, left, *self._changes(scope)]

@@ -23,7 +23,7 @@ from elasticdl.elastic.core.plan import Progress
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING, VOTE_SIZE, Vote, mark
 from elasticdl.elastic.keras.loader import ElasticContext, ElasticDataLoader
-from elasticdl.elastic.keras.step import SEED_NAME, MicroBatch, TrainStep
+from elasticdl.elastic.keras.step import SEED_NAME, Part, TrainStep
 from elasticdl.elastic.training import state
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.pieces import Array, InHand, Local, Settings, Tensors, Trained, array_marks, as_array
@@ -205,7 +205,7 @@ class KerasState(state.TrainingState):
         self.callbacks = CallbacksParts()
         self._sums: tf.Tensor | None = None
         self._agreed = -1  # version of the world whose members have found that they train the same variables
-        self._whole: tuple[Any, Any, MicroBatch] | None = None  # the step's only micro-batch, in a world of one
+        self._whole: tuple[Any, Any, Part] | None = None  # the step's only micro-batch, in a world of one
         self._hold(
             self.begun,
             Variables("model", lambda: self.model.variables),
@@ -241,7 +241,7 @@ class KerasState(state.TrainingState):
         if batch is None:
             raise RuntimeError("state.accumulate(inputs, labels): call it within `for batch in state.loader`")
         rank, number, size = self._job.world.rank, batch.micro_batch, batch.micro_batch_size
-        part = MicroBatch(
+        part = Part(
             weight=size / batch.plan.batch,
             is_first=rank == number == 0,
             seed=batch.plan.seed,
@@ -280,7 +280,7 @@ class KerasState(state.TrainingState):
     def _drop(self) -> None:
         self._sums = self._whole = None
 
-    def _add(self, inputs: Any, labels: Any, part: MicroBatch) -> None:
+    def _add(self, inputs: Any, labels: Any, part: Part) -> None:
         if self._whole is not None:  # one micro-batch too many, which the vote refuses
             before, self._whole = self._whole, None
             self._add(*before)

@@ -187,7 +187,7 @@ class ElasticDataLoader(ElasticLoader[Ordered]):
         for plan in plans:
             yield plan
             # Not TensorFlow's generators: what the model draws comes from the seeds that each micro-batch is given
-            # (`step.MicroBatch`), and setting TensorFlow's seed throws all its cached operations away.
+            # (`step.Part`), and setting TensorFlow's seed throws all its cached operations away.
             seed_generators(plan.seed)
             for micro_batch in plan.micro_batches:
                 yield load(self.dataset, np.asarray(micro_batch.indices))

@@ -91,57 +91,27 @@ class Layout:
 
 # A forward pass of a micro-batch, while it is traced: it changes nothing.
 #
-# What the model and the loss set is noted, and what else they read is found (`ForwardScope`). Where a mask leaves elements out,
+# What the model and the loss set is noted (`ForwardScope`), and what else they read is found (`captured`). Where a mask leaves elements out,
 # it is found what the mean loss was divided by (`Share`): Keras divides the loss of a batch by the number of its elements that
 # are not masked. So a micro-batch contributes its loss times the share of its elements that are left, and what is summed is
 # divided by the share over the whole batch.
 
-# How the names of those of TensorFlow's operations begin that change a variable.
-CHANGING = ("Assign", "ResourceScatter", "ResourceApply", "ResourceStridedSliceAssign")
-
-REMEDY = "keep it as a weight of a layer, by add_weight(), or as a variable that a callback sets"
+REMEDY = "keep it as a weight of a layer, by add_weight(trainable=False), or as a variable that a callback sets"
 
 
 class ForwardScope(keras.StatelessScope):  # type: ignore[misc]
-    """Within, variables have the given values, and new ones go nowhere but here.
+    """Within, variables have the given values, and new ones go nowhere but here."""
 
-    A trainable variable that is set in the pass, as SpectralNormalization does, has several values in it. Its gradient is
-    the sum over them: no gradient goes through an assignment, as with Keras.
-    """
-
-    def __init__(
-        self, trainable: Sequence[Any], values: Sequence[tuple[Any, Any]], tape: tf.GradientTape | None
-    ) -> None:
-        """``values``: pairs of all variables that may be set, those of ``trainable`` first, and what they begin with."""
-        super().__init__(list(values), collect_losses=True)
-        self._tape = tape
-        self._known = {id(variable) for variable, _ in values}
-        self._index = {id(variable): index for index, variable in enumerate(trainable)}
-        self._had: list[Sums] = [[value] for _, value in values[: len(trainable)]]
-        self.foreign: list[Any] = []  # variables of others that were set
+    def __init__(self, fixed: Sequence[tuple[Any, Any]], settable: Sequence[tuple[Any, Any]]) -> None:
+        """Pairs of variables and what they begin with; only the ``settable`` ones may be set."""
+        super().__init__([*fixed, *settable], collect_losses=True)
+        self._settable = {id(variable) for variable, _ in settable}
+        self.foreign: list[Any] = []  # others that were set
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        variable, value = update
-        index = self._index.get(id(variable))
-        if index is not None:
-            value = tf.stop_gradient(value)
-            if self._tape is not None:
-                self._tape.watch(value)
-            self._had[index].append(value)
-        elif id(variable) not in self._known:
-            self.foreign.append(variable)
-        super().add_update((variable, value))
-
-    def gradients(self, loss: tf.Tensor) -> list[tf.Tensor | None]:
-        """Of the trainable variables; None of one that the loss does not depend on, which an optimizer leaves alone."""
-        assert self._tape is not None
-        found = ([each for each in one if each is not None] for one in self._tape.gradient(loss, self._had))
-        return [tf.add_n([tf.convert_to_tensor(each) for each in one]) if one else None for one in found]
-
-    @property
-    def assigned(self) -> dict[int, tf.Tensor]:
-        """The last values of the trainable variables that were set, by the variable's number."""
-        return {index: had[-1] for index, had in enumerate(self._had) if len(had) > 1}
+        if id(update[0]) not in self._settable:
+            self.foreign.append(update[0])
+        super().add_update(update)
 
 
 def captured(graph: Any, own: Iterable[Any]) -> list[Any]:
@@ -155,37 +125,20 @@ def captured(graph: Any, own: Iterable[Any]) -> list[Any]:
     return sorted(found, key=lambda variable: (place.get(id(variable.handle), len(place)), variable.name))
 
 
-def refuse_changes(graph: Any, own: Iterable[Any]) -> None:
-    """``graph``: of a forward pass, at the end of its tracing.
-
-    Raises:
-        UserError: it changes a variable of TensorFlow's; those of Keras are only set in a `ForwardScope`.
-    """
-    known = {id(variable.value.handle) for variable in own}
-    resources = [tensor for tensor in graph.external_captures if tensor.dtype == tf.resource]
-    foreign = {id(tensor) for tensor in resources} - known
-    if foreign and _changes_any(graph.as_graph_def()):
-        watched = getattr(graph, "_watched_variables", ())  # in no public place yet
-        names = sorted(variable.name for variable in watched if id(variable.handle) in foreign)
-        raise UserError(
-            f"the model or the loss changes {', '.join(names) or 'a variable'} when it is called, which each worker does for "
-            f"itself: {REMEDY}"
-        )
-
-
-def _changes_any(definition: Any) -> bool:
-    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
-    return any(node.op.startswith(CHANGING) for node in nodes)
-
-
-def refuse_foreign(variables: Sequence[Any], metrics: Iterable[Any]) -> None:
-    """``variables``: that were set in a pass, and are not the model's. What ``metrics`` of layers count is not needed.
+def refuse_foreign(variables: Sequence[Any], model: keras.Model) -> None:
+    """``variables``: that were set in a pass, and may not be. What metrics of layers count is not needed.
 
     Raises:
         UserError: there are others.
     """
-    counted = {id(variable) for metric in metrics for variable in metric.variables}
+    trained = {id(variable) for variable in model.trainable_variables}
+    counted = {id(variable) for metric in model.metrics for variable in metric.variables}
     for variable in variables:
+        if id(variable) in trained:
+            raise UserError(
+                f"the model sets {variable.path}, which is trained, whenever it is called, as SpectralNormalization does; what the "
+                "workers make of it can't be put together: set it in a callback, or give the layer a constraint"
+            )
         if id(variable) not in counted:
             raise UserError(f"the model or the loss sets {variable.path}, which is no weight of the model: {REMEDY}")
 
@@ -299,8 +252,8 @@ class OtherVariables:
         ]
         return [tf.cast(delta, dtype) for delta, dtype in zip((*statistics, *counters), self.dtypes, strict=True)]
 
-    def assign(self, sums: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-        """Set the variables to what the sums of all micro-batches say; returns those that are left."""
+    def assign(self, sums: Sequence[tf.Tensor]) -> None:
+        """Set the variables to what the sums of all micro-batches say."""
         count, moved = len(self._statistics), len(self.shapes)
         for i, value in zip(self._statistics, sums[:count], strict=True):
             self.all[i].assign(tf.cast(value, self.all[i].dtype))
@@ -310,7 +263,6 @@ class OtherVariables:
                 variable.assign(tf.cast(variable.value, move.dtype) + whole > 0)
             else:
                 variable.assign_add(tf.cast(whole, variable.dtype))
-        return sums[moved:]
 
     @staticmethod
     def _seed(number: int, variable: Any, draw: tf.Tensor) -> tf.Tensor:
@@ -319,8 +271,8 @@ class OtherVariables:
 
 
 @dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """One micro-batch's place in its step."""
+class Part:
+    """What a traced function is told of a micro-batch."""
 
     weight: float  # its samples, as a part of the global batch
     is_first: bool  # the step's very first: number 0 of rank 0
@@ -366,7 +318,6 @@ class TrainStep:
         self.dtype = "float64" if "float64" in dtypes else "float32"  # of all sums: wide enough for each
         shapes = [tuple(variable.shape) for variable in self._trainable]
         self._shapes = shapes, self._others.shapes, [*(first.shape for _, first in counted), (), (VOTE_SIZE,)]
-        self._assigned: tuple[int, ...] | None = None  # numbers of trainable variables that the model sets; traced once
         self._left_alone: frozenset[int] = frozenset()  # numbers of those that the loss does not depend on
         self._share, self._masked = NOTHING_MASKED, False
         self._captured: dict[str, list[Any]] = {}  # by the function that was traced
@@ -393,7 +344,7 @@ class TrainStep:
 
     # -- what a step does --
 
-    def micro(self, inputs: Any, labels: Any, part: MicroBatch) -> tf.Tensor:
+    def micro(self, inputs: Any, labels: Any, part: Part) -> tf.Tensor:
         """What a micro-batch adds to the sums of its step."""
         return self._call("micro", self._micro, inputs, labels, part)
 
@@ -411,7 +362,7 @@ class TrainStep:
             self._note("apply", self._applied)
         self._applied(sums)
 
-    def whole(self, inputs: Any, labels: Any, part: MicroBatch) -> Any:
+    def whole(self, inputs: Any, labels: Any, part: Part) -> Any:
         """`micro` and `apply` at once, for the only micro-batch of a step; returns its report."""
         return self._read(self._call("whole", self._whole, inputs, labels, part).numpy())
 
@@ -435,7 +386,7 @@ class TrainStep:
         """
         variables = [*self.model.variables, *self.optimizer.variables]
         before = [(variable, variable.numpy()) for variable in variables]
-        part = MicroBatch(weight=1.0, is_first=True, seed=0, count=0)
+        part = Part(weight=1.0, is_first=True, seed=0, count=0)
         self.has_whole = whole
         if whole:
             self.whole(inputs, labels, part)
@@ -445,7 +396,7 @@ class TrainStep:
         for variable, value in (*before, *self._begun):
             variable.assign(value)
 
-    def _call(self, name: str, function: Any, inputs: Any, labels: Any, part: MicroBatch) -> Any:
+    def _call(self, name: str, function: Any, inputs: Any, labels: Any, part: Part) -> Any:
         """Of samples like the first, of any number, it is known what was traced for them: TensorFlow need not look."""
         arguments = (inputs, labels, tf.constant(part.to_array()))
         kind = [(leaf.dtype, leaf.shape[1:]) for leaf in keras.tree.flatten((inputs, labels))]
@@ -502,24 +453,25 @@ class TrainStep:
         others = self._others.values(draw)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(trainable)
-            scope = self._scope(trainable, others, tape)
+            scope = self._scope(trainable, others)
             loss, self._share = self._forward(scope, inputs, labels)
             left = [] if self._share.left is None else [weight * tf.cast(self._share.left, weight.dtype)]
             mean = loss * tf.cast(left[0] if left else weight, loss.dtype)
             scaled = self.optimizer.scale_loss(mean)
         moved = [scope.get_current_value(variable) for variable in self._others.all]
         deltas = self._others.deltas(others, moved, inputs, weight, is_first)
-        assigned = [value * tf.cast(weight, value.dtype) for value in self._set_by(scope)]
-        gradients = scope.gradients(scaled)
+        refuse_foreign(scope.foreign, self.model)
+        self._make_room(masked=bool(left))
+        gradients = tape.gradient(scaled, trainable)
         self._left_alone = frozenset(number for number, each in enumerate(gradients) if each is None)
         pairs = zip(gradients, trainable, strict=True)
-        sums = [*(tf.zeros_like(v) if each is None else each for each, v in pairs), *deltas, *assigned, *left]
+        sums = [*(tf.zeros_like(v) if each is None else each for each, v in pairs), *deltas, *left]
         report = [*left, *self._changes(scope), mean, part[4:]]
         return [tf.cast(each, self.dtype) for each in sums], [tf.cast(each, self.dtype) for each in report]
 
-    def _scope(self, trainable: Sums, others: Sums, tape: Any) -> ForwardScope:
-        pairs = zip([*self._trainable, *self._others.all], [*trainable, *others], strict=True)
-        return ForwardScope(self._trainable, [*pairs, *self.counted], tape)
+    def _scope(self, trainable: Sums, others: Sums) -> ForwardScope:
+        fixed = zip(self._trainable, trainable, strict=True)
+        return ForwardScope(list(fixed), [*zip(self._others.all, others, strict=True), *self.counted])
 
     def _changes(self, scope: ForwardScope) -> Sums:
         return [tf.cast(scope.get_current_value(variable) - first, self.dtype) for variable, first in self.counted]
@@ -528,26 +480,11 @@ class TrainStep:
         counted = [variable for metric in self.model.metrics for variable in metric.variables]
         return [*self.model.variables, *self.optimizer.variables, *counted]
 
-    def _set_by(self, scope: ForwardScope) -> Sums:
-        """What a pass has made of trainable variables, which is known from now on; in order.
-
-        Raises:
-            UserError: it has set, or changes, what can't be carried; or other variables than the pass before.
-        """
-        refuse_foreign(scope.foreign, self.model.metrics)
-        refuse_changes(tf.compat.v1.get_default_graph(), self._own_variables())
-        numbers = tuple(scope.assigned)
-        if self._assigned not in (None, numbers):
-            raise UserError(
-                f"the model {self.model.name} does not always set the same trainable variables when it is called"
-            )
-        masked = self._share.left is not None
-        if self._assigned is None:
-            self._assigned, self._masked = numbers, masked
+    def _make_room(self, *, masked: bool) -> None:
+        """For the share of what a mask leaves, among the sums and before the report."""
+        if masked and not self._masked:
             gradients, others, report = self._shapes
-            left: list[tuple[int, ...]] = [()] if masked else []
-            self._layout = Layout(gradients, [*others, *(gradients[n] for n in numbers), *left], [*left, *report])
-        return list(scope.assigned.values())
+            self._masked, self._layout = True, Layout(gradients, [*others, ()], [(), *report])
 
     def _forward(self, scope: ForwardScope, inputs: Any, labels: Any) -> tuple[tf.Tensor, Share]:
         """The mean loss with the scope's values of the variables, and over which share of the elements."""
@@ -566,11 +503,9 @@ class TrainStep:
     def _trace_apply(self, sums: Sums) -> None:
         self.traces["update"] += 1
         count = len(self._trainable)
-        more = self._others.assign(sums[count:])
-        for number, value in zip(self._assigned or (), more, strict=not self._masked):
-            self._trainable[number].assign(tf.cast(value, self._trainable[number].dtype))
+        self._others.assign(sums[count:])
         if self._masked:
-            sums = [tf.math.divide_no_nan(each, tf.cast(more[-1], each.dtype)) for each in sums[:count]]
+            sums = [tf.math.divide_no_nan(each, tf.cast(sums[-1], each.dtype)) for each in sums[:count]]
         gradients = [
             None if number in self._left_alone else tf.cast(each, variable.dtype)
             for number, (each, variable) in enumerate(zip(sums[:count], self._trainable, strict=True))
