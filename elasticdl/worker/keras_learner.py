@@ -18,17 +18,14 @@ from elasticdl.callbacks import Callback, LearningRateScheduler, Logs
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of, one_line, shown
 from elasticdl.elastic.collectives.opening import require_collective
-from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.plan import Progress
-from elasticdl.elastic.core.protocol import World
-from elasticdl.elastic.keras import driver as callback_state
-from elasticdl.elastic.keras.driver import KerasDriver, refuse_needless
+from elasticdl.elastic.keras.driver import KerasDriver, changed, refuse_needless
 from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.loader import ElasticContext, ElasticDataLoader, fetch, load
 from elasticdl.elastic.keras.step import LossFunction, TrainStep, any_batch, widen
 from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors, require_backend
 from elasticdl.elastic.training import plain_data
-from elasticdl.elastic.training.attributes import put
+from elasticdl.elastic.training.attributes import plain_values, put
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.evaluation import Array, Evaluation, Evaluator, Metrics, from_root, require_rows
@@ -54,48 +51,8 @@ CALLBACKS = MappingProxyType({**OWN_CALLBACKS, "keras.callbacks.Callback": keras
 METRIC_ROWS = 4096  # that a Keras metric is given at once: some need hundreds of numbers for each
 
 
-class OwnCallbacks:
-    """Callbacks of a zoo module that are not Keras's: a worker that joins later has what they keep on rank 0."""
-
-    def __init__(self, callbacks: Sequence[Callback], collective: Collective) -> None:
-        self._callbacks = callbacks
-        self._collective = collective
-        self._first = [callback_state.take(callback) for callback in callbacks]
-        self._received: list[dict[str, Any]] = []
-        self._has_begun = False
-
-    def enter(self, world: World) -> None:
-        self._received = []
-        if not self._callbacks or world.size == 1 or not world.needs_sync:
-            return
-        pairs = zip(self._callbacks, self._first, strict=True)
-        mine = [callback_state.changed(callback, first) for callback, first in pairs] if world.rank == 0 else []
-        roots = from_root(self._collective, mine, "elasticdl.own_callbacks")
-        if not world.stands_with_root(world.rank):
-            self._received = roots
-
-    def catch_up(self, begin_epoch: Callable[[], None]) -> None:
-        """The callbacks have begun training. What they keep now is each worker's own, as long as it does not change."""
-        if not self._has_begun:
-            self._has_begun = True
-            self._first = [callback_state.take(callback) for callback in self._callbacks]
-        received, self._received = self._received, []
-        if any(received):
-            begin_epoch()
-        for callback, changed in zip(self._callbacks, received, strict=False):
-            put(callback, changed)
-
-
 class ZooDriver(KerasDriver, Callback, Driver):
     """Keras's own callbacks where the trainer calls ours, which are beside them."""
-
-    def __init__(self, ours: OwnCallbacks, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._ours = ours
-
-    def enter(self, world: World, *, began: bool = True) -> None:
-        super().enter(world, began=began)
-        self._ours.enter(world)
 
     def on_train_batch_end(self, step: int, logs: Logs) -> None:
         self.after_step({"loss": self._ledger.epoch_loss})
@@ -156,9 +113,8 @@ class KerasLearner(Learner):
             self.state.sources.append(Source.of(EVALUATION, data.evaluation))
         made = make_callbacks(module, CALLBACKS)
         self._ours = [each for each in made if isinstance(each, Callback)]
-        self._own_callbacks = OwnCallbacks(self._ours, context.collective)
+        self._first: list[dict[str, Any]] = []  # what ours kept when training began
         self.driver: ZooDriver = ZooDriver(
-            self._own_callbacks,
             context,
             self.state,
             [each for each in made if isinstance(each, keras.callbacks.Callback)],
@@ -186,7 +142,17 @@ class KerasLearner(Learner):
         return evaluation
 
     def catch_up(self, begin_epoch: Callable[[], None]) -> None:
-        self._own_callbacks.catch_up(begin_epoch)
+        """For callbacks that are not Keras's. What they have opened in ``on_train_begin`` is this worker's."""
+        world = self._context.world
+        self._first = self._first or [copy.deepcopy(plain_values(each, ())) for each in self._ours]
+        if not self._ours or world.size == 1 or not world.needs_sync:
+            return
+        mine = [changed(each, first) for each, first in zip(self._ours, self._first, strict=True)]
+        roots = from_root(self._context.collective, mine if world.rank == 0 else [], "elasticdl.own_callbacks")
+        if any(roots) and not world.stands_with_root(world.rank):
+            begin_epoch()
+            for callback, kept in zip(self._ours, roots, strict=False):
+                put(callback, kept)
 
     def save_model(self, folder: Path) -> Path:
         """``model.keras``, and beside it a SavedModel for serving. Not every model can be traced for that: a warning."""

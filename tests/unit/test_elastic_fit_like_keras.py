@@ -211,6 +211,30 @@ def test_a_fit_is_that_of_keras(make, workers, most, labels):
     assert_as_plain(members, plain, rtol=1e-4)
 
 
+def raising(data):
+    return keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: setattr(data, "level", 1 + epoch / 2))
+
+
+def test_a_newcomer_s_data_set_is_as_those_of_the_others():
+    data = [Batches(), Batches()]
+    members = fit_with_a_newcomer(
+        lambda rank: Fitting(dense(), data_of(data[rank]), [raising(data[rank])], epochs=4), joins_after=6
+    )
+    np.testing.assert_array_equal(data[0].order, data[1].order)
+    assert data[0].level == data[1].level == 2.5
+    for one, other in zip(*(member.weights() for member in members), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_orders_that_differ_are_found_in_the_epoch_that_has_them():
+    """A generator is drawn from where samples are read, and so differs between workers."""
+    data = [Batches(draws=True), Batches(draws=True)]
+    data[1].random.random(5)
+    with pytest.raises(UserError, match=r"in its training data sample .* \(held.order\)") as error:
+        fit_together(2, lambda rank: Fitting(dense(), data_of(data[rank])))
+    assert "\n" not in str(error.value)
+
+
 def test_a_newcomer_takes_the_job_s_epochs():
     """Its script has read the checkpoint that the job itself has written since."""
     data = [Batches(), Batches()]

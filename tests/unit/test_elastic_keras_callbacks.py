@@ -13,7 +13,7 @@ import pytest
 from elastic_fit_kit import Fitting, data_of, dense, fit_with_a_newcomer, numbers
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.keras import driver as callback_state
+from elasticdl.elastic.keras.driver import left_behind
 from elasticdl.elastic.training import attributes, plain_data
 
 X, Y = numbers()
@@ -125,25 +125,22 @@ def test_a_class_that_is_not_there_is_one_line(monkeypatch):
         plain_data.loads(written)
 
 
-STAYS = ["own (object)", "mean (Mean)"]
-
-
 class Everything(keras.callbacks.Callback):
     """A plateau rule of its own; and all that such a callback may keep."""
 
     def __init__(self):
         super().__init__()
-        self.last, self.seen, self.by = deque(maxlen=3), set(), defaultdict(list)
-        self.best, self.average = None, np.zeros(2)
-        self.lock, self.own, self.mean = threading.Lock(), object(), keras.metrics.Mean()
+        self.last, self.by, self.best = [], {}, None
+        self.calm, self.note, self.kept = False, "", np.zeros(2)
+        self.lock, self.own, self.mean = threading.Lock(), None, keras.metrics.Mean()
 
     def on_epoch_end(self, epoch, logs=None):
         self.last.append(logs["loss"])
-        self.seen.add(epoch)
-        self.by[epoch % 2].append(logs["loss"])
-        self.best = {"epoch": epoch, "losses": (logs["loss"],)}
-        self.average += logs["loss"]
-        if len(self.last) == 3 and self.last[0] - self.last[-1] < 100:
+        self.by[epoch % 2] = [epoch, logs["loss"]]
+        self.best, self.calm, self.note = min(self.last), epoch > 1, f"epoch {epoch}"
+        self.kept = self.kept + logs["loss"]
+        self.own = object()
+        if len(self.last) >= 3 and self.last[-3] - self.last[-1] < 100:
             self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) * 0.5
 
 
@@ -154,23 +151,24 @@ def test_a_newcomer_decides_as_the_others_do(caplog):
         lambda rank: Fitting(dense(), data_of(X, Y), [callbacks[rank]], epochs=6), joins_after=17
     )
     rates = [float(member.model.optimizer.learning_rate) for member in members]
-    assert rates[0] == rates[1] != pytest.approx(0.02)
+    assert rates == pytest.approx([0.02 / 2**4] * 2)
     for one, other in zip(members[0].weights(), members[1].weights(), strict=True):
         np.testing.assert_array_equal(one, other)
     first, newcomer = callbacks
-    assert newcomer.last == first.last
-    assert newcomer.last.maxlen == 3
-    assert newcomer.seen == first.seen == set(range(6))
-    assert newcomer.by == first.by
-    assert newcomer.best == first.best
-    np.testing.assert_array_equal(newcomer.average, first.average)
+    for name in ("last", "by", "best", "calm", "note"):
+        assert getattr(newcomer, name) == getattr(first, name)
+    np.testing.assert_array_equal(newcomer.kept, first.kept)
     told = [record.getMessage() for record in caplog.records if "is not sent to workers" in record.getMessage()]
-    assert [line.split(",")[0] for line in told] == [f"the callback Everything has {what}" for what in STAYS]
+    assert [line.split(",")[0] for line in told] == [
+        "the callback Everything has own (object)",
+        "the callback Everything has mean (Mean)",
+    ]
 
 
 def test_keras_s_own_callbacks_are_not_named():
-    assert not callback_state.left_behind(keras.callbacks.CSVLogger("nowhere"))
-    assert callback_state.left_behind(Everything()) == STAYS
+    assert not left_behind(keras.callbacks.CSVLogger("nowhere"), {})
+    callback = Everything()
+    assert left_behind(callback, vars(callback)) == ["mean (Mean)"]
 
 
 class Begins(keras.callbacks.Callback):
@@ -203,66 +201,3 @@ def test_a_newcomer_is_told_that_the_present_epoch_has_begun():
     for member, callback in zip(members, callbacks, strict=True):
         assert (callback.told, callback.number) == ([0, 1, 2, 3], 4)
         assert float(member.model.optimizer.learning_rate) == pytest.approx(0.02 / 2**4)
-
-
-class Counted(keras.callbacks.Callback):
-    epochs = 0
-    names = ("a", "b")
-
-    def on_epoch_end(self, epoch, logs=None):
-        Counted.epochs += 1
-
-
-best = [float("inf")]
-calm = [1]
-
-
-def of_the_script(epoch, logs):
-    best[0] = min(best[0], logs["loss"] - len(calm))
-
-
-def of_a_closure():
-    waited = 0
-
-    def end(epoch, logs):
-        nonlocal waited
-        waited += 1
-
-    return end
-
-
-class Judge:
-    def __init__(self):
-        self.seen = 0
-
-    def look(self, epoch, logs):
-        self.seen += 1
-
-
-@pytest.mark.parametrize(
-    ("make", "title"),
-    [
-        (Counted, "Counted.epochs, an attribute of its class"),
-        (lambda: keras.callbacks.LambdaCallback(on_epoch_end=of_the_script), "best, a variable of the script"),
-        (
-            lambda: keras.callbacks.LambdaCallback(on_epoch_end=of_a_closure()),
-            "waited, a variable of the function around",
-        ),
-        (lambda: keras.callbacks.LambdaCallback(on_epoch_end=Judge().look), "seen of the Judge whose look() it calls"),
-        (lambda: keras.callbacks.LambdaCallback(on_epoch_end=print), ""),
-        (lambda: keras.callbacks.EarlyStopping("loss"), ""),
-    ],
-    ids=["class", "global", "closure", "method", "nothing", "keras"],
-)
-def test_what_a_callback_keeps_outside_is_named_once(make, title):
-    fitting = Fitting(dense(), data_of(X, Y), [make()])
-    told = []
-    fitting.context.warn = told.append
-    callbacks = fitting.fit.driver
-    callbacks.enter(fitting.collective.world)
-    callbacks.pack()
-    assert not told
-    for epoch in range(2):
-        callbacks.on_epoch_end(epoch, {"loss": 2.0})
-        callbacks.pack()
-    assert [line.partition(" has changed ")[2].startswith(title) for line in told] == ([True] if title else [])

@@ -17,7 +17,7 @@ from elastic_fit_kit import (
 )
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.keras.fit_data import check_compiled, warn_of_eagerness
+from elasticdl.elastic.keras.fit_data import check_compiled
 
 X, Y = numbers()
 
@@ -169,13 +169,3 @@ def test_what_can_not_be_divided_is_one_line(compiled, words):
 @pytest.mark.parametrize("loss", ["mse", MSE(), MSE(reduction="mean"), lambda labels, outputs: (labels - outputs) ** 2])
 def test_means_are_taken(loss):
     check_compiled(dense(loss=loss), "fit()")
-
-
-def test_eager_execution_is_not_ignored_in_silence(caplog):
-    model = dense()
-    warn_of_eagerness(model)
-    assert not caplog.records
-    model.run_eagerly = True
-    warn_of_eagerness(model)
-    (record,) = caplog.records
-    assert "run_eagerly" in record.getMessage()

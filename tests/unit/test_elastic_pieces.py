@@ -160,7 +160,7 @@ def test_a_newcomer_of_torch_keeps_its_own_file(made):
 
 def test_a_newcomer_of_keras_keeps_its_own_file(made):
     pytest.importorskip("keras")
-    from elasticdl.worker.keras_learner import OwnCallbacks
+    from elasticdl.worker.keras_learner import KerasLearner
 
     first, newcomer = made
     sent = []
@@ -168,14 +168,18 @@ def test_a_newcomer_of_keras_keeps_its_own_file(made):
     def member(callback, rank):
         world = SimpleNamespace(size=2, needs_sync=True, rank=rank, stands_with_root=lambda rank: rank == 0)
         sends = SimpleNamespace(broadcast_bytes=lambda value, _: sent.append(value) or sent[0], world=world)
-        return OwnCallbacks([callback], sends), world
+        learner = object.__new__(KerasLearner)
+        learner._ours, learner._first = [callback], []
+        learner._context = SimpleNamespace(collective=sends, world=world)
+        return learner
 
-    (root, its_world), (other, others_world) = member(first, 0), member(newcomer, 1)
+    root, other = member(first, 0), member(newcomer, 1)
     first.on_train_begin()
+    root._context.world.size = 1
     root.catch_up(pytest.fail)
     first.steps = 7
-    root.enter(its_world)
-    other.enter(others_world)
+    root._context.world.size = 2
+    root.catch_up(pytest.fail)
     newcomer.on_train_begin()
     own = newcomer.file
     other.catch_up(lambda: None)

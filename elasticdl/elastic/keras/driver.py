@@ -13,7 +13,6 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,8 @@ from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.loader import ElasticContext
-from elasticdl.elastic.training import attributes, plain_data
-from elasticdl.elastic.training.attributes import is_scripts_own, plain_values, put
+from elasticdl.elastic.training import plain_data
+from elasticdl.elastic.training.attributes import plain_values, put
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.epochs import EpochLedger
 from elasticdl.elastic.training.evaluation import from_root, of_all
@@ -114,45 +113,36 @@ def _takes_two(schedule: Callable[..., float]) -> bool:
     return True
 
 
-# What a Keras callback keeps of itself: see `elasticdl.elastic.training.attributes`.
+# What a callback keeps in its attributes: plain values travel to other workers and into checkpoints.
 
 KERAS_KNOWN = "3.15"
 GREATEST_IS_BEST = ("acc", "auc", "fmeasure")  # in a metric's name
 FOREIGN = ("model", "_model", "params")  # attributes that Keras itself sets
-TOOLS = (
-    *(
-        keras.layers.Layer,
-        keras.optimizers.Optimizer,
-        keras.optimizers.schedules.LearningRateSchedule,
-        keras.losses.Loss,
-    ),
-    *(keras.utils.PyDataset, tf.data.Dataset, tf.summary.SummaryWriter),
-)
+CHANGE_IN_PLACE = (tf.Variable, keras.Variable, keras.metrics.Metric, np.random.Generator)
 
 Attributes = dict[str, Any]
 
 
-def take(callback: Any) -> Attributes:
-    """Everything of a callback that travels."""
-    return deepcopy(plain_values(callback, FOREIGN))
-
-
 def changed(callback: Any, first: Mapping[str, Any]) -> Attributes:
-    """What has changed since `take` gave ``first``; by reference."""
-    present = plain_values(callback, FOREIGN)
+    """Those plain values that are others than the ``first``; by reference."""
     return {
         name: value
-        for name, value in present.items()
+        for name, value in plain_values(callback, FOREIGN).items()
         if name not in first or plain_data.checksum(value) != plain_data.checksum(first[name])
     }
 
 
-def left_behind(callback: Any) -> list[str]:
-    """Attributes that do not travel, and which some user may count on, each with the kind of what it holds."""
+def left_behind(callback: Any, before: Mapping[str, Any]) -> list[str]:
+    """Attributes that do not travel and were set since ``before``, or change in their place; each with the kind of what it holds."""
     if type(callback).__module__.partition(".")[0] == "keras":
         return []
-    found = attributes.left_behind(callback, FOREIGN, TOOLS)
-    return [f"{name} ({type(value).__name__})" for name, value in found]
+    return [
+        f"{name} ({type(value).__name__})"
+        for name, value in vars(callback).items()
+        if name not in FOREIGN
+        and not plain_data.is_plain(value)
+        and (isinstance(value, CHANGE_IN_PLACE) or (before.get(name) is not value and not callable(value)))
+    ]
 
 
 def choose_direction(callback: keras.callbacks.Callback) -> None:
@@ -176,74 +166,6 @@ def choose_direction(callback: keras.callbacks.Callback) -> None:
         choose()
 
 
-# What a callback of the script's own keeps outside of itself: in its class, in variables of the script or of a closure.
-#
-# It can't be told what of this belongs to the callback, so nothing is sent to other workers. What changes is named in a warning.
-
-MOST_BYTES = 2**20  # of a value that is looked at
-COLLECTIONS = (list, dict, set)
-
-
-class Outside:
-    """What one callback keeps outside of itself, from now on."""
-
-    def __init__(self, callback: Any) -> None:
-        self._callback = callback
-        self._marks = dict(self._found())
-
-    def changed(self) -> list[str]:
-        """Titles of what has changed and was not named yet."""
-        found = dict(self._found())
-        titles = [title for title, mark in found.items() if self._marks.get(title, mark) != mark]
-        for title in titles:
-            del self._marks[title]
-        return titles
-
-    def _found(self) -> Iterator[tuple[str, int]]:
-        for title, value in _outside(self._callback):
-            if plain_data.is_plain(value) and plain_data.size_of(value, MOST_BYTES) <= MOST_BYTES:
-                yield title, plain_data.checksum(value)
-
-
-def _outside(callback: Any) -> Iterator[tuple[str, Any]]:
-    given = vars(callback).values()
-    functions = [each for each in given if isinstance(each, FunctionType)]
-    for method in (each for each in given if isinstance(each, MethodType)):
-        owner: Any = type(method.__self__)
-        if method.__self__ is not callback and is_scripts_own(owner) and hasattr(method.__self__, "__dict__"):
-            for name, value in vars(method.__self__).items():
-                yield f"{name} of the {owner.__name__} whose {method.__name__}() it calls", value
-    for kind in type(callback).__mro__:
-        each_kind: Any = kind
-        if is_scripts_own(each_kind):
-            for name, value in vars(kind).items():
-                if isinstance(value, FunctionType):
-                    functions.append(value)
-                elif not name.startswith("__"):
-                    yield f"{kind.__name__}.{name}, an attribute of its class", value
-    for function in functions:
-        held: Any = function
-        if is_scripts_own(held):
-            yield from _of_function(function)
-
-
-def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # it is empty
-            yield f"{name}, a variable of the function around {function.__name__}()", cell.cell_contents
-    read = set(_names(function.__code__))
-    for name, value in function.__globals__.items():
-        if name in read and isinstance(value, (*COLLECTIONS, int, float, str)):
-            yield f"{name}, a variable of the script", value
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names(inner)
-
-
 ON_RANK_0 = tuple(
     getattr(keras.callbacks, name)
     for name in ("ModelCheckpoint", "CSVLogger", "TensorBoard", "RemoteMonitor", "ProgbarLogger", "OrbaxCheckpoint")
@@ -257,20 +179,6 @@ NEVER_STOP = (
     keras.callbacks.ReduceLROnPlateau,
     keras.callbacks.SwapEMAWeights,
 )
-
-
-class _Unwritten:
-    """A model given to a callback that saves it on another worker: here nothing is written, and the callback counts on."""
-
-    def __init__(self, model: keras.Model) -> None:
-        self._model = model
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def save(self, *_: Any, **__: Any) -> None: ...
-
-    def save_weights(self, *_: Any, **__: Any) -> None: ...
 
 
 class KerasDriver:
@@ -301,8 +209,10 @@ class KerasDriver:
         self._ledger: EpochLedger = state.values["ledger"]
         self._active: list[keras.callbacks.Callback] = []  # those that run here
         self._begun: set[int] = set()  # numbers of those that have seen the beginning of training in this process
-        self._first = [take(callback) for callback in callbacks]  # what they kept at that time
-        self._outside: dict[int, Outside] = {}
+        self._first = [
+            deepcopy(plain_values(callback, FOREIGN)) for callback in callbacks
+        ]  # what they kept at that time
+        self._others = [dict(vars(callback)) for callback in callbacks]  # and all that they held
         self._named: set[tuple[int, str]] = set()  # what is known not to travel
         self._ended_epoch = -1
         state.begun.before_load, state.callbacks.compare = self._catch_up, self._compared
@@ -331,14 +241,12 @@ class KerasDriver:
         ``began``: if members hold state, this training was begun by them, and is not the next one.
         """
         writes = world.rank == 0
-        here = [n for n, each in enumerate(self.callbacks) if writes or _counts(each) or not _writes(each)]
+        here = [number for number, each in enumerate(self.callbacks) if writes or not _writes(each)]
         self._active = [self.callbacks[number] for number in here]
         for number in here:
             if number not in self._begun:
                 self._begun.add(number)
                 self._begin(number, resumes=began and not world.is_first)
-            if _counts(callback := self.callbacks[number]):
-                callback.set_model(self._model if writes else _Unwritten(self._model))
 
     def agree(self, *, entering: bool) -> bool:
         """Take over what rank 0's callbacks keep, as far as it is needed; tell whether rank 0 wants to stop.
@@ -469,8 +377,8 @@ class KerasDriver:
         choose_direction(callback)
         with self.rate.watched(self._state):
             callback.on_train_begin({})
-        self._first[number] = take(callback)
-        self._outside[number] = Outside(callback)
+        self._first[number] = deepcopy(plain_values(callback, FOREIGN))
+        self._others[number] = dict(vars(callback))
         put(callback, kept)
 
     def _compared(self) -> dict[str, Any]:
@@ -488,28 +396,18 @@ class KerasDriver:
 
     def _name_what_stays(self, number: int) -> None:
         callback = self.callbacks[number]
-        name = type(callback).__name__
-        for attribute in left_behind(callback):
+        for attribute in left_behind(callback, self._others[number]):
             if (number, attribute) not in self._named:
                 self._named.add((number, attribute))
                 self._context.warn(
-                    f"the callback {name} has {attribute}, which is not sent to workers that join: there it "
-                    "is as on_train_begin left it; numbers, texts, arrays and collections of these are sent"
+                    f"the callback {type(callback).__name__} has {attribute}, which is not sent to workers that join: there it "
+                    "is as on_train_begin left it; numbers, texts, flags, arrays, and lists and dicts of these are sent"
                 )
-        for title in self._outside[number].changed() if number in self._outside else ():
-            self._context.warn(
-                f"the callback {name} has changed {title}, which is not sent to workers that join: keep it in an attribute "
-                "of the callback"
-            )
 
     def _load(self, kept: Mapping[str, Attributes]) -> None:
         for number, changed in kept.items():
             if int(number) < len(self.callbacks):  # else the module had more of them when it was packed
-                callback = self.callbacks[int(number)]
-                present = plain_values(callback, FOREIGN)
-                # What is no plain data now (an open file) stays.
-                first = {name: value for name, value in self._first[int(number)].items() if name in present}
-                put(callback, {**deepcopy(first), **changed})
+                put(self.callbacks[int(number)], {**deepcopy(self._first[int(number)]), **changed})
 
 
 def looks_at_steps(callback: keras.callbacks.Callback) -> bool:
@@ -524,12 +422,7 @@ def _writes(callback: keras.callbacks.Callback) -> bool:
     return isinstance(callback, ON_RANK_0)
 
 
-def _counts(callback: keras.callbacks.Callback) -> bool:
-    """It saves after so many steps, and has to count them wherever it may go on."""
-    return type(callback) is keras.callbacks.ModelCheckpoint
-
-
 def refuse_needless(callbacks: Iterable[Any]) -> None:
     """Raises UserError if there is one whose work is done otherwise here."""
     if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in callbacks):
-        raise UserError("callbacks(): BackupAndRestore is not needed: give --checkpoint_dir, and leave it out")
+        raise UserError("callbacks: BackupAndRestore is not needed: leave it out; a stopped job goes on where it stood")

@@ -31,9 +31,10 @@ from elasticdl.elastic.keras.step import (
     share_of,
 )
 from elasticdl.elastic.training.cursor import StepBatch
-from elasticdl.elastic.training.data_facts import EVALUATION, Source
+from elasticdl.elastic.training.data_facts import EVALUATION, TRAINING, DataFacts, Source
 from elasticdl.elastic.training.epochs import EpochDriver, EpochLedger
 from elasticdl.elastic.training.evaluation import from_root, my_batches, sum_of_all
+from elasticdl.elastic.training.state_check import BatchCheck
 from elasticdl.tensorflow import keras, tf
 
 Deltas = list[NDArray[np.float64]]
@@ -193,6 +194,17 @@ class FitCall:
 
 
 class FitState(KerasState):
+    """Data sets may make a new order for each epoch: in its first step their orders are compared, and not those from the beginning."""
+
+    def __init__(self, job: ElasticContext, *arguments: Any, **options: Any) -> None:
+        super().__init__(job, *arguments, **options)
+        self.orders: dict[str, Source] = {}  # of data sets that were told of an epoch, by their roles
+        self._batch_check = BatchCheck(job.collective, self._present_facts)
+
+    def _present_facts(self) -> DataFacts:
+        sources = tuple(self.orders.get(each.role, each) for each in self.sources)
+        return replace(self._data_facts(), sources=sources)
+
     def require_jobs_facts(self) -> None:
         """In which of the script's calls of `fit` the job is, and which epochs it makes, is known in a world only."""
 
@@ -200,7 +212,7 @@ class FitState(KerasState):
 class Fit(EpochDriver[FitLedger]):
     """One call of ``fit``."""
 
-    state: KerasState
+    state: FitState
 
     def __init__(self, context: ElasticContext, stages: Stages, model: keras.Model, given: FitCall) -> None:
         training, validation, options = given.data.training, given.data.validation, given.options
@@ -227,8 +239,7 @@ class Fit(EpochDriver[FitLedger]):
             context, state, given.callbacks, epochs=options.epochs, steps=steps, verbose=options.verbose
         )
         self.driver.follow()
-        state.beside = self._pack, self._unpack
-        self._stands: list[Any] | None = None  # where data sets were in a training that this one goes on from
+        state.beside = self.driver.pack, self.driver.unpack
         if stages.present > 1:
             state.cannot_be_kept = f"a script that begins anew does not come to fit() number {stages.present} by itself"
         self._asks_for_logs = any(map(looks_at_steps, given.callbacks))
@@ -299,19 +310,13 @@ class Fit(EpochDriver[FitLedger]):
 
     def _tell(self, samples: Samples, count: int) -> None:
         """Call the hooks of a data set."""
+        if samples.batches is None:
+            return
         self.state.loader.rest()
         samples.tell(count, self._context.seed)
-        if self._stands is not None:
-            stands, self._stands = self._stands, None
-            self.data.bring(stands, self._context.seed)
-
-    def _pack(self) -> dict[str, Any]:
-        self.state.loader.rest()
-        return {**self.driver.pack(), "data": self.data.stands}
-
-    def _unpack(self, packed: dict[str, Any]) -> None:
-        self.driver.unpack(packed)
-        self._stands = packed.get("data")
+        role = TRAINING if samples is self.data.training else EVALUATION
+        first = next(each for each in self.state.sources if each.role == role)
+        self.state.orders[role] = samples.source(first)
 
     # -- logs --
 

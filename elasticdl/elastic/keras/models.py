@@ -18,17 +18,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.protocol import StageSuperseded
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.keras.fit import Fit, FitCall
-from elasticdl.elastic.keras.fit_data import (
-    FitData,
-    FitOptions,
-    bounded,
-    check_compiled,
-    complete,
-    has_loss,
-    refuse,
-    verbosity,
-    warn_of_eagerness,
-)
+from elasticdl.elastic.keras.fit_data import FitData, FitOptions, check_compiled, has_loss
 from elasticdl.elastic.keras.fit_stages import Stages
 from elasticdl.elastic.keras.loader import own
 from elasticdl.elastic.training.batch_shape import job
@@ -116,12 +106,15 @@ class Model:
         if not self.model.compiled or self.model.optimizer is None or self.model.loss is None:
             raise UserError("fit(): call compile() with an optimizer and a loss first")
         check_compiled(self.model, "fit()")
-        warn_of_eagerness(self.model)
-        refuse(others)
+        if self.model.run_eagerly:
+            log.warning(
+                "compile(run_eagerly=True) is not looked at: model and loss run when they are traced, and not in each step"
+            )
+        for name in (each for each in others if others[each] is not None):
+            raise UserError(f"fit({name}=) is not supported: leave it out; validation is on all of validation_data")
         if batch_size not in (None, job.numbers.batch_size, job.numbers.global_batch_size):
             log.warning("fit(batch_size=%s) is not looked at: the batch sizes are those given to init", batch_size)
         data = FitData.of(x, y, sample_weight, class_weight, validation_data, validation_split)
-        data.check(self.model)
         if data.validation is not None and type(self.model).test_step is not keras.Model.test_step:
             raise UserError(
                 f"fit(validation_data=): {type(self.model).__name__} has a test_step() of its own, which can't be divided among workers: "
@@ -133,14 +126,19 @@ class Model:
                 '"sum_over_batch_size"'
             )
         options = FitOptions(
-            epochs=bounded(epochs, keras.config.max_epochs()),
+            epochs=epochs,
             initial_epoch=initial_epoch,
-            verbose=verbosity(verbose, alone=not job.under_master),
+            verbose=(2 if job.under_master else 1) if verbose == "auto" else int(verbose),
             shuffle=bool(shuffle) and not data.training.in_order,
             validation_freq=validation_freq,
-            steps_per_epoch=bounded(steps_per_epoch, keras.config.max_steps_per_epoch()),
+            steps_per_epoch=steps_per_epoch,
         )
-        history, given = complete(callbacks, options.verbose)
+        given = [each for each in keras.tree.flatten(callbacks) if each is not None]
+        history = next((each for each in given if isinstance(each, keras.callbacks.History)), None)
+        if history is None:
+            given.append(history := keras.callbacks.History())
+        if options.verbose:
+            given.insert(0, keras.callbacks.ProgbarLogger())
         with kept_streams():  # what a script draws after fit does not depend on what this worker has loaded
             self._train(FitCall(data, given, options))
         return history
@@ -182,12 +180,11 @@ class Model:
                 self._repeat(call)
                 return
         advance = context.advance if job.under_master else None
-        stages.end(self.model, fit.driver, call.data.stands, fit.state.progress, advance)
+        stages.end(fit.driver, call.data.told, fit.state.progress, advance)
 
     def _repeat(self, call: FitCall) -> None:
         """The others have ended this call of ``fit``: leave behind what it left behind there."""
-        context = own.context()
-        call.data.bring(stages.repeat(self.model, call.callbacks, context.warn), context.seed)
+        call.data.tell(stages.repeat(self.model, call.callbacks), own.context().seed)
 
     @staticmethod
     def _batch_size(x: Any, given: int | None) -> int | None:

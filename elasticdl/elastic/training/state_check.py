@@ -364,8 +364,8 @@ def _group(piece: str) -> str:
 
 # Whether all members make each step on the same samples of the same data.
 #
-# The vote of a step tells whether they do; only if they do not, each tells what it believes. In the first step of a world the
-# data are part of that, as not every front end knows them when a worker comes in.
+# The vote of a step tells whether they do; only if they do not, each tells what it believes. In the first step of a world and of an
+# epoch the data are part of that: not every front end knows them when a worker comes in, and a data set may make a new order.
 
 
 class BatchCheck:
@@ -374,14 +374,18 @@ class BatchCheck:
     def __init__(self, collective: Collective, facts: Callable[[], DataFacts]) -> None:
         self._collective = collective
         self._facts = facts
-        self._first = (0, 0)  # step of a world, by its version: in it the data are compared, however often it is made
+        self._first = (
+            0,
+            0,
+            0,
+        )  # version of a world, epoch and step: in the first of both the data are compared, however often it is made
 
     def ballot(self, plan: StepPlan | None) -> int:
         """For the vote of the step that is made by this plan; 0 if nobody knows one."""
         if plan is None:
             return 0
-        place = self._collective.world.version, plan.step
-        if place[0] != self._first[0]:
+        place = self._collective.world.version, plan.epoch, plan.step
+        if place[:2] != self._first[:2]:
             self._first = place
         if place != self._first:
             return plan.checksum
