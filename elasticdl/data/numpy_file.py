@@ -1,12 +1,11 @@
 """NumPy files: ``.npy``, one array, and ``.npz``, named arrays of equal length; a record is a row of each.
 
-Arrays are mapped into memory and not read, unless an archive is compressed or not on this machine.
+A ``.npy`` on this machine is mapped into memory and not read; an archive is read.
 """
 
 from __future__ import annotations
 
 import contextlib
-import struct
 import zipfile
 from collections.abc import Sequence
 from functools import partial
@@ -21,7 +20,6 @@ from elasticdl.data.storage import Storage
 from elasticdl.parsing_threads import parsed_beside_threads
 
 Arrays = dict[str, NDArray[Any]]
-_LOCAL_HEADER = struct.Struct("<26xHH")  # of a member of a zip archive: lengths of its name and of its extra field
 
 
 class NumpyFile:
@@ -56,38 +54,8 @@ class NumpyFile:
 
 
 def _open(name: str, storage: Storage) -> Arrays:
-    return _open_npz(name, storage) if name.endswith(".npz") else {"": _open_npy(name, storage)}
-
-
-def _open_npy(name: str, storage: Storage) -> NDArray[Any]:
+    if name.endswith(".npz"):
+        with storage.open(name) as content, np.load(content, allow_pickle=False) as archive:
+            return {key: archive[key] for key in archive.files}
     with contextlib.nullcontext(name) if "://" not in name else storage.open(name) as file:
-        found: NDArray[Any] = np.load(file, mmap_mode="r" if file is name else None, allow_pickle=False)
-        return found
-
-
-def _open_npz(name: str, storage: Storage) -> Arrays:
-    with storage.open(name) as file, zipfile.ZipFile(file) as archive:
-        arrays: Arrays = {}
-        for info in archive.infolist():
-            mapped = _mapped(name, info) if "://" not in name and not info.compress_type else None
-            if mapped is None:
-                with archive.open(info) as member:
-                    mapped = np.lib.format.read_array(member, allow_pickle=False)
-            arrays[info.filename.removesuffix(".npy")] = mapped
-        return arrays
-
-
-def _mapped(archive: str, info: zipfile.ZipInfo) -> NDArray[Any] | None:
-    """The array of an uncompressed member, mapped; None where that can't be done."""
-    with open(archive, "rb") as file:
-        file.seek(info.header_offset)
-        file.seek(sum(_LOCAL_HEADER.unpack(file.read(30))), 1)
-        version = np.lib.format.read_magic(file)
-        if version not in ((1, 0), (2, 0)):
-            return None
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(file)
-        if dtype.hasobject or not all(shape):
-            return None
-        order = "F" if fortran else "C"
-        return np.memmap(archive, dtype, "r", file.tell(), shape, order)  # type: ignore[call-overload, no-any-return]
+        return {"": np.load(file, mmap_mode="r" if file is name else None, allow_pickle=False)}

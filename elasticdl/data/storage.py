@@ -15,8 +15,6 @@ import fsspec
 from elasticdl.common.errors import ArgumentError, UserError
 
 MOST_OPEN = 64  # files of this machine, per data set and process
-# What stores tell of a file that changes with its content, beside its size.
-VERSION_FIELDS = {"size", "etag", "generation", "md5", "md5hash", "contentmd5", "lastmodified", "mtime", "modified"}
 
 
 def find_files(where: str) -> list[str]:
@@ -82,14 +80,6 @@ class Storage:
                 return os.stat(file).st_size
             fs, path = self._located(file)
             return int(fs.size(path))
-
-    def version(self, file: str) -> str:
-        """A text that changes when a remote file does; empty where its store does not tell."""
-        with _reading(file):
-            fs, path = self._located(file)
-            found = fs.info(path).items()
-        told = {name: value for name, value in found if name.lower().replace("_", "") in VERSION_FIELDS}
-        return f"{file} {sorted(map(str, told.items()))}" if len(told) > 1 else ""
 
     def read(self, file: str, pieces: Sequence[Sequence[int]]) -> list[bytes]:
         """The pieces of one file, each from an offset to an end."""

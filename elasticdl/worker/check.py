@@ -38,15 +38,10 @@ def refuse_second_history(spec: JobSpec, suffix: str) -> None:
     from elasticdl.worker.learner import open_store
 
     store = open_store(spec, suffix)
-    if store is None:
-        return
-    try:
-        found = store.newest_first()
-    except OSError as error:
-        raise UserError(f"--checkpoint_dir {spec.checkpoint_dir} can't be read: {error}") from error
+    found = store.newest_first() if store is not None else []
     if found and not spec.resume:
         raise UserError(
-            f"--resume false, but --checkpoint_dir {spec.checkpoint_dir} holds checkpoints of an earlier training, up to "
+            f"--no_resume, but --checkpoint_dir {spec.checkpoint_dir} holds checkpoints of an earlier training, up to "
             f"step {found[0].step}: give another folder"
         )
 

@@ -32,17 +32,19 @@ from elasticdl.elastic.training.evaluation import Array, Evaluation, Evaluator, 
 from elasticdl.elastic.training.kept_state import aside
 from elasticdl.job.spec import JobSpec
 from elasticdl.tensorflow import keras, tf
-from elasticdl.worker.first_samples import Attempt, largest_micro_batch, rate_rules, require_fit, run_first
 from elasticdl.worker.frameworks import KERAS, kind_of, make_optimizer
-from elasticdl.worker.learner import Codec, Driver, Learner
+from elasticdl.worker.learner import Codec, Driver, Learner, largest_micro_batch, rate_rules
 from elasticdl.worker.zoo import (
     OWN_CALLBACKS,
+    Attempt,
     Datasets,
     ModelModule,
     blame,
     make_callbacks,
     make_metrics,
     open_datasets,
+    require_fit,
+    run_first,
 )
 
 log = logging.getLogger(__name__)
@@ -87,7 +89,8 @@ class KerasLearner(Learner):
         with blame("eval_metrics_fn()", module.folder):
             name_metrics(make_metrics(module, nested=True))
         training = one_feature(model, open_datasets(module, spec)).training
-        require_fit(_try_out(model, training, module, spec), spec, len(training))
+        largest = largest_micro_batch(spec, len(training))
+        require_fit(_try_out(model, training, module, spec), len(training), largest, spec.global_batch_size)
 
     def _make(self, module: ModelModule) -> None:
         spec, context, model = self._spec, self._context, self._model

@@ -1,6 +1,6 @@
 """What the trainer needs of a framework: a `Learner` has model, data, state and checkpoints; its `Driver` has the callbacks.
 
-And who writes the checkpoints.
+And who writes the checkpoints, and what the options say of batches and rates.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import socket
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
-from elasticdl.callbacks import Callback
-from elasticdl.common.errors import UserError
+from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.common.reason import one_line
+from elasticdl.elastic.core.learning_rate import LearningRate
+from elasticdl.elastic.core.plan import BatchPolicy, equal_shares
 from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.training.checkpoint_store import Checkpoint, CheckpointStore
@@ -27,9 +28,41 @@ from elasticdl.elastic.training.cursor import ElasticLoader
 from elasticdl.elastic.training.epochs import EpochLedger
 from elasticdl.elastic.training.evaluation import Evaluation, Evaluator
 from elasticdl.elastic.training.job import JobContext
+from elasticdl.elastic.training.kept_state import load_saved
 from elasticdl.elastic.training.state import TrainingState
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker.zoo import ModelModule
+
+# Batch sizes and rules for the learning rate, from the options of a job.
+
+DEFAULT_MINIBATCH = 64
+
+
+def batch_policy(spec: JobSpec) -> BatchPolicy:
+    """Fixed global batch or fixed batch per worker, as the options have it."""
+    worker_batch = None if spec.global_batch_size else spec.minibatch_size or DEFAULT_MINIBATCH
+    return BatchPolicy(spec.global_batch_size, worker_batch, spec.max_worker_batch_size)
+
+
+def largest_micro_batch(spec: JobSpec, samples: int) -> int:
+    """The most samples that a worker will run through the model at once."""
+    policy = batch_policy(spec)
+    share = equal_shares(policy.batch_size(1), spec.num_workers.minimum if policy.fixed else 1)[0]
+    return min(share, policy.max_micro_batch or share, samples)
+
+
+def rate_rules(
+    spec: JobSpec, callbacks: Iterable[Callback], schedule: Callable[[int], float] | None = None
+) -> LearningRate:
+    """Of several `LearningRateScheduler`s the last one counts, unless a schedule is given."""
+    schedules = [callback.schedule for callback in callbacks if isinstance(callback, LearningRateScheduler)]
+    rule = spec.learning_rate_scaling
+    return LearningRate(
+        schedule or (schedules[-1] if schedules else None),
+        scaling=None if rule == "none" else rule,
+        ramp_steps=spec.learning_rate_ramp_steps,
+    )
+
 
 # Writes checkpoints beside the training.
 
@@ -224,53 +257,20 @@ class Learner(ABC):
         Raises:
             UserError: it is of another model or other data, or not one can be read.
         """
-        if self.store is None:
+        readable = self.store.read_newest(self._read, REMEDY) if self.store is not None else None
+        if readable is None:
             return None
-        try:
-            found = self.store.newest_first()
-        except OSError as error:
-            raise UserError(f"--checkpoint_dir can't be read: {one_line(error)}") from error
-        problem = ""
-        for number, checkpoint in enumerate(found):
-            try:
-                loaded = self.store.read(checkpoint.step, self.codec.read)
-                if not isinstance(loaded, dict) or loaded.get("format") != FORMAT:
-                    raise ValueError(f"not a checkpoint of format {FORMAT}")
-            except Exception as error:  # noqa: BLE001 - the unpickler raises anything over a damaged file
-                problem = one_line(error)
-                log.warning("checkpoint %s can't be read and is passed over: %s", checkpoint.path, problem)
-                continue
-            self._load(checkpoint, loaded)
-            for unreadable in found[:number]:
-                try:
-                    self.store.set_aside(unreadable.step)
-                except OSError as error:
-                    log.warning("checkpoint %s can't be renamed either: %s", unreadable.path, one_line(error))
-            return checkpoint
-        if found:
-            raise UserError(
-                f"none of the {len(found)} checkpoints can be read, {found[0].path} and older: {problem}; {REMEDY}"
-            )
-        return None
-
-    def _load(self, checkpoint: Checkpoint, loaded: dict[str, Any]) -> None:
+        checkpoint, loaded = readable
         saved, it = loaded["state"], f"checkpoint {checkpoint.path}"
-        if differs := self.state.misfit(saved):
-            raise UserError(f"{it} is of another model: {differs}; {REMEDY}")
-        there, origin = loaded["origin"], self.state.origin
-        if saved["progress"]["position"] not in (0, there["samples"]) and there != origin:
-            name = next(name for name in there if there[name] != origin[name])
-            raise UserError(
-                f"{it} stands within an epoch whose order of samples is another now: {name} was {there[name]} and is "
-                f"{origin[name]}; {REMEDY}"
-            )
-        try:
-            self.state.load_state_dict(saved)
-        except UserError as error:
-            raise UserError(f"{it} does not fit: {error}; {REMEDY}") from error
-        except ValueError as error:
-            raise UserError(f"{it} does not fit the optimizer: {one_line(error)}; {REMEDY}") from error
+        load_saved(self.state, it, saved, loaded["origin"], self.state.load_state_dict, REMEDY)
         self._load_extra(loaded.get("extra", {}))
+        return checkpoint
+
+    def _read(self, file: IO[bytes]) -> dict[str, Any]:
+        loaded = self.codec.read(file)
+        if not isinstance(loaded, dict) or loaded.get("format") != FORMAT:
+            raise ValueError(f"not a checkpoint of format {FORMAT}")
+        return loaded
 
     def _extra(self) -> dict[str, Any]:
         return {"callbacks": self.driver.pack()}

@@ -19,16 +19,15 @@ from typing import NoReturn
 
 from elasticdl.common.credentials import WorkerEnvironment
 from elasticdl.common.errors import ElasticDLError, UserError
-from elasticdl.common.reason import one_line, reason
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.protocol import Stopped
 from elasticdl.elastic.link.session import MasterConnection, Session, prepare_horovod
-from elasticdl.job import messages as m
+from elasticdl.elastic.training.runtime import failure_of
 from elasticdl.job.spec import JobSpec
-from elasticdl.worker.first_samples import batch_policy
 from elasticdl.worker.frameworks import build_model, framework_of, import_learner, set_defaults
+from elasticdl.worker.learner import batch_policy
 from elasticdl.worker.trainer import Trainer
-from elasticdl.worker.zoo import load_module, users_traceback
+from elasticdl.worker.zoo import load_module
 
 log = logging.getLogger("elasticdl.worker")
 
@@ -77,22 +76,16 @@ def _work(spec: JobSpec, link: MasterConnection, closers: contextlib.ExitStack) 
     except Stopped as stopped:
         log.info("leaving: %s", stopped.reason)
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything, and the master must hear of it
-        _report(error, Path(spec.model_zoo), link.session)
+        _report(error, link.session)
         return 1
     return 0
 
 
-def _report(error: Exception, folder: Path, session: Session) -> None:
-    users, message, trace = True, str(error), ""
-    if isinstance(error, UserError):
-        log.error("%s", error)
-    elif isinstance(error, ElasticDLError) or _is_of_the_device(error):
-        log.error("%s", error)
-        users, message = False, one_line(error)
-    else:
-        message, trace = reason(error), users_traceback(error, folder)
-        log.error("the user's code raised\n%s", trace)
-    session.say(m.failed(message, trace, users=users))
+def _report(error: Exception, session: Session) -> None:
+    own = isinstance(error, ElasticDLError) and not isinstance(error, UserError)
+    failed = failure_of(error, users=not own and not _is_of_the_device(error))
+    log.error("%s", failed.traceback or failed.message)
+    session.say(failed)
 
 
 def _is_of_the_device(error: Exception) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch.utils.data import default_collate
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of
 from elasticdl.elastic.collectives.opening import require_collective
+from elasticdl.elastic.collectives.transfer import put_tensors, take_tensors
 from elasticdl.elastic.torch_kit.gradients import LossCheck
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, StepBatch, fetch, to_device
 from elasticdl.elastic.torch_kit.model_attributes import holders_of_callbacks
@@ -25,23 +26,27 @@ from elasticdl.elastic.training.evaluation import Array, Evaluator, require_rows
 from elasticdl.elastic.training.kept_state import aside
 from elasticdl.elastic.training.runtime import kept_streams
 from elasticdl.job.spec import JobSpec
-from elasticdl.worker.first_samples import Attempt, largest_micro_batch, rate_rules, require_fit, run_first
 from elasticdl.worker.frameworks import TORCH, make_optimizer
-from elasticdl.worker.learner import Codec, Learner
-from elasticdl.worker.zoo import ModelModule, blame, make_callbacks, make_metrics, open_datasets, refuse_feed
+from elasticdl.worker.learner import Codec, Learner, largest_micro_batch, rate_rules
+from elasticdl.worker.zoo import (
+    Attempt,
+    ModelModule,
+    blame,
+    make_callbacks,
+    make_metrics,
+    open_datasets,
+    refuse_feed,
+    require_fit,
+    run_first,
+)
 
 Loss = Callable[[Any, Any], torch.Tensor]
 
 
 def _copy(value: Any) -> Any:
-    """Dicts, lists and tuples become plain ones."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, Mapping):
-        return {key: _copy(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_copy(item) for item in value] if isinstance(value, list) else tuple(map(_copy, value))
-    return value
+    tensors: list[torch.Tensor] = []
+    without = take_tensors(value, torch.Tensor, tensors)
+    return put_tensors(without, [each.detach().to("cpu", copy=True) for each in tensors])
 
 
 class TorchLearner(Learner):
@@ -68,7 +73,8 @@ class TorchLearner(Learner):
         with blame("eval_metrics_fn()", module.folder):
             make_metrics(module)
         training = open_datasets(module, spec).training
-        require_fit(_try_out(model, training, module, spec), spec, len(training))
+        largest = largest_micro_batch(spec, len(training))
+        require_fit(_try_out(model, training, module, spec), len(training), largest, spec.global_batch_size)
 
     def _make(self, module: ModelModule) -> None:
         spec, context = self._spec, self._context

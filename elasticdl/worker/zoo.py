@@ -12,59 +12,19 @@ import importlib
 import inspect
 import logging
 import os
+import re
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, ModuleType, TracebackType
+from types import MappingProxyType, ModuleType
 from typing import Any, cast
 
 from elasticdl.callbacks import Callback
 from elasticdl.common.errors import ArgumentError, ElasticDLError, UserError
-from elasticdl.common.reason import PACKAGE, name_of, one_line, place, shown
+from elasticdl.common.reason import name_of, one_line, place, shown
 from elasticdl.job.spec import JobSpec
 from elasticdl.triton_first import import_triton
-
-# The user's code when it raises: whose fault it was, and the part of the traceback that concerns the user.
-
-_LAYERS = "Keras's own preprocessing layers, as in model_zoo/census/wide_deep_keras.py"
-_RECORDS = "TFRecord files, which are read by index"
-_LIBRARY = "elasticdl.elastic in a script under `elasticdl run` (docs/library.md)"
-
-# By the beginning of the module's name, the longest first.
-MISSING = {
-    "elasticdl.python.elasticdl.layers": ("the Embedding layer on ElasticDL's parameter servers", "keras.layers.Embedding"),
-    "elasticdl.python.elasticdl.feature_column": ("feature columns on ElasticDL's parameter servers", _LAYERS),
-    "elasticdl.python.data.reader.recordio_reader": ("ElasticDL's reader of RecordIO files", _RECORDS),
-    "elasticdl.python": ("a part of ElasticDL", "what docs/data.md lists as there"),
-    "elasticdl_preprocessing": ("ElasticDL's package of preprocessing layers", _LAYERS),
-    "elasticai_api.io": ("ElasticDL's reader of RecordIO files", _RECORDS),
-    "elasticai_api": ("ElasticDL's API for scripts", _LIBRARY),
-    "elasticdl_client": ("ElasticDL's client", "the command `elasticdl`"),
-    "recordio": ("the RecordIO format", _RECORDS),
-    "deepctr": ("DeepCTR, a package of layers for Keras 2", "layers of Keras 3"),
-}  # fmt: skip
-
-
-def explain(error: BaseException) -> str:
-    """One line for an import that failed since the module is ElasticDL's or of its surroundings; else empty."""
-    name = error.name if isinstance(error, ImportError) else None
-    if name is None:
-        return ""
-    known = next((prefix for prefix in MISSING if name == prefix or name.startswith(f"{prefix}.")), None)
-    if known is None:
-        return ""
-    what, instead = MISSING[known]
-    return f"imports {name}: {what}, not supported here: use {instead}"
-
-
-def users_traceback(error: BaseException, folder: Path) -> str:
-    """The traceback from the first frame below the folder on; without one, from the first outside this package."""
-    start = _first(error.__traceback__, lambda name: _below(name, folder)) or _first(
-        error.__traceback__, lambda name: not _below(name, PACKAGE)
-    )
-    return "".join(traceback.format_exception(type(error), error, start or error.__traceback__))
 
 
 @contextlib.contextmanager
@@ -79,18 +39,11 @@ def blame(what: str, folder: Path, otherwise: str = "") -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         where = place(error, lambda name: _below(name, folder)) or otherwise
-        said = explain(error) or f"{what} raised {one_line(error)}"
-        raise UserError(f"{where + ': ' if where else ''}{said}") from error
+        raise UserError(f"{where + ': ' if where else ''}{what} raised {one_line(error)}") from error
 
 
 def _below(filename: str, folder: Path) -> bool:
     return Path(filename).resolve().is_relative_to(folder.resolve())
-
-
-def _first(tb: TracebackType | None, wanted: Callable[[str], bool]) -> TracebackType | None:
-    while tb is not None and not wanted(tb.tb_frame.f_code.co_filename):
-        tb = tb.tb_next
-    return tb
 
 
 log = logging.getLogger(__name__)
@@ -403,24 +356,104 @@ def parse_params(option: str, text: str) -> dict[str, object]:
     Raises:
         UserError: it is something else.
     """
+    params: dict[str, object] = {}
     try:
-        statements = ast.parse(text.strip().rstrip(";")).body
+        for statement in ast.parse(text.strip().rstrip(";")).body:
+            match statement:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    params[name] = ast.literal_eval(value)
+                case _:
+                    raise ValueError
     except SyntaxError as error:
         raise UserError(f"--{option} {text!r} is not understood ({error.msg}); {PARAMS}") from None
-    params: dict[str, object] = {}
-    for statement in statements:
-        match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                params[name] = _literal(option, name, value)
-            case _:
-                raise UserError(f"--{option}: {ast.unparse(statement)!r} is not understood; {PARAMS}")
+    except ValueError:
+        raise UserError(f"--{option}: {ast.unparse(statement)!r} is not understood; {PARAMS}") from None
     return params
 
 
-def _literal(option: str, name: str, value: ast.expr) -> object:
+# The first samples of the training data through model and loss.
+
+FEW = 2
+OF_A_DEVICE = re.compile(r"\b(CPU|CUDA|GPU)\b|not implemented for", re.IGNORECASE)
+
+Attempt = Callable[[int, bool], object]  # with so many samples; whether as in training
+
+
+def require_fit(attempt: Attempt, samples: int, largest: int, global_batch: int | None) -> None:
+    """``largest``: the most samples that a worker runs at once. ``global_batch``: None where it grows with the workers.
+
+    Raises:
+        UserError: model and loss don't take a batch of the training data.
+    """
+    _require_first(attempt, samples, largest)
+    if not global_batch or samples <= global_batch or samples % global_batch != 1:
+        return
     try:
-        return ast.literal_eval(value)
-    except ValueError:
-        raise UserError(
-            f"--{option}: {name}={ast.unparse(value)} is not a literal; put text in quotes, as in {name}='text'"
-        ) from None
+        attempt(1, True)
+    except UserError as error:
+        if not _is_of_the_device(error.__cause__):
+            raise UserError(
+                f"the last batch of an epoch has one sample, as {samples} leave one over of batches of {global_batch}: "
+                f"take another --global_batch_size; {error}"
+            ) from error
+
+
+def _require_first(attempt: Attempt, samples: int, largest: int) -> None:
+    """Try few samples, as in an evaluation. What fails there counts if the worker's own first batch fails as well: some
+    models take batches of one size only, or give what the loss needs only in training. What only another device than
+    this one can do is not judged.
+    """
+    failure: UserError | None = None
+    for count, training in ((min(FEW, samples), False), (largest, True)):
+        try:
+            attempt(count, training)
+        except UserError as error:
+            failure = error
+        else:
+            return
+        if _is_of_the_device(failure.__cause__):
+            return
+    assert failure is not None
+    raise failure
+
+
+def run_first(
+    module: ModelModule,
+    spec: JobSpec,
+    load: Callable[[], tuple[Any, Any]],
+    model: Callable[[Any], Any],
+    loss: Callable[[Any, Any], Any],
+) -> None:
+    """One batch of the first samples through model and loss."""
+    source = "--training_data" if spec.training_data else "dataset('training', '')"
+    first = f"the first samples of {source}"
+
+    def at(what: str) -> contextlib.AbstractContextManager[None]:
+        return blame(what, module.folder, otherwise=shown(module.path))
+
+    with at(f"putting {first} into a batch"):
+        inputs, labels = load()
+    with at(f"{name_of(module.custom_model)}()'s model, given {first} (features {layout(inputs)}),"):
+        outputs = model(inputs)
+    given = f"labels {layout(labels)} and predictions {layout(outputs)}"
+    with at(f"{name_of(module.loss)}(labels, predictions), given {given},"):
+        loss(labels, outputs)
+
+
+def layout(value: Any) -> str:
+    """Types and shapes of the tensors in a value, by name where they have one."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {layout(each)}" for name, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "(" + ", ".join(map(layout, value)) + ")"
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        return type(value).__name__
+    dtype = getattr(value.dtype, "name", None) or str(value.dtype).removeprefix("torch.")
+    return f"{dtype} {tuple(value.shape)}"
+
+
+def _is_of_the_device(error: BaseException | None) -> bool:
+    if error is None:
+        return False
+    unable = isinstance(error, NotImplementedError) or type(error).__name__ == "UnimplementedError"
+    return unable or bool(OF_A_DEVICE.search(one_line(error)))

@@ -193,10 +193,13 @@ def test_params():
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ("a=relu", "--model_params: a=relu is not a literal; put text in quotes, as in a='text'"),
+        (
+            "a=relu",
+            "--model_params: 'a = relu' is not understood; expected NAME=VALUE; NAME=VALUE with Python literals, as in",
+        ),
         ("a=1,b=", "--model_params 'a=1,b=' is not understood"),
         ("print(1)", "--model_params: 'print(1)' is not understood; expected NAME=VALUE; NAME=VALUE"),
-        ("a=__import__('os')", "is not a literal"),
+        ("a=__import__('os')", "is not understood"),
     ],
 )
 def test_params_that_are_not_understood(given, expected):
@@ -204,15 +207,12 @@ def test_params_that_are_not_understood(given, expected):
 
 
 @pytest.mark.parametrize(
-    ("line", "refusal"),
+    ("line", "missing"),
     [
-        ("from elasticdl.python.elasticdl.layers.embedding import Embedding", "imports elasticdl.python.elasticdl.layers: the Embedding layer on ElasticDL's parameter servers, not supported here: use keras.layers.Embedding"),
-        ("import recordio", "the RecordIO format, not supported here: use TFRecord files"),
-        ("from elasticai_api.pytorch.controller import PyTorchAllReduceController", "ElasticDL's API for scripts, not supported here: use elasticdl.elastic"),
-        ("from elasticdl.python.common.constants import ODPSConfig", "imports elasticdl.python.common.constants: a part of ElasticDL, not supported here: use what docs/data.md lists"),
-        ("import no_such_module", "raised ModuleNotFoundError: No module named 'no_such_module'"),
+        ("from elasticdl.python.elasticdl.layers.embedding import Embedding", "elasticdl.python.elasticdl.layers"),
+        ("import recordio", "recordio"),
     ],
-)  # fmt: skip
-def test_what_is_not_here_of_elasticdl_is_said_by_name(make, line, refusal):
+)
+def test_what_is_not_here_of_elasticdl_is_one_line(make, line, missing):
     said = refused(r"^zoo/zoo_\w+\.py:\d+: ", lambda: make(f"\n{line}\n"))
-    assert refusal in said
+    assert said.endswith(f"raised ModuleNotFoundError: No module named '{missing}'")

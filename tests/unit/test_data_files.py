@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from refusal_kit import refused
 
 from elasticdl.common.errors import ArgumentError
-from elasticdl.data import storage as storage_module
 from elasticdl.data import tfrecord as tfrecord_module
 from elasticdl.data.open import open_records
 from elasticdl.data.storage import MOST_OPEN, Storage, find_files
@@ -123,29 +122,6 @@ def test_a_remote_tfrecord_file_is_indexed_by_windows(tmp_path, reads, sizes):
     assert "cut short or damaged: the record at byte 582 (number 2)" in refusal(name)
 
 
-def test_the_index_of_a_remote_file_is_kept_as_long_as_the_file_is_the_same(tmp_path, monkeypatch, reads):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(storage_module, "VERSION_FIELDS", frozenset({"size", "created"}))
-    name = put_remote(tmp_path, "kept/x.tfrecord", [10, 20, 30])
-
-    def lengths():
-        records = open_records(name, {})
-        indexed = (0, 100) in reads
-        found = [len(record) for record in records.read(range(len(records)))]
-        reads.clear()
-        return indexed, found
-
-    assert lengths() == (True, [10, 20, 30])
-    assert lengths() == (False, [10, 20, 30])
-    (kept,) = (tmp_path / "cache").rglob("*.npy")
-    kept.write_bytes(b"half")
-    assert lengths() == (True, [10, 20, 30])
-    put_remote(tmp_path, "kept/x.tfrecord", [30, 20, 10])  # as long as before
-    assert lengths() == (True, [30, 20, 10])
-    monkeypatch.setattr(storage_module, "VERSION_FIELDS", frozenset({"size"}))
-    assert [lengths()[0] for _ in range(2)] == [True, True]  # the store does not tell when it changes
-
-
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
@@ -242,16 +218,6 @@ def test_npz_by_index(tmp_path, save):
     assert batch["x"].tolist() == [[12, -12], [3, -3]]
     assert (batch["y"].tolist(), batch["name"].tolist()) == ([12, 3], ["12.0", "3.0"])
     assert list(open_records(str(tmp_path), {"columns": ["y"]}).read([0])) == ["y"]
-
-
-def test_uncompressed_archives_are_mapped_and_not_read(tmp_path):
-    from elasticdl.data.numpy_file import NumpyFile
-
-    order = np.asfortranarray(np.arange(6).reshape(3, 2))
-    np.savez(tmp_path / "x.npz", c=np.arange(3), f=order)
-    file = NumpyFile(str(tmp_path / "x.npz"), Storage(), None)
-    assert all(isinstance(array, np.memmap) for array in file._arrays.values())
-    assert file.read([2, 0])["f"].tolist() == [[4, 5], [0, 1]]
 
 
 def test_npy_by_index(tmp_path):

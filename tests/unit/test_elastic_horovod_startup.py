@@ -44,14 +44,6 @@ class TestStartup:
         theirs = str(tmp_path / "sitecustomize.py")
         assert self.run(tmp_path, code, **ENVIRONMENT) == [theirs, theirs, "PatchingFinder"]
 
-    def test_a_package_of_the_same_name_beside_the_script_is_passed_over(self, tmp_path):
-        (tmp_path / "elasticdl" / "python").mkdir(parents=True)  # as in a checkout of the older ElasticDL
-        (tmp_path / "elasticdl" / "__init__.py").touch()
-        code = "import elasticdl, elasticdl.elastic; print(elasticdl.__file__)"
-        ours = str(STARTUP_FOLDER.parents[2] / "__init__.py")
-        for env in (ENVIRONMENT, {**ENVIRONMENT, CONNECTED: ENVIRONMENT[MASTER]}):
-            assert self.run(tmp_path, code, **env) == [ours]
-
     def test_a_strategy_that_was_not_imported_is_told_of_in_one_line(self, tmp_path):
         """Lightning is made up here: it takes seconds to import."""
         folder = tmp_path / "lightning" / "pytorch"

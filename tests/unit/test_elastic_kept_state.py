@@ -157,7 +157,7 @@ def test_half_a_file_is_one_line_and_stays(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(UserError) as told:
             resume(Job(kept))
-        assert str(told.value).startswith(f"{path}, kept of step 2, can't be read: ")
+        assert str(told.value).startswith(f"{path} can't be read: ")
         assert str(told.value).endswith("; give --no_resume to begin anew")
         assert "\n" not in str(told.value)
         assert path.read_bytes() == damaged

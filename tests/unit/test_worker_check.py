@@ -11,7 +11,7 @@ from worker_kit import function, spec_maker
 
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker import check
-from elasticdl.worker.first_samples import largest_micro_batch
+from elasticdl.worker.learner import largest_micro_batch
 from elasticdl.worker.torch_learner import warm_up
 
 

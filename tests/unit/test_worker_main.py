@@ -26,9 +26,8 @@ from elasticdl.job import messages as m
 from elasticdl.places import worker_process
 from elasticdl.places.worker_process import InFile, MemoryKills, Spawner, WorkerRun
 from elasticdl.worker import main
-from elasticdl.worker.first_samples import batch_policy
+from elasticdl.worker.learner import batch_policy
 from elasticdl.worker.torch_learner import TorchLearner
-from elasticdl.worker.zoo import users_traceback
 
 
 @pytest.fixture
@@ -129,10 +128,9 @@ def test_what_the_users_code_raised_reaches_the_master(failure):
     failed = failure(BOOM)
     assert failed.users
     assert re.fullmatch(r"zoo/zoo_\w+\.py:34: KeyError: 'boom'", failed.message)
-    first, frame, *_ = failed.traceback.splitlines()
+    first, *frames = failed.traceback.splitlines()
     assert first.startswith("Traceback")
-    assert "/zoo/zoo_" in frame
-    assert frame.endswith("in forward"), "and not where torch calls it"
+    assert any("/zoo/zoo_" in frame and frame.endswith("in forward") for frame in frames)
 
 
 def raising(error):
@@ -158,7 +156,7 @@ def test_only_the_users_mistake_fails_the_job(failure, extra, answer, users, mes
     failed = failure(extra, answer)
     assert failed.users is users
     assert message in failed.message
-    assert bool(failed.traceback) == (users and extra != MISTAKE)
+    assert bool(failed.traceback) == (extra != MISTAKE)
 
 
 def test_too_little_memory_for_the_job_s_own_needs_costs_only_this_worker(failure, monkeypatch):
@@ -228,15 +226,3 @@ def test_the_end_of_a_worker_is_told_before_its_files_are_deleted(tmp_path, monk
     monkeypatch.setattr(worker_process.shutil, "rmtree", slowly)
     asyncio.run(asyncio.wait_for(run(), 60))
     assert len(deleted) == 1
-
-
-def raised(call):
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - any
-        call()
-    return caught.value
-
-
-def test_a_traceback_without_the_user_is_whole_but_for_this_package(tmp_path):
-    text = users_traceback(raised(lambda: int("x")), tmp_path / "elsewhere")
-    assert "in raised" in text
-    assert "invalid literal" in text

@@ -11,7 +11,7 @@ from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.master.core.events import ScaleRequested
 from elasticdl.master.shell.calls import Servicer
 from elasticdl.proto import elasticdl_pb2 as pb
-from elasticdl.worker.first_samples import rate_rules
+from elasticdl.worker.learner import rate_rules
 
 KUEUE, VOLCANO = {"queue": "kueue=train"}, {"queue": "volcano=train"}
 FIXED = "the gang in --queue {} was submitted with 4 workers, which can't be changed: submit another job"

@@ -7,6 +7,7 @@ framework's business; here it is something that writes itself to a file.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
+
+log = logging.getLogger(__name__)
 
 Content = TypeVar("Content")
 
@@ -61,10 +64,13 @@ class CheckpointStore:
         """The newest first.
 
         Raises:
-            OSError: the folder can't be read.
-            UserError: they are of another framework.
+            UserError: the folder can't be read, or they are of another framework.
         """
-        found = [match for name in self._names() if (match := self._whole.fullmatch(name))]
+        try:
+            names = self._names()
+        except OSError as error:
+            raise UserError(f"{self._url} can't be read: {one_line(error)}") from error
+        found = [match for name in names if (match := self._whole.fullmatch(name))]
         if foreign := [match for match in found if match[2] != self._suffix]:
             raise UserError(
                 f"--checkpoint_dir {self._url} holds checkpoints of {SUFFIXES[foreign[0][2]]} ({foreign[0][0]}), and this "
@@ -76,6 +82,29 @@ class CheckpointStore:
     def read(self, step: int, load: Callable[[IO[bytes]], Content]) -> Content:
         with self._fs.open(self._at(self._name(step)), "rb") as file:
             return load(file)
+
+    def read_newest(self, load: Callable[[IO[bytes]], Content], remedy: str) -> tuple[Checkpoint, Content] | None:
+        """The newest that can be read, if there are any. Newer ones are passed over, with a line in the log, and set aside.
+
+        Raises:
+            UserError: not one of them can be read. ``remedy``: what the user can do about it.
+        """
+        found = self.newest_first()
+        why = ""
+        for number, checkpoint in enumerate(found):
+            try:
+                content = self.read(checkpoint.step, load)
+            except Exception as error:  # noqa: BLE001 - the unpickler raises anything over a damaged file
+                why = one_line(error).partition(". ")[0].rstrip(".")  # torch says much of a damaged file
+                log.warning("%s can't be read and is passed over: %s", checkpoint.path, why)
+                continue
+            for unreadable in found[:number]:
+                self.set_aside(unreadable.step)
+            return checkpoint, content
+        if found:
+            older = f", nor can the {len(found) - 1} older ones" * (len(found) > 1)
+            raise UserError(f"{found[0].path} can't be read{older}: {why}; {remedy}")
+        return None
 
     def write(self, step: int, dump: Callable[[IO[bytes]], object]) -> None:
         """Write a checkpoint, then delete those that are too many.
@@ -105,13 +134,12 @@ class CheckpointStore:
                 self._remove(self._at(name))
 
     def set_aside(self, step: int) -> None:
-        """Rename a checkpoint that can't be read: it is neither listed any more nor counted among those to keep.
-
-        Raises:
-            OSError: it could not be renamed.
-        """
+        """Rename a checkpoint that can't be read: it is neither listed any more nor counted among those to keep."""
         path = self._at(self._name(step))
-        self._fs.mv(path, f"{path}.unreadable")
+        try:
+            self._fs.mv(path, f"{path}.unreadable")
+        except OSError as error:
+            log.warning("%s can't be renamed either: %s", path, one_line(error))
 
     def _name(self, step: int) -> str:
         return f"{self._stem}-{step:010d}{self._suffix}"

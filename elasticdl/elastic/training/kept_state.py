@@ -9,6 +9,7 @@ And all else that a worker leaves for others: its state when it is the last to h
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -30,7 +31,7 @@ from elasticdl.job.jobdir import STOPPED_STEM, STOPPED_SUFFIX, kept_states
 from elasticdl.job.spec import JobSpec
 
 if TYPE_CHECKING:
-    from elasticdl.elastic.training.checkpoint_store import Checkpoint, CheckpointStore
+    from elasticdl.elastic.training.checkpoint_store import CheckpointStore
 
 # What a job needs of the training state that it brings from world to world.
 
@@ -113,27 +114,25 @@ class KeptState:
         Raises:
             UserError: it can't be read, or is of another training.
         """
-        found = self._newest() if self._resume else None
-        if found is None:
+        if not self._resume or not self._is_there():
             return ""
-        if state.step and (state.begins_as_told or found.step <= state.step):
+        store = self._store()
+        newest = next(iter(store.newest_first()), None)
+        if newest is not None and state.step and (state.begins_as_told or newest.step <= state.step):
             tell(
-                f"the script goes on from step {state.step} by a checkpoint of its own: {found.path}, which was kept of step "
-                f"{found.step}, is left alone"
+                f"the script goes on from step {state.step} by a checkpoint of its own: {newest.path}, which was kept of step "
+                f"{newest.step}, is left alone"
             )
             return ""
-        loaded = self._unpacked(found, state)
+        readable = store.read_newest(functools.partial(_unpack, state), REMEDY)
+        if readable is None:
+            return ""
+        found, loaded = readable
         about = loaded.pop(KEPT)
         it = f"{found.path}, kept of step {found.step},"
         if about["by"] != type(state).__name__:
             raise UserError(f"{it} is of a script that trains in another way: {REMEDY}")
-        if problem := state.misfit(loaded):
-            raise UserError(f"{it} is of another training: {problem}; {REMEDY}")
-        require_origin(it, about["origin"], state.origin, loaded["progress"]["position"])
-        try:
-            state.load(loaded)
-        except Exception as error:  # the script's own objects may raise anything
-            raise UserError(f"{it} does not fit: {one_line(error)}; {REMEDY}") from error
+        load_saved(state, it, loaded, about["origin"], state.load, REMEDY)
         state.resumed = (it, about["origin"])
         return found.path
 
@@ -154,43 +153,51 @@ class KeptState:
         """Perhaps: only of a folder is it known without a store."""
         return "://" in self.place or bool(self.place and kept_states(Path(self.place)))
 
-    def _newest(self) -> Checkpoint | None:
-        if not self._is_there():
-            return None
-        try:
-            return next(iter(self._store().newest_first()), None)
-        except OSError as error:
-            raise UserError(f"{self.place} can't be read: {one_line(error)}") from error
 
-    def _unpacked(self, found: Checkpoint, state: Carried) -> dict[str, Any]:
-        try:
-            loaded = self._store().read(found.step, state.unpack)
-            if not isinstance(loaded, dict) or loaded.get(KEPT, {}).get("format") != FORMAT:
-                raise ValueError(f"not a state of format {FORMAT}")
-        except Exception as error:  # the unpickler raises anything over a damaged file
-            raise UserError(
-                f"{found.path}, kept of step {found.step}, can't be read: {_first_sentence(error)}; {REMEDY}"
-            ) from error
-        return loaded
+def _unpack(state: Carried, file: IO[bytes]) -> dict[str, Any]:
+    loaded = state.unpack(file)
+    if not isinstance(loaded, dict) or loaded.get(KEPT, {}).get("format") != FORMAT:
+        raise ValueError(f"not a state of format {FORMAT}")
+    return loaded
 
 
-def _first_sentence(error: Exception) -> str:
-    """Torch says much of a damaged file."""
-    return one_line(error).partition(". ")[0].rstrip(".")
+def load_saved(
+    state: Carried,
+    it: str,
+    saved: dict[str, Any],
+    origin: Mapping[str, Any],
+    load: Callable[[dict[str, Any]], object],
+    remedy: str,
+) -> None:
+    """Go on from what was saved of a training. ``it``: the file. ``origin``: of the training that wrote it.
+
+    Raises:
+        UserError: it is of another one.
+    """
+    if problem := state.misfit(saved):
+        raise UserError(f"{it} is of another training: {problem}; {remedy}")
+    require_origin(it, origin, state.origin, saved["progress"]["position"], remedy)
+    try:
+        load(saved)
+    except Exception as error:  # the script's own objects may raise anything
+        why = str(error) if isinstance(error, UserError) else one_line(error)
+        raise UserError(f"{it} does not fit: {why}; {remedy}") from error
 
 
-def require_origin(it: str, there: Mapping[str, Any], here: Mapping[str, Any], position: int) -> None:
+def require_origin(
+    it: str, there: Mapping[str, Any], here: Mapping[str, Any], position: int, remedy: str = REMEDY
+) -> None:
     """That a position within an epoch means here what it meant there.
 
     Raises:
-        UserError: it does not, as the data have changed.
+        UserError: it does not, as the data or their order have changed.
     """
     if position in (0, there.get("samples")):
         return
     for name in (each for each in there if each in here):
         if there[name] != here[name]:
             raise UserError(
-                f"{it} stands within an epoch of other data: {name} was {there[name]} and is {here[name]}; {REMEDY}"
+                f"{it} stands within an epoch of other data: {name} was {there[name]} and is {here[name]}; {remedy}"
             )
 
 

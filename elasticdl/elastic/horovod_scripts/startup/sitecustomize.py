@@ -1,7 +1,7 @@
 """Run by Python at its start, in every process of a user's own program: waits for Horovod to be imported, and for triton,
 which crashes a process after TensorFlow; seeds the random numbers of Python, NumPy, PyTorch and TensorFlow, which workers that
-split or shuffle data must draw alike; sees to it that `elasticdl` is this package, as a checkout of the older ElasticDL beside the
-script has one of the same name; and that Lightning knows what to say of a strategy "elastic" that the script has not imported.
+split or shuffle data must draw alike; and sees to it that Lightning knows what to say of a strategy "elastic" that the script has
+not imported.
 
 Until then it costs one look-up in a set per import, and it imports next to nothing itself. Whatever other
 ``sitecustomize`` there is on the path is run as it would have been.
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
-PACKAGE = "elasticdl"
-ROOT = os.path.abspath(os.path.join(FOLDER, *[os.pardir] * 4))  # the folder that this package is in
 # As in elasticdl.common.credentials; importing that would cost every process.
 MASTER = "ELASTICDL_MASTER"
 CONNECTED = "ELASTICDL_CONNECTED"
@@ -43,25 +41,6 @@ PATCHED = frozenset(
         "horovod.torch.elastic.state",
     }
 )
-
-
-class OwnFinder:
-    """Finds this package where the script would get another project's."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != PACKAGE:
-            return None
-        for entry in (*sys.path, ROOT):
-            spec = importlib.machinery.PathFinder.find_spec(PACKAGE, [entry or os.getcwd()])
-            if (
-                spec is not None
-                and spec.origin
-                and os.path.isdir(os.path.join(os.path.dirname(spec.origin), "elastic"))
-            ):
-                return spec
-        return None
 
 
 class PatchingFinder:
@@ -197,7 +176,7 @@ def main() -> None:
         # A child of a worker is no worker: it may use Horovod for purposes of its own.
         is_child = os.environ.get(CONNECTED) == os.environ[MASTER]
         names = frozenset({TRITON}) if is_child else PATCHED | {TRITON, *RANDOM, *STRATEGIES}
-        sys.meta_path[:0] = [PatchingFinder(names), OwnFinder()]
+        sys.meta_path.insert(0, PatchingFinder(names))
     try:
         run_next(sys.path)
     finally:  # whatever another project's hook raises, Python says so and goes on
