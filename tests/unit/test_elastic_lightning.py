@@ -1,7 +1,9 @@
 """The strategy for Lightning in a world of one: to the bit Lightning's own; a newcomer goes on from any batch."""
 
+import ast
 import csv
 import functools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 from trainers_kit import make_data, process_is_kept  # noqa: F401
 
-from elasticdl.elastic.lightning import strategy
+from elasticdl.elastic.lightning import private, strategy
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -120,8 +122,9 @@ def test_a_newcomer_knows_which_step_was_saved_last(tmp_path):
     (whole, _), (other, _) = (
         fit(tmp_path / str(batches), make_strategy(), max_epochs=1, limit_train_batches=batches) for batches in (4, 2)
     )
-    states = [each.strategy._host.trainer_state for each in (whole, other)]
-    states[1].load(states[0].take(at_batch=True))
+    states = [each.strategy._host._place for each in (whole, other)]
+    states[0].note(0, 3)
+    states[1].load(states[0].dump())
     states[1].arrive()
     assert other.checkpoint_callback._last_global_step_saved == whole.checkpoint_callback._last_global_step_saved == 4
 
@@ -144,3 +147,45 @@ def test_a_worker_whose_step_the_others_have_made_takes_their_state(tmp_path, mo
     theirs, ours = result_of(tmp_path / "whole", *whole), result_of(tmp_path / "lost", *lost)
     assert (*ours[:3], *ours[4:]) == (*theirs[:3], *theirs[4:])
     assert metrics_of(lost[0]) == pytest.approx(metrics_of(whole[0]))
+
+
+def test_private_names_of_lightning_are_all_in_one_file():
+    """What a release of Lightning may rename is to be found at once."""
+    found = []
+    for path in sorted(Path(private.__file__).parent.glob("*.py")):
+        if path.name == "private.py":
+            continue
+        tree = ast.parse(path.read_text())
+        own = {name for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) for name in [each.name]}
+        own |= {each.attr for each in ast.walk(tree) if isinstance(each, ast.Attribute) and is_of_self(each)}
+        found += [
+            f"{path.name}: {ast.unparse(each)}"
+            for each in ast.walk(tree)
+            if isinstance(each, ast.Attribute) and each.attr.startswith("_") and not each.attr.startswith("__")
+            if not is_of_self(each) and each.attr not in own
+        ]
+    assert found == []
+
+
+def is_of_self(node):
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+
+
+def test_the_private_names_are_there():
+    trainer, module = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False), Module()
+    trainer.strategy.connect(module)
+    assert private.devices_and_nodes(trainer) == (1, 1)
+    assert not private.syncs_batch_norm(trainer)
+    assert not private.validates_by_the_clock(trainer)
+    assert private.results_of(trainer) == {}
+    assert private.arguments_of_step(trainer, "batch", 3) == ("batch", 3)
+    with private.in_training_step(module):
+        assert private.is_in_training_step(module)
+    assert [each == {} for each in private.metrics_of(trainer)] == [True] * 3
+    private.set_logging_place(trainer, private.logging_place(trainer))
+    loops = private.loops_of(trainer.fit_loop)
+    names = {type(each).__name__ for each in (*loops, *private.counts_of(loops))}
+    assert {"_FitLoop", "_TrainingEpochLoop", "_BatchProgress", "_ReadyCompletedTracker"} <= names
+    assert private.hyperparameters_of(trainer) is None
+    for callback in (ModelCheckpoint(),):
+        assert all(any(name.startswith(each) for name in vars(callback)) for each in private.OF_SAVED[:2])

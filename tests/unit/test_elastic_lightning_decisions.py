@@ -1,45 +1,20 @@
 """Where workers of Lightning's trainer ask each other, and what they load and write."""
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 from elastic_lightning_kit import Module, changed, lightning, loader_of, trainer_with
 from lightning.pytorch.loggers import CSVLogger
-from torch.utils.data import DataLoader
 from trainers_kit import process_is_kept  # noqa: F401
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.lightning.fit_host import FitHost
-from elasticdl.elastic.lightning.strategy import TrainLoader
 from elasticdl.elastic.lightning.trainer_state import Writing
 from elasticdl.elastic.torch_kit.agreements import Wishes
+from elasticdl.elastic.torch_kit.participant import Participant
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_iterator_that_is_not_used_draws_what_torchs_draws(workers):
-    """Lightning 2.5.0 asks for one and then for another where it resumes."""
-
-    class FirstEpoch:
-        def begin_epoch(self, batches):
-            self.batches = batches
-            return 0
-
-        @property
-        def participant(self):
-            (batch,) = self.batches.order_of(0)
-            return SimpleNamespace(batches=lambda number: self.batches.load([batch.plan(1).whole_run(0)], 0))
-
-    seen = []
-    for wrap in (lambda loader: loader, lambda loader: TrainLoader(loader, FirstEpoch(), "test")):
-        torch.manual_seed(3)
-        loader = wrap(DataLoader(range(30), batch_size=30, shuffle=True, num_workers=workers))
-        iter(loader)
-        seen += [next(iter(loader)).tolist()]
-    assert seen[0] == seen[1]
 
 
 def test_a_closure_that_is_evaluated_again_is_refused_where_there_are_others():
@@ -126,11 +101,7 @@ def test_hooks_of_a_batch_draw_the_scripts_random_numbers(monkeypatch):
             torch.rand(5)
             return super().training_step(batch, batch_idx)
 
-    def loading(self, batch):
-        self.window.open(lambda: torch.manual_seed(5 + rank))
-        return nullcontext()
-
-    monkeypatch.setattr(FitHost, "loading", loading)
+    monkeypatch.setattr(Participant, "seed", lambda self, batch, purpose=b"": torch.manual_seed(5 + rank))
     for rank in drawn:  # noqa: B007 - which the functions above read
         lightning.seed_everything(3)
         trainer_with(max_epochs=2).fit(Drawing(), loader_of(shuffle=True))

@@ -12,9 +12,8 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy.typing as npt
 import torch
@@ -23,23 +22,22 @@ from torch.utils.data.distributed import DistributedSampler
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import MicroBatch, Progress
 from elasticdl.elastic.core.protocol import WorldBroken
+from elasticdl.elastic.lightning import private
 from elasticdl.elastic.lightning.logged import GivenBatch, Logged, Part
 from elasticdl.elastic.lightning.manual import Manual
 from elasticdl.elastic.lightning.trainer_state import (
-    PACKAGES,
     Told,
     TrainerState,
-    Window,
     Writing,
-    begin_epoch_as_others,
 )
 from elasticdl.elastic.torch_kit.agreements import Agreements, Wishes
 from elasticdl.elastic.torch_kit.gradients import Remedy
 from elasticdl.elastic.torch_kit.host import OpenBatch, Outcome, SubBatch
 from elasticdl.elastic.torch_kit.loop_state import LoopState
 from elasticdl.elastic.torch_kit.model_attributes import holders_of_callbacks
+from elasticdl.elastic.torch_kit.movable import MovableHost
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
-from elasticdl.elastic.torch_kit.participant import JoinedHost, Participant, ScriptPosition
+from elasticdl.elastic.torch_kit.participant import Participant, ScriptPosition
 from elasticdl.elastic.torch_kit.reducer import Rides
 from elasticdl.elastic.torch_kit.refusals import (
     TRAINS_ONCE,
@@ -55,6 +53,10 @@ from elasticdl.elastic.training.attributes import Holder
 from elasticdl.elastic.training.kept_state import require_origin
 from elasticdl.elastic.training.pieces import Piece
 from elasticdl.elastic.training.runtime import ScriptRuntime
+
+LIGHTNINGS = ("lightning", "pytorch_lightning")
+PACKAGES = (*LIGHTNINGS, "lightning_fabric", "elasticdl")  # whose callbacks have a state of their own
+T = TypeVar("T")
 
 # The training state of a script that calls ``Trainer.fit``, with automatic and with manual optimization.
 
@@ -127,7 +129,6 @@ def _is_latest(checkpoint: Path) -> bool:
 # A callback sets it by what it has seen, which is this worker's part of a batch, or its own clock. On one device it takes effect
 # before the next batch, and here too.
 
-LIGHTNINGS = ("lightning", "pytorch_lightning")
 STARTS, LEAVES_REST = "on_train_batch_start", -1
 BY_THE_CLOCK = ("Timer",)
 # Hooks of a module that are called once the gradients are summed.
@@ -267,35 +268,39 @@ def require_loader(loader: Any, who: str) -> None:
 
 
 def _of_trainer(trainer: Any) -> Iterator[str]:
-    connector = trainer._accelerator_connector
-    devices, nodes = len(connector._parallel_devices), connector._num_nodes_flag
+    devices, nodes = private.devices_and_nodes(trainer)
     if nodes > 1:
         yield f"num_nodes={nodes}; leave it out, as the job gives each worker its machine"
-    if devices > 1 and devices != connector.accelerator.auto_device_count():
+    if devices > 1 and devices != trainer.accelerator.auto_device_count():
         yield f"devices={devices}; expected one, as the job starts a worker for each device"
-    if connector._layer_sync is not None:
+    if private.syncs_batch_norm(trainer):
         yield "sync_batchnorm=True needs a process group: leave it out"
-    if getattr(trainer, "_val_check_time_interval", None) is not None:
+    if private.validates_by_the_clock(trainer):
         yield "val_check_interval is a time, which each worker would measure for itself: give batches or a part of an epoch"
 
 
-class FitHost(JoinedHost):
+# What moves a batch to its device draws from another stream than what loads it, and so does a training step.
+MOVING, FORWARD = b"moving", b"forward"
+
+
+class FitHost(MovableHost):
     """Between a trainer's loops and the `Participant` of the job."""
+
+    _place: TrainerState
 
     def __init__(
         self, trainer: Any, runtime: ScriptRuntime[ElasticContext], job: ElasticContext, writing: Writing
     ) -> None:
-        super().__init__(job, runtime.leave)
+        self._logged = Logged(job, trainer)
+        super().__init__(job, runtime.leave, TrainerState(job, trainer, self._logged))
         self._trainer = trainer
         self._runtime = runtime
         self._writing = writing
-        self._asks = False  # the others: from the first batch on, as before they may not be there
         self.told = Told(trainer, job)
+        self._asks = False  # the others: from the first batch on, as before they may not be there
         self._stopping: Stopping | None = None  # from the beginning of the loops
-        self._is_newcomer = False  # its loops begin where the job stands
+        self._begins_within = False  # an epoch, of which Lightning calls no hooks then
         self._given: GivenBatch | None = None
-        self.window = Window()
-        self._epoch_begins = (b"", b"")  # with these streams, and what else its order is drawn from
         self._on_sigterm: Any = None
         self._manual: Manual | None = None  # if the module's training step makes its own updates
 
@@ -311,34 +316,33 @@ class FitHost(JoinedHost):
 
     # -- the beginning --
 
-    def join(self) -> None:
+    def begin(self) -> None:
         """Lightning has restored all that the script asks for; its loops are to run."""
         if self._joined is not None:
             return
         trainer = self._trainer
-        self._logged = Logged(self.job, trainer)
-        self.trainer_state = TrainerState(trainer, self._logged)
+        self._place.begin()
         schedulers = {f"scheduler_{i}": config.scheduler for i, config in enumerate(trainer.lr_scheduler_configs)}
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         place = ScriptPosition()
-        values = {"place": place, "trainer": self.trainer_state, **schedulers, **({"scaler": scaler} if scaler else {})}
+        values = {"place": place, "trainer": self._place, **schedulers, **({"scaler": scaler} if scaler else {})}
         state = self._make_state(values)
         state.foreign_attributes = of_lightning(trainer.lightning_module)
         state.attributes.add(*holders_of(trainer))
         state.begin_where(trainer)
-        self._joined = participant = Participant(self.job, state, self, place, in_pieces=not self.is_manual)
         self._runtime.train_in_place(self.finish)
-        participant.join()
-        self._stopping = Stopping(trainer, participant.agreements, lambda: self._asks)
+        self.join(Participant(self.job, state, self, place, in_pieces=not self.is_manual))
+        self._stopping = Stopping(trainer, self.participant.agreements, lambda: self._asks)
         if self.job.under_master:
             OwnOptimizers(trainer.lightning_module, state.optimizer, self._batch_in_work, OWN_OPTIMIZER)
-        if participant.is_catching_up:
-            self._is_newcomer = True
+        if self.is_catching_up:
             # The order of samples is that of the others.
             warnings.filterwarnings(
                 "ignore", message="You're resuming from a checkpoint that ended before the epoch ended"
             )
-            self.trainer_state.enter()  # after which it is known where the others have written
+            self._begins_within = self._place.enter()  # after which it is known where the others have written
+            if not self._begins_within:
+                self.participant.arrive()  # or hooks would draw what is not the script's
         self.rank_known()
         if threading.current_thread() is threading.main_thread():
             self._on_sigterm = signal.getsignal(signal.SIGTERM)
@@ -357,73 +361,71 @@ class FitHost(JoinedHost):
 
     # -- for the loader --
 
-    def begin_epoch(self, data: OwnLoader) -> int:
-        """The order of the present epoch is drawn. Returns the number of the batch that comes next."""
-        trainer, participant = self._trainer, self.participant
-        participant.data = participant.state.batches = data
-        participant.state.sources = [data.source]
-        if self._is_newcomer and participant.state.resumed is not None:
-            require_origin(*participant.state.resumed, participant.state.origin, participant.state.progress.position)
-        epoch, number = trainer.current_epoch, 0
-        snapshot = self.trainer_state.snapshot
-        if self._is_newcomer and participant.is_catching_up and snapshot.at_batch and snapshot.epoch == epoch:
-            begin_epoch_as_others(trainer)
-            number = snapshot.number
-        self._is_newcomer = False
-        participant.begin_epoch(epoch, data.order_of)
-        self._epoch_begins = participant.position.streams[epoch], participant.position.draws[epoch]
-        return number
+    def epoch(self, data: OwnLoader) -> Iterator[Any]:
+        """The batches of the present epoch that are to be trained on."""
+        participant = self.participant
+        state = participant.state
+        participant.data = state.batches = data
+        state.sources = [data.source]
+        if self.is_catching_up and state.resumed is not None:
+            require_origin(*state.resumed, state.origin, state.progress.position)
+        if self._begins_within:
+            private.begin_epoch(self._trainer)  # what hooks change of the job's state is replaced, the rest stays
+            self._begins_within = False
+        if self.go_to(self._trainer.current_epoch) is not None:
+            yield from self.take()
 
     def asks_for(self, batch: GlobalBatch) -> bool:
-        self.window.close()
-        return (
-            bool(self.participant.open_batches) and self._begins_step
-        )  # Lightning clears gradients of which no step was made
-
-    def stands_before(self, batch: GlobalBatch) -> None:
-        # A step of one worker is not torn: its state is sent from here alone.
-        self.trainer_state.note(at_batch=True, epoch=batch.epoch, number=batch.number, moves=self.job.size > 1)
-
-    def loading(self, batch: GlobalBatch) -> AbstractContextManager[None]:
-        """Random numbers are those of this batch and rank, if there are several ranks; also while the batch is moved to its device."""
-        self.window.open(None if self.job.size == 1 else functools.partial(self.participant.seed, batch))
-        return nullcontext()
+        # Lightning clears gradients of which no step was made.
+        return bool(self.participant.open_batches) and self._begins_step
 
     def opened(self, batch: GlobalBatch, part: MicroBatch, sample: Any) -> OpenBatch:
         self._asks = True
         self._given = GivenBatch(batch, part, index=self._trainer.fit_loop.epoch_loop.batch_idx + 1)
         return self._given
 
+    def moving(self) -> AbstractContextManager[None]:
+        """Around the hooks that move a batch to its device, if they are the script's: they may draw."""
+        if self._given is None or not self.is_making or not self._trainer.training:
+            return nullcontext()
+        hooks = (self._trainer.lightning_module.on_after_batch_transfer, self._trainer.datamodule)
+        if all(_is_lightnings(each) for each in hooks if each is not None):
+            return nullcontext()
+        return self.participant.apart(self._given.batch, MOVING)
+
     # -- a step --
 
     def training_step(self, run: Callable[[], Any]) -> Any:
         given = self._given if self.is_making else None
-        self.window.resume()
-        if given:
-            given.asked = self.participant.position.answers.asked
-            given.noted = self.participant.state.attributes.note() if self.job.size > 1 else None
-        if given and self._manual:
-            return self._make_manually(self._manual, given, run)
-        with self._collecting(given, given.part, given.part.weight) if given and self.job.size > 1 else nullcontext():
-            result = run()
-        self.window.close()
-        if given:
-            self.participant.state.reducer.look(
-                result.get("loss") if isinstance(result, dict) else result, len(given.part.indices)
-            )
-            given.has_no_loss = result is None
+        if given is None:
+            return run()
+        given.asked = self.participant.position.answers.asked
+        given.noted = self.participant.state.attributes.note() if self.job.size > 1 else None
+        part = Part(given.part.weight, len(given.part.indices), given.part.samples)
+        if self._manual:
+            return self._make_manually(self._manual, given, part, run)
+        result = self._run(given, part, run)
+        self.participant.state.reducer.look(result.get("loss") if isinstance(result, dict) else result, part.loaded)
+        given.has_no_loss = result is None
         return result
 
-    def _make_manually(self, manual: Manual, given: GivenBatch, run: Callable[[], Any]) -> Any:
+    def _run(self, given: GivenBatch, part: Part, run: Callable[[], T]) -> T:
+        """The training step on a part of a batch."""
+        collects = self.job.size > 1 or self.participant.is_torn
+        with (
+            self.participant.apart(given.batch, FORWARD),
+            self._logged.collecting(given.logged, part) if collects else nullcontext(),
+        ):
+            return run()
+
+    def _make_manually(self, manual: Manual, given: GivenBatch, part: Part, run: Callable[[], Any]) -> Any:
         manual.begin_step()
         failure = None
         try:
-            with self._collecting(given, given.part, given.part.weight) if self.job.size > 1 else nullcontext():
-                if not self.participant.is_torn:  # by a question before it; then it is run for the new world
-                    manual.run(run)
+            if not self.participant.is_torn:  # by a question before it; then it is run for the new world
+                self._run(given, part, functools.partial(manual.run, run))
         except WorldBroken as error:
             failure = error
-        self.window.close()
         self._reduce(failure)
         if self.participant.is_reduced:
             manual.optimizers.made()
@@ -443,7 +445,7 @@ class FitHost(JoinedHost):
             return
         if self.participant.is_reduced and self.job.size > 1:
             raise UserError(SECOND_PASS)
-        is_last = not self._trainer.fit_loop._should_accumulate()
+        is_last = not private.accumulates(self._trainer)
         self._backward(given, given.part.weight, loss, scaled, run, last=is_last)
         if is_last:
             self._reduce()
@@ -506,29 +508,20 @@ class FitHost(JoinedHost):
 
     def remake(self, given: OpenBatch, sample: Any, weight: float) -> None:
         assert isinstance(given, GivenBatch)
-        trainer = self._trainer
-        results = trainer.fit_loop.epoch_loop._results
-        batch, size = results.batch, results.batch_size
-        sample = trainer.precision_plugin.convert_input(sample)
-        sample = trainer.lightning_module._on_before_batch_transfer(sample, dataloader_idx=0)
-        sample = trainer.strategy.batch_to_device(sample, dataloader_idx=0)
-        results.batch, results.batch_size = sample, None
+        trainer, answers, self._given = self._trainer, self.participant.position.answers, given
         samples = round(weight * len(given.batch.indices))
-        part = replace(given.part, indices=given.part.indices[: samples or None], weight=weight)
-        again = functools.partial(trainer.strategy.step_again, sample, given.index)
-        loss = None
-        answers = self.participant.position.answers
+        part = Part(weight, samples or len(given.part.indices), samples)
         asked, answers.asked = answers.asked, given.asked  # which are the same once more
         try:
-            with self._collecting(given, part, weight):
-                if self._manual is not None:
-                    self._manual.run(again)
-                else:
-                    loss = trainer.strategy.loss_of(again())
+            with private.moved(trainer, sample) as moved:
+                again = functools.partial(trainer.strategy.step_again, moved, given.index)
+                result = self._run(given, part, functools.partial(self._manual.run, again) if self._manual else again)
         finally:
-            results.batch, results.batch_size = batch, size
             answers.asked = max(asked, answers.asked)
-        if self._manual is None and loss is None:
+        if self._manual is not None:
+            return
+        loss = trainer.strategy.loss_of(result)
+        if loss is None:
             given.has_no_loss = True
         if loss is None or given.is_left_out:
             return
@@ -542,15 +535,13 @@ class FitHost(JoinedHost):
         """The loops are done."""
         if self._stopping is not None:
             self._stopping.end()
-            self._logged.end()
+        self._logged.end()
         if self._manual is not None:
             self._manual.close()
-        if not self.participant.is_catching_up:
-            self.trainer_state.note(at_batch=False)
-            self.participant.state.last_step_made()
+        self.end_of_training()
 
     def finish(self) -> LoopState | None:
-        if self._open_batches and not self.participant.is_reduced:
+        if self._joined is not None and self._open_batches and not self.participant.is_reduced:
             self.participant.close()
         return super().finish()
 
@@ -572,9 +563,6 @@ class FitHost(JoinedHost):
     def _begins_step(self) -> bool:
         trainer = self._trainer
         return bool((trainer.fit_loop.epoch_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0)
-
-    def _collecting(self, given: GivenBatch, part: MicroBatch, weight: float) -> Any:
-        return self._logged.collecting(given.logged, Part(weight, loaded=len(part.indices), samples=part.samples))
 
     def _backward(
         self,
@@ -602,17 +590,13 @@ class FitHost(JoinedHost):
 
     # -- worlds --
 
-    def arrived(self, batch: GlobalBatch | None) -> None:
-        if batch is None:
-            return
-        begun, draws = self._epoch_begins
-        self.participant.position.streams.setdefault(batch.epoch, begun)
-        self.participant.position.draws.setdefault(batch.epoch, draws)
-        self.trainer_state.arrive()
-
     def rank_known(self) -> None:
         """Files are written by rank 0 alone."""
         if self._stopping is None:  # before it is known where the others have written
             return
-        goes_on = self._is_newcomer or self.participant.state.resumed is not None
+        goes_on = self.is_catching_up or self.participant.state.resumed is not None
         self._writing.take_rank(self.job.rank, is_first=self.job.world.is_first, goes_on=goes_on)
+
+
+def _is_lightnings(each: Any) -> bool:
+    return (each.__module__ or "").partition(".")[0] in LIGHTNINGS

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from elasticdl.elastic.core.vote import SIZE, all_equal, pieces
+from elasticdl.elastic.lightning import private
 from elasticdl.elastic.torch_kit.host import OpenBatch
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, HostCopy
 
@@ -71,30 +72,18 @@ class GivenBatch(OpenBatch):
     is_left_out: bool = False  # it has done so for some worker's
 
 
-@dataclass(slots=True)
-class Held:
-    """A metric's accumulators. They are references, as Lightning makes new tensors of them."""
-
-    value: torch.Tensor
-    size: torch.Tensor | None
-
-    def put(self, metric: Any) -> None:
-        metric.value = self.value
-        if self.size is not None:
-            metric.cumulated_batch_size = self.size
-        metric._computed, metric.has_reset = None, False
-
-
 class Logged:
     """The results of the training loop, by key."""
 
     def __init__(self, job: ElasticContext, trainer: Any) -> None:
         self._job = job
         self._module = trainer.lightning_module
-        self._results: Any = trainer.fit_loop.epoch_loop._results
+        self._results: Any = private.results_of(trainer)
         self._log = self._results.update_metrics
         self._results.update_metrics = self._note
-        self._pending: dict[str, Held] = {}  # the job's, of keys that this worker's script has not logged yet
+        self._pending: dict[
+            str, private.Accumulators
+        ] = {}  # the job's, of keys that this worker's script has not logged yet
         self._objects: list[Any] | None = None  # of torchmetrics, in the module; none once it was warned of them
         self._part: tuple[Part, dict[Name, Value], dict[str, int]] | None = None  # while a training step runs
         self._found: list[tuple[Name, tuple[float, float]]] = []  # of the step, over all workers
@@ -122,7 +111,7 @@ class Logged:
     def _note(self, key: str, value: Any, size: int) -> None:
         metric = self._results[key]
         if key in self._pending:
-            self._pending.pop(key).put(metric)
+            private.put_accumulators(metric, self._pending.pop(key))
         kind, is_own = metric.meta.reduce_fx.__name__, not metric.is_tensor or metric.meta.sync.rank_zero_only
         if self._part is None or is_own or kind not in SUMMED:
             if self._part is not None and not is_own:
@@ -187,33 +176,30 @@ class Logged:
     def apply(self) -> None:
         """The step is made: what was found is what the script has logged."""
         found, self._found = self._found, []
-        hook, self._module._current_fx_name = self._module._current_fx_name, "training_step"
-        try:
+        with private.in_training_step(self._module):
             for (key, _), (value, size) in found:
                 like = self._results[key].value
                 samples = round(size) if abs(size - round(size)) < 1e-6 else size
                 self._log(key, torch.tensor(value, dtype=like.dtype, device=like.device), samples)
-        finally:
-            self._module._current_fx_name = hook
 
     # -- as a part of the training state --
 
-    def dump(self) -> dict[str, Held]:
+    def dump(self) -> dict[str, private.Accumulators]:
         """Accumulators of the epoch."""
         held = {
-            key: Held(metric.value, getattr(metric, "cumulated_batch_size", None))
+            key: private.accumulators_of(metric)
             for key, metric in self._results.items()
             if metric.is_tensor and metric.meta.on_epoch and not metric.has_reset
         }
         return {**self._pending, **held}
 
-    def load(self, accumulators: dict[str, Held]) -> None:
+    def load(self, accumulators: dict[str, private.Accumulators]) -> None:
         for metric in self._results.values():
             if metric.is_tensor:
                 metric.reset()
         self._pending = dict(accumulators)
         for key in self._results.keys() & self._pending.keys():
-            self._pending.pop(key).put(self._results[key])
+            private.put_accumulators(self._results[key], self._pending.pop(key))
 
     # -- details --
 

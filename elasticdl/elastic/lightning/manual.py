@@ -15,7 +15,8 @@ import torch
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.reporting import Activity
-from elasticdl.elastic.lightning.trainer_state import plain_holders
+from elasticdl.elastic.lightning import private
+from elasticdl.elastic.lightning.trainer_state import names_of_plain
 from elasticdl.elastic.torch_kit.gradients import OwnHook
 from elasticdl.elastic.torch_kit.reducer import GradientReducer
 from elasticdl.elastic.torch_kit.refusals import Optimizers
@@ -45,7 +46,10 @@ class Manual:
         self._job = job
         self._parameters = self.optimizers.parameters
         self._reducers: dict[tuple[tuple[int, bool], ...], GradientReducer] = {}  # by which parameters are trained
-        self._counts = plain_holders([trainer.fit_loop.epoch_loop.manual_optimization])
+        self._counts = [
+            (vars(each), names_of_plain(each))
+            for each in private.counts_of([trainer.fit_loop.epoch_loop.manual_optimization])
+        ]
         self._before: tuple[list[dict[str, Any]], list[bool]] = ([], [])
         self._in_step = self._in_backward = False
         self._hooks: dict[int, Any] = {}  # by the ids of parameters

@@ -5,6 +5,7 @@ And the loader that ``fit`` is given in its place.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import multiprocessing
@@ -21,6 +22,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.reporting import Activity
+from elasticdl.elastic.lightning import private
 from elasticdl.elastic.lightning.fit_host import (
     WHO,
     FitHost,
@@ -31,7 +33,7 @@ from elasticdl.elastic.lightning.fit_host import (
 )
 from elasticdl.elastic.lightning.manual import TornStep
 from elasticdl.elastic.lightning.trainer_state import Writing
-from elasticdl.elastic.torch_kit.own_loader import OwnLoader
+from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, choose_device
 from elasticdl.elastic.training.runtime import ScriptRuntime, require_guard
 
@@ -48,14 +50,20 @@ def start_safely(loader: Any) -> None:
         loader.multiprocessing_context = "forkserver"
 
 
+class Batches(OwnLoader):
+    """What the seed of the loader's processes is drawn for with each iterator, used or not, as torch does."""
+
+    def of_epoch(self, epoch: int) -> list[GlobalBatch]:
+        return self.order_of(epoch)
+
+
 class TrainLoader:
     """The script's own loader, as far as Lightning can tell."""
 
     def __init__(self, loader: DataLoader[Any], host: FitHost, who: str) -> None:
-        self.batches = OwnLoader(loader, who)
+        self.batches = Batches(loader, who)
         self._loader = loader
         self._host = host
-        self._is_unused = False  # the last iterator: no batch was asked of it
 
     def __len__(self) -> int:
         """Batches of an epoch, whatever the number of workers."""
@@ -68,23 +76,8 @@ class TrainLoader:
         return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Any]:
-        # The first versions of Lightning 2.5 ask for two iterators where they resume. With processes that load, torch draws the
-        # order of samples for the first one, too, and otherwise with the first batch.
-        if self._is_unused and self._loader.num_workers:
-            self.batches.order_of(0)
-        self._is_unused = True
         self.batches.draws.draw_seed()
-        return self._epoch()
-
-    def _epoch(self) -> Iterator[Any]:
-        self._is_unused = False
-        number = self._host.begin_epoch(self.batches)
-        yield from self._host.participant.batches(number)
-
-
-# Barriers, by which Lightning says how far it is.
-RESTORED, READY, SAVED = "_CheckpointConnector.resume_end", "run-stage", "Trainer.save_checkpoint"
-LOADER_ASKED, TRAIN_LOADER_ASKED = "_dataloader()", "train_dataloader()"
+        return self._host.epoch(self.batches)
 
 
 def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[Any]:
@@ -165,16 +158,16 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
                 require_module(self.lightning_module, self.optimizers, WHO)
 
         def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
-            if name is not None and name.endswith(LOADER_ASKED):
+            if name is not None and name.endswith(private.LOADER_ASKED):
                 self._asked, self._train_loaders = name, 0
             host = self._host
             if host is None:
                 return
-            if name == RESTORED and self.lightning_module.trainer.state.fn == "fit":
-                host.join()
-            elif name == READY:
+            if name == private.RESTORED and self.lightning_module.trainer.state.fn == "fit":
+                host.begin()
+            elif name == private.READY:
                 host.keep_sigterm()
-            elif name == SAVED:
+            elif name == private.SAVED:
                 host.of_first(None)  # which waits for all
 
         def on_train_end(self) -> None:
@@ -193,7 +186,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
         # -- a batch --
 
         def process_dataloader(self, dataloader: Any) -> Any:
-            if self._asked != TRAIN_LOADER_ASKED:
+            if self._asked != private.TRAIN_LOADER_ASKED:
                 if self._host is not None:
                     start_safely(dataloader)
                 return dataloader
@@ -209,10 +202,8 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             return loader
 
         def batch_to_device(self, *args: Any, **kwargs: Any) -> Any:
-            batch = super().batch_to_device(*args, **kwargs)
-            if self._host is not None:
-                self._host.window.pause()
-            return batch
+            with self._host.moving() if self._host is not None else contextlib.nullcontext():
+                return super().batch_to_device(*args, **kwargs)
 
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
             step: Callable[[], Any] = functools.partial(super().training_step, *args, **kwargs)
@@ -253,15 +244,10 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
 
         def step_again(self, batch: Any, index: int) -> Any:
             """The training step on another part of a batch."""
-            trainer = self.lightning_module.trainer
-            arguments = trainer.fit_loop.epoch_loop._build_kwargs({}, batch, index)
-            run = functools.partial(super().training_step, *arguments.values())
             module = self.lightning_module
-            before, module._current_fx_name = module._current_fx_name, "training_step"
-            try:
-                return run()
-            finally:
-                module._current_fx_name = before
+            arguments = private.arguments_of_step(module.trainer, batch, index)
+            with private.in_training_step(module):
+                return super().training_step(*arguments)
 
         def loss_of(self, output: Any) -> torch.Tensor | None:
             """That of which Lightning's own optimization makes gradients."""
@@ -307,7 +293,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             if host is None or str(reduce_op).lower() not in ("mean", "avg"):
                 return tensor
             module = self.lightning_module
-            if module._current_fx_name == "training_step" or not module.trainer.training:
+            if private.is_in_training_step(module) or not module.trainer.training:
                 return tensor
             return host.mean(tensor) if isinstance(tensor, torch.Tensor) else tensor
 
