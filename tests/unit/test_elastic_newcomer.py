@@ -12,7 +12,6 @@ from newcomer_kit import BATCHES, EPOCHS, STANDS, Experts, Member, late_of, make
 from refusal_kit import refused
 from session_kit import FakeMaster
 from torch.nn.functional import cross_entropy
-from torch.utils.data import WeightedRandomSampler
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
@@ -45,7 +44,7 @@ class OwnOrder(torch.utils.data.Sampler):
     def __init__(self, kind):
         self.kind = kind
         self.numpy, self.legacy = np.random.default_rng(5), np.random.RandomState(5)
-        self.python, self.lazy, self.count, self.order = random.Random(5), None, 0, list(range(60))
+        self.python, self.lazy, self.count = random.Random(5), None, 0
         global OF_A_CLOSURE
         OF_A_CLOSURE = np.random.default_rng(5)
 
@@ -62,14 +61,13 @@ class OwnOrder(torch.utils.data.Sampler):
             "python": lambda: self.python.sample(range(60), 60),
             "lazy": lambda: torch.randperm(60, generator=self.lazy).tolist(),
             "count": lambda: np.random.default_rng(self.count).permutation(60).tolist(),
-            "in place": lambda: random.Random(3).shuffle(self.order) or list(self.order),
             "closure": lambda: OF_A_CLOSURE.permutation(60).tolist(),
         }
         return iter(order[self.kind]())
 
 
 @pytest.mark.parametrize("stands", [(0, 0), (0, 2), (1, 0), (1, 2)])
-@pytest.mark.parametrize("kind", ["loader", "numpy", "legacy", "python", "lazy", "count", "in place", "closure"])
+@pytest.mark.parametrize("kind", ["loader", "numpy", "legacy", "python", "lazy", "count", "closure"])
 def test_a_newcomer_passes_by_what_it_was_told_of_and_draws_the_order_of_the_others(kind, stands):
     def options():
         if kind == "loader":
@@ -150,19 +148,6 @@ def test_a_newcomer_may_look_at_the_gradients_of_all_parameters():
         plain_loss(late, x, y).backward()
         assert all(each.grad.count_nonzero() == 0 for each in late.model.parameters()), f"batch {number}"
         late.optimizer.step()
-
-
-def test_weights_that_the_loop_gives_a_sampler_travel():
-    def options():
-        generator = torch.Generator().manual_seed(3)
-        return {"sampler": WeightedRandomSampler(torch.ones(60), 60, generator=generator)}
-
-    def reweigh(member):
-        with torch.no_grad():
-            x, y = make_data()[:]
-            member.plain.sampler.weights = cross_entropy(member.model(x), y, reduction="none").double()
-
-    require_as_others(options=options, after=reweigh)
 
 
 def test_a_newcomer_passes_by_the_passes_that_train_and_no_others():

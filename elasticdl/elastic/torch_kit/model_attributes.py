@@ -72,4 +72,5 @@ TENSORS = Arrays(
         *(torch.optim.Optimizer, LRScheduler, Dataset, DataLoader, Sampler, torch.nn.Parameter),
         *(torch.dtype, torch.device, torch.Size),
     ),
+    torch.Tensor.detach,
 )

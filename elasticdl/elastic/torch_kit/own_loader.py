@@ -9,14 +9,12 @@ import contextlib
 import copy
 import pickle
 import random
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, count
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils import _pytree
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -86,26 +84,8 @@ def _copied(sample: Any) -> Any:
 #
 # A worker that comes in the middle of an epoch draws that epoch's order as those did that were there.
 
-# Of a loader, where a sampler or a generator may be.
-OF_LOADERS = ("generator", "sampler", "batch_sampler")
-SIMPLE = (bool, int, float, str, type(None))
-WITHOUT_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 HAD_SEED, DATA = ("",), ("", "")  # in the place of a path
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-
-
-@dataclass(frozen=True, slots=True)
-class TorchGenerator:
-    """The state of one. A tensor would be pickled in another way each time."""
-
-    state: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class TorchNumbers:
-    """A tensor, for the same reason."""
-
-    values: npt.NDArray[Any]
 
 
 class Draws:
@@ -115,8 +95,6 @@ class Draws:
         self._loader = loader
         self.data = Source.of(TRAINING, loader.dataset)  # as it is at first
         self._had_seed = getattr(loader, "_iterator", None) is not None  # the script has iterated over it before
-        # Floating-point numbers travel if they have become others: a sampler may hold many.
-        self._at_first = {path: _checksum(value) for path, value in self._places() if _is_floating(value)}
 
     def draw_seed(self) -> None:
         """That of the loader's processes, as torch does: once if they stay, and else in each epoch."""
@@ -131,28 +109,25 @@ class Draws:
         moved = Source.of(TRAINING, self._loader.dataset).moved_since(self.data)
         if moved.columns:
             found[DATA] = moved
-        for path, value in self._places():
-            if _is_floating(value) and self._at_first.get(path) == _checksum(value):
-                continue
-            if isinstance(value, torch.Generator):
-                value = TorchGenerator(value.get_state().numpy().tobytes())
-            elif isinstance(value, torch.Tensor):
-                value = TorchNumbers(value.detach().cpu().numpy())
-            found[path] = value
+        for path, holder in self._holders():
+            for name, value in vars(holder).items():
+                if isinstance(
+                    value, torch.Generator
+                ):  # its state is a tensor, which would be pickled in another way each time
+                    found[*path, name] = value.get_state().numpy().tobytes()
+                elif type(value) in GENERATORS or (type(value) is int and not _is_torchs(holder)):
+                    found[*path, name] = value
         return pickle.dumps(found)
 
     def restore(self, captured: bytes) -> None:
         """What another worker has captured, of its own loader."""
         found = pickle.loads(captured)
         self._had_seed = found.pop(HAD_SEED, self._had_seed)
-        found.pop(DATA, None)
+        holders = dict(self._holders())
         for path, value in found.items():
-            holder: Any = self._loader
-            for name in path[:-1]:
-                holder = getattr(holder, name, None)
-            put = _put(getattr(holder, path[-1], None), value)
-            if holder is not self._loader and hasattr(holder, "__dict__"):
-                vars(holder)[path[-1]] = put
+            if (holder := holders.get(path[:-1])) is not None:
+                name = path[-1]
+                vars(holder)[name] = _as(vars(holder).get(name), value)
 
     def require_data(self, captured: bytes) -> None:
         """What others have ``captured``, where this worker begins to train.
@@ -167,36 +142,24 @@ class Draws:
                 "worker was catching up is not the job's. Give elastic.prepare() what it makes, as an object with state_dict, or make it of the data alone"
             )
 
-    def _places(self) -> Iterator[tuple[tuple[str, ...], Any]]:
-        """The names that lead to a value, and the value. What several have comes once."""
+    def _holders(self) -> Iterator[tuple[tuple[str, ...], Any]]:
+        """The loader and its samplers, each with the names that lead to it. What several have comes once."""
         seen = {id(self._loader.dataset)}
-        pending: list[tuple[tuple[str, ...], Any, Any]] = [
-            ((name,), self._loader, getattr(self._loader, name, None)) for name in OF_LOADERS
-        ]
+        pending: list[tuple[tuple[str, ...], Any]] = [((), self._loader)]
         while pending:
-            path, holder, value = pending.pop(0)
-            if type(value) in SIMPLE:
-                if len(path) > 1 and not type(holder).__module__.startswith(
-                    "torch."
-                ):  # what torch's hold was given them
-                    yield path, value
-                continue
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
-            if type(value) in GENERATORS or _is_order(value):
-                yield path, value
-            elif _is_sampler(value):
-                pending += [((*path, name), value, each) for name, each in vars(value).items()]
+            path, holder = pending.pop(0)
+            if id(holder) not in seen:
+                seen.add(id(holder))
+                yield path, holder
+                names = vars(holder) if path else ("sampler", "batch_sampler")
+                pending += [((*path, name), each) for name in names if _is_sampler(each := getattr(holder, name))]
 
 
-def _put(own: Any, value: Any) -> Any:
-    """``value``, in the place of ``own``, or within it."""
-    if isinstance(value, TorchGenerator):
+def _as(own: Any, value: Any) -> Any:
+    """``value``, as `Draws` has captured it, in the place of ``own``: the script may hold a generator, too."""
+    if isinstance(value, bytes):
         generator = own if isinstance(own, torch.Generator) else torch.Generator()
-        return generator.set_state(torch.frombuffer(bytearray(value.state), dtype=torch.uint8))
-    if isinstance(value, TorchNumbers):
-        return torch.from_numpy(value.values.copy())
+        return generator.set_state(torch.frombuffer(bytearray(value), dtype=torch.uint8))
     if type(own) is not type(value):
         return value
     if isinstance(value, np.random.Generator):
@@ -205,43 +168,21 @@ def _put(own: Any, value: Any) -> Any:
         own.set_state(value.get_state())
     elif isinstance(value, random.Random):
         own.setstate(value.getstate())
-    elif isinstance(value, list):
-        own[:] = value
     else:
         return value
     return own
 
 
-def _is_order(value: Any) -> bool:
-    """Numbers, such as those of samples that are shuffled where they are, or by which samples are drawn."""
-    if isinstance(value, np.ndarray):
-        return bool(value.dtype.kind in "iubf")
-    if isinstance(value, torch.Tensor):
-        return not value.is_complex() and value.dtype not in WITHOUT_NUMPY and value.layout is torch.strided
-    return type(value) is list and all(type(each) in (int, float) for each in value)
-
-
-def _is_floating(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.is_floating_point()
-    if isinstance(value, np.ndarray):
-        return bool(value.dtype.kind == "f")
-    return type(value) is list and any(type(each) is float for each in value)
-
-
-def _checksum(value: Any) -> int:
-    """Of floating-point numbers."""
-    numbers = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
-    return zlib.crc32(np.ascontiguousarray(numbers).tobytes())
+def _is_torchs(holder: Any) -> bool:
+    """What it holds it was given."""
+    return type(holder).__module__.startswith("torch.")
 
 
 def _is_sampler(value: Any) -> bool:
     """Or what a sampler of one's own draws from."""
-    if isinstance(value, Sampler):
-        return True
     if isinstance(value, type | Dataset | torch.Tensor | torch.nn.Module):
         return False
-    return hasattr(type(value), "__iter__") and hasattr(value, "__dict__")
+    return isinstance(value, Sampler) or (hasattr(type(value), "__iter__") and hasattr(value, "__dict__"))
 
 
 @dataclass(frozen=True, slots=True)

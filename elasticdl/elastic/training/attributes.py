@@ -52,6 +52,7 @@ class Arrays:
     fill: Callable[[Any, Any], Any] = lambda _, value: value
     on_host: Callable[[Any], Any] = np.asarray
     tools: tuple[type, ...] = ()  # kinds of objects that are never named
+    bare: Callable[[Any], Any] = lambda value: value  # the same memory, without what it was computed by
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +241,9 @@ class Attributes:
             if self._has_begun:
                 self._name_what_stays(holder)
         outline, arrays = take_apart(sent, self._arrays.is_array)
+        arrays = {
+            name: self._arrays.bare(each) if self._arrays.is_array(each) else each for name, each in arrays.items()
+        }
         return {"outline": outline, "arrays": arrays, "has_begun": self._has_begun or self.is_on_its_way}
 
     def load(self, dumped: dict[str, Any]) -> None:
