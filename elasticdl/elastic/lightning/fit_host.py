@@ -42,9 +42,9 @@ from elasticdl.elastic.torch_kit.reducer import Rides
 from elasticdl.elastic.torch_kit.refusals import (
     TRAINS_ONCE,
     Optimizers,
-    OwnOptimizers,
     of_loader,
     refuse,
+    refuse_others,
     require_plain,
 )
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
@@ -334,7 +334,7 @@ class FitHost(MovableHost):
         self.join(Participant(self.job, state, self, place, in_pieces=not self.is_manual))
         self._stopping = Stopping(trainer, self.participant.agreements, lambda: self._asks)
         if self.job.under_master:
-            OwnOptimizers(trainer.lightning_module, state.optimizer, self._batch_in_work, OWN_OPTIMIZER)
+            refuse_others(state.optimizer, lambda: self._is_in_batch, OWN_OPTIMIZER)
         if self.is_catching_up:
             # The order of samples is that of the others.
             warnings.filterwarnings(
@@ -552,12 +552,12 @@ class FitHost(MovableHost):
 
     # -- details --
 
-    def _batch_in_work(self) -> tuple[int, int] | None:
+    @property
+    def _is_in_batch(self) -> bool:
         """From its hooks to the end of them."""
         trainer = self._trainer
         batches = trainer.fit_loop.epoch_loop.batch_progress.current
-        is_in_work = trainer.training and batches.ready > batches.completed
-        return (trainer.current_epoch, batches.ready) if is_in_work else None
+        return bool(trainer.training and batches.ready > batches.completed)
 
     @property
     def _begins_step(self) -> bool:

@@ -38,7 +38,7 @@ from elasticdl.elastic.torch_kit.host import OpenBatch, Outcome
 from elasticdl.elastic.torch_kit.loop_state import LoopState
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader, RandomStreams, restore_streams, streams
 from elasticdl.elastic.torch_kit.participant import EpochBegin, JoinedHost, Participant, ScriptPosition
-from elasticdl.elastic.torch_kit.refusals import Optimizers, OwnOptimizers, each_of
+from elasticdl.elastic.torch_kit.refusals import Optimizers, each_of, refuse_others
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, sum_of_all
 from elasticdl.elastic.torch_kit.torch_state import rest_while
 from elasticdl.elastic.training.pieces import Piece
@@ -212,7 +212,7 @@ class LoopHost(JoinedHost):
         self._unsure: list[Callable[[], object]] = []  # what rank 0 may not have done: gradients were not summed since
         self.hints = Hints()
         if job.under_master:
-            OwnOptimizers(model, optimizer, self._begin_of_batch, "give it to elastic.prepare, too")
+            refuse_others(optimizer, lambda: self._is_in_batch, "give it to elastic.prepare, too")
 
     @property
     def is_idle(self) -> bool:
@@ -601,9 +601,10 @@ class LoopHost(JoinedHost):
             number = first.batch.number
             self.participant.position.repeats.append((first.batch.epoch, number, last.batch.number + 1 - number))
 
-    def _begin_of_batch(self) -> tuple[int, int] | None:
-        """Of that which the script works on."""
-        return self._last.batch.start if self._last is not None and self._watch.is_active else None
+    @property
+    def _is_in_batch(self) -> bool:
+        """The script works on one."""
+        return self._last is not None and self._watch.is_active
 
     @property
     def _may_be_torn(self) -> bool:

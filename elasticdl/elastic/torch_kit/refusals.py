@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -197,7 +196,7 @@ def of_loader(loader: Any) -> Iterator[str]:
             yield "the loader has no batch; expected at least one in an epoch"
 
 
-# Refuses optimizers that a script steps beside those that it has given: the workers do not sum the gradients of their parameters.
+# Optimizers that step where they must not.
 
 Look = Callable[[torch.optim.Optimizer], None]
 
@@ -225,53 +224,19 @@ def _hook_steps() -> None:
     register_optimizer_step_pre_hook(before_step)
 
 
-class OwnOptimizers:
-    """Refuses them while a batch is trained on, before they step."""
+def refuse_others(given: Any, is_in_batch: Callable[[], bool], remedy: str) -> None:
+    """From here on refuse all optimizers but the ``given`` ones while a batch is trained on: the workers do not sum the gradients of their parameters."""
+    known = each_of(given)
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        trained_with: torch.optim.Optimizer | Optimizers,
-        batch: Callable[[], tuple[int, int] | None],
-        remedy: str,
-    ) -> None:
-        """``trained_with``: has the parameters of which the gradients are summed. ``batch``: which is trained on; None between two of them."""
-        self._model = model
-        self._trained_with = trained_with
-        self._batch = batch
-        self._remedy = remedy
-        # Beside the model's own parameters there may be copies, of which each batch has an optimizer of its own, as in meta-learning.
-        self._met: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
-        look_before_steps("own optimizers", self.require_none)
-
-    def require_none(self, optimizer: torch.optim.Optimizer) -> None:
-        """It is about to step.
-
-        Raises:
-            UserError: by gradients that are not summed.
-        """
-        batch = self._batch()
-        known = each_of(self._trained_with)
-        if batch is None or any(optimizer is each for each in known):
+    def look(optimizer: torch.optim.Optimizer) -> None:
+        if not is_in_batch() or any(optimizer is each for each in known):
             return
-        summed = set(map(id, Optimizers(known).parameters))
-        groups = set(map(id, Optimizers(known).param_groups))
-        stepped = Optimizers([optimizer]).parameters
-        if any(id(each) in summed for each in stepped):
-            if groups.issuperset(map(id, optimizer.param_groups)):
-                return  # one within another, which steps the parameters by the groups of that one
-            raise UserError(
-                f"{type(optimizer).__name__} steps the parameters of an optimizer that trains already, as one that was made anew within training: workers that "
-                f"come later have none of its state. Make it at the begin, and {self._remedy}; set param_groups to change a rate"
-            )
-        beside = {id(each): each for each in stepped if each.grad is not None}
-        if not beside:
-            return
-        names = [name for name, each in self._model.named_parameters() if id(each) in beside]
-        if not names and self._met.setdefault(optimizer, batch) == batch:
-            return
-        what = f"`{names[0]}`" if names else f"a parameter of shape {tuple(next(iter(beside.values())).shape)}"
+        groups = {id(group) for each in known for group in each.param_groups}
+        if groups.issuperset(map(id, optimizer.param_groups)):
+            return  # one within another, which steps the parameters by the groups of that one
         raise UserError(
-            f"{type(optimizer).__name__} steps {what} by the gradient of this worker's part of a batch, and the workers do not sum it, as the optimizer is "
-            f"the script's own: {self._remedy}"
+            f"{type(optimizer).__name__} steps while a batch is trained on, and was not given before: the workers do not sum its gradients, and who comes "
+            f"later has none of its state. Make it at the beginning, and {remedy}; set param_groups to change a rate"
         )
+
+    look_before_steps("others", look)

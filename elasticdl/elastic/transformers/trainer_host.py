@@ -31,7 +31,7 @@ from elasticdl.elastic.torch_kit.movable import MovableHost, TrainerPlace
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader, RandomStreams
 from elasticdl.elastic.torch_kit.participant import Participant, ScriptPosition
 from elasticdl.elastic.torch_kit.reducer import Rides
-from elasticdl.elastic.torch_kit.refusals import OwnOptimizers
+from elasticdl.elastic.torch_kit.refusals import refuse_others
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.training.data_facts import EVALUATION, named_sources
 from elasticdl.elastic.transformers.writing import FirstsCheckpoint, holders_of
@@ -206,7 +206,7 @@ class TrainerHost(MovableHost):
         self.begins_as_told = False  # the script names the checkpoint that it means
         self.part = 1.0  # this worker's, of the batch that the last pass was made on
         self._iterator: Iterator[Any] | None = None  # over the present epoch
-        self._step_at: tuple[int, int] | None = None  # that which the trainer makes begins there
+        self._is_in_step = False  # of which the trainer has a batch
         self._passes = 0  # made in this step
         self._given: OpenBatch | None = None  # that the present pass is made on
         self._weight = 1.0
@@ -267,7 +267,7 @@ class TrainerHost(MovableHost):
         trainer.accelerator.backward = functools.partial(self._backward, trainer.accelerator.backward)
         self._step_together(trainer.optimizer)
         if self.job.under_master:
-            OwnOptimizers(trainer.model, optimizer, lambda: self._step_at, OWN_OPTIMIZER)
+            refuse_others(optimizer, lambda: self._is_in_step, OWN_OPTIMIZER)
         self.join(participant)
         self._was_first, self._tells_rank = self.is_first, True
         self.rank_known()
@@ -325,7 +325,7 @@ class TrainerHost(MovableHost):
 
     def opened(self, batch: GlobalBatch, part: MicroBatch, sample: Any) -> OpenBatch:
         if not self.participant.open_batches:
-            self._step_at = (batch.epoch, batch.number)
+            self._is_in_step = True
             self._passes, self._reported, self._items.total = 0, 0.0, None
         return OpenBatch(batch, part, sample)
 
@@ -430,7 +430,7 @@ class TrainerHost(MovableHost):
 
     def settle(self, *, evaluated: bool = False) -> None:
         """Callbacks have said what is to be done after a step, or an epoch."""
-        self._step_at = None
+        self._is_in_step = False
         assert self._wishes is not None, "training has begun"
         control = self._trainer.control
         wished = {name for name in FLAGS if getattr(control, name)}
