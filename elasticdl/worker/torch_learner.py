@@ -19,12 +19,12 @@ from elasticdl.elastic.collectives.transfer import put_tensors, take_tensors
 from elasticdl.elastic.torch_kit.gradients import LossCheck
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, StepBatch, fetch, to_device
 from elasticdl.elastic.torch_kit.model_attributes import holders_of_callbacks
-from elasticdl.elastic.torch_kit.tensors import ElasticContext, TorchTensors, count_gpus, wait_for
+from elasticdl.elastic.torch_kit.streams import streams_apart
+from elasticdl.elastic.torch_kit.tensors import ElasticContext, TorchTensors, wait_for
 from elasticdl.elastic.torch_kit.torch_state import TorchState
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.evaluation import Array, Evaluator, require_rows
 from elasticdl.elastic.training.kept_state import aside
-from elasticdl.elastic.training.runtime import kept_streams
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker.frameworks import TORCH, make_optimizer
 from elasticdl.worker.learner import Codec, Learner, largest_micro_batch, rate_rules
@@ -222,7 +222,7 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
     for parameter, _ in gradients:
         parameter.grad = None
     try:
-        with kept_streams(), torch.random.fork_rng(devices=range(count_gpus())):
+        with streams_apart():
             yield
     finally:
         with torch.no_grad():

@@ -5,7 +5,8 @@ import torch
 from elastic_kit import make_data
 from torch.utils.data import DataLoader
 
-from elasticdl.elastic.torch_kit.own_loader import Draws, OwnLoader, StandIn, streams_apart
+from elasticdl.elastic.torch_kit.own_loader import Draws, OwnLoader, StandIn
+from elasticdl.elastic.torch_kit.streams import streams_apart
 
 
 def test_a_cache_that_fills_is_none_of_the_data():

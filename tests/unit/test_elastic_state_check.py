@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import Member, World, WorldBroken
-from elasticdl.elastic.torch_kit.own_loader import RandomStreams
+from elasticdl.elastic.torch_kit.streams import RandomStreams
 from elasticdl.elastic.torch_kit.torch_pieces import PREPARED
 from elasticdl.tensorflow import keras
 

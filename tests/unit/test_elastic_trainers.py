@@ -9,8 +9,8 @@ from elastic_kit import SumOfThreads
 from front_end_kit import be_torn
 from trainers_kit import Module, Net, lightning, make_data, process_is_kept, run_trainers, transformers  # noqa: F401
 
-from elasticdl.elastic.torch_kit.own_loader import RandomStreams
 from elasticdl.elastic.torch_kit.reducer import GradientReducer
+from elasticdl.elastic.torch_kit.streams import RandomStreams
 from elasticdl.elastic.transformers import Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")

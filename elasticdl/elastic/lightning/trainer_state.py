@@ -18,7 +18,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.lightning import private
 from elasticdl.elastic.lightning.logged import Logged
 from elasticdl.elastic.torch_kit.movable import NO_EPOCH, TrainerPlace
-from elasticdl.elastic.torch_kit.own_loader import RandomStreams
+from elasticdl.elastic.torch_kit.streams import RandomStreams
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.training.nested import mapped
 

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import StepPlan
-from elasticdl.elastic.torch_kit import tensors
 from elasticdl.elastic.torch_kit.reducer import GradientReducer
+from elasticdl.elastic.torch_kit.streams import seed_generators
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.training import cursor
 from elasticdl.elastic.training.cursor import ElasticLoader, Ordered
@@ -31,14 +31,6 @@ Reduce = Callable[[Callable[[], object] | None], None]
 def to_device(sample: Any, device: torch.device) -> Any:
     """Tensors within tuples, lists and dicts moved to the device, all else as it is."""
     return mapped(lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf, sample)
-
-
-def seed_generators(seed: int) -> None:
-    """Python's, NumPy's and torch's global ones."""
-    cursor.seed_generators(seed)
-    # Not torch.manual_seed: for each kind of device that is not in use it formats a stack trace, a millisecond a step.
-    torch.default_generator.manual_seed(seed)
-    tensors.seed_generators(seed)
 
 
 class StepBatch(cursor.StepBatch):

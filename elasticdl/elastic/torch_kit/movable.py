@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, RandomStreams
+from elasticdl.elastic.torch_kit.own_loader import GlobalBatch
 from elasticdl.elastic.torch_kit.participant import JoinedHost, Participant
+from elasticdl.elastic.torch_kit.streams import RandomStreams
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.training.pieces import Piece
 

@@ -5,7 +5,6 @@ With them what its order is drawn from, and the stand-ins for batches that the j
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import pickle
 import random
@@ -23,7 +22,6 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPlan, MicroBatch, Samples
 from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.torch_kit.refusals import of_loader, refuse
-from elasticdl.elastic.torch_kit.tensors import generator_states, restore_generators
 from elasticdl.elastic.training.data_facts import TRAINING, Source
 from elasticdl.elastic.training.nested import leaves as leaves_of
 from elasticdl.elastic.training.runtime import require_guard
@@ -313,57 +311,3 @@ class OwnCursor:
         sample = next(self._parts)
         self.number += 1
         return sample
-
-
-Streams = tuple[Any, Any, torch.Tensor, list[torch.Tensor]]
-
-
-def streams() -> Streams:
-    """The states of the global generators of Python, NumPy and torch, also on GPUs, for this process; `RandomStreams.capture` is for others, and takes longer."""
-    return random.getstate(), np.random.get_state(), torch.get_rng_state(), generator_states()
-
-
-def restore_streams(captured: Streams) -> None:
-    random.setstate(captured[0])
-    np.random.set_state(captured[1])
-    torch.set_rng_state(captured[2])
-    restore_generators(captured[3])
-
-
-@contextlib.contextmanager
-def streams_apart() -> Iterator[None]:
-    """Within, the generators are anybody's; afterwards they are as before."""
-    before = streams()
-    try:
-        yield
-    finally:
-        restore_streams(before)
-
-
-class RandomStreams:
-    """The global generators of Python, NumPy and torch on the host, as one value that travels."""
-
-    @staticmethod
-    def capture() -> bytes:
-        pythons, numpys, torchs, _ = streams()
-        return pickle.dumps((pythons, numpys, torchs.numpy().tobytes()))
-
-    @staticmethod
-    def compared(captured: bytes) -> dict[str, Any]:
-        """As `stream_parts`."""
-        return stream_parts(*pickle.loads(captured))
-
-    @staticmethod
-    def restore(captured: bytes) -> None:
-        pythons, numpys, torchs = pickle.loads(captured)
-        restore_streams((pythons, numpys, torch.frombuffer(bytearray(torchs), dtype=torch.uint8), []))
-
-
-def stream_parts(pythons: Any, numpys: Any, torchs: Any, *_: Any) -> dict[str, Any]:
-    """States of the three global generators of the host as arrays, for `elasticdl.elastic.training.pieces.Piece.compared`."""
-    states = {
-        "python": np.array(pythons[1], np.int64),
-        "numpy": np.append(numpys[1].astype(np.int64), numpys[2:4]),
-        "torch": torchs if isinstance(torchs, torch.Tensor) else np.frombuffer(torchs, np.uint8),
-    }
-    return {"random": states}

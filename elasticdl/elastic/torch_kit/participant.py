@@ -27,18 +27,10 @@ from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.torch_kit.agreements import Agreements, Answers
 from elasticdl.elastic.torch_kit.buffers import least_samples
 from elasticdl.elastic.torch_kit.host import Host, OpenBatch, Outcome, SubBatch, plan_of
-from elasticdl.elastic.torch_kit.loaders import seed_generators
 from elasticdl.elastic.torch_kit.loop_state import LoopState
-from elasticdl.elastic.torch_kit.own_loader import (
-    Draws,
-    GlobalBatch,
-    OwnCursor,
-    OwnLoader,
-    RandomStreams,
-    StandIn,
-    streams_apart,
-)
+from elasticdl.elastic.torch_kit.own_loader import Draws, GlobalBatch, OwnCursor, OwnLoader, StandIn
 from elasticdl.elastic.torch_kit.reducer import Sums
+from elasticdl.elastic.torch_kit.streams import RandomStreams, seed_generators, streams_apart
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.torch_kit.torch_pieces import groups_are_there
 from elasticdl.elastic.training.pieces import Piece

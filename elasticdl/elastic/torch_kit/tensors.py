@@ -103,27 +103,6 @@ def count_gpus() -> int:
     return torch.cuda.device_count()
 
 
-# -- random numbers, waiting --
-
-
-def seed_generators(seed: int) -> None:
-    """Those of the devices in use."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed_all(seed)
-
-
-def generator_states() -> list[torch.Tensor]:
-    """Of the devices in use."""
-    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-
-
-def restore_generators(states: Sequence[torch.Tensor]) -> None:
-    """As `generator_states` has given them, perhaps on another worker, which may see fewer devices."""
-    if states:  # to count GPUs takes a quarter of a millisecond where there are none
-        for device, state in enumerate(states[: count_gpus()]):
-            torch.cuda.set_rng_state(state, device)
-
-
 def wait_for(device: torch.device) -> None:
     """Until all that the device was told to do is done."""
     if device.type == GPU:

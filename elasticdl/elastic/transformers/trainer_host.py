@@ -28,10 +28,11 @@ from elasticdl.elastic.torch_kit.gradients import Remedy
 from elasticdl.elastic.torch_kit.host import OpenBatch, Outcome, SubBatch
 from elasticdl.elastic.torch_kit.loop_state import LoopState
 from elasticdl.elastic.torch_kit.movable import MovableHost, TrainerPlace
-from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader, RandomStreams
+from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.participant import Participant, ScriptPosition
 from elasticdl.elastic.torch_kit.reducer import Rides
 from elasticdl.elastic.torch_kit.refusals import refuse_others
+from elasticdl.elastic.torch_kit.streams import RandomStreams
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.training.data_facts import EVALUATION, named_sources
 from elasticdl.elastic.transformers.writing import FirstsCheckpoint, holders_of
