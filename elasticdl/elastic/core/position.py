@@ -246,13 +246,14 @@ MAKES_STEPS = (WorkerState.PREPARING, WorkerState.TRAINING)
 class StepCore:
     """The part of a worker's core that is told of each step; `WorkerCore` has the part that events may change.
 
-    Only the training thread calls the methods here. While it trains, nobody else changes ``state`` or ``world``.
+    Only the training thread calls the methods here. While it trains, nobody else changes ``state`` or ``world``; ``leaving`` changes with events.
     """
 
     def __init__(self, *, under_master: bool) -> None:
         self.under_master = under_master
         self.state = WorkerState.PREPARING if under_master else WorkerState.TRAINING
         self.world: World = ALONE  # the present one, or the last
+        self.leaving = False  # this member's vote: whether the present world is to be left after this step
         self.position = Position()
         self.reporting = Reporting()
 

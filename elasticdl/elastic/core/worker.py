@@ -99,13 +99,6 @@ class WorkerCore(StepCore):
         return self.world.version if self.state in IN_WORLD or self.state is S.LEAVING else 0
 
     @property
-    def leaving(self) -> bool:
-        """This member's vote: whether the present world is to be left after this step."""
-        is_over = self._change == self.inside != 0
-        # Who is alone waits for nobody, and so is not woken by a break.
-        return self.stopping is not None or bool(self.lost) or is_over or (self.world.size == 1 and self.broken)
-
-    @property
     def lingers(self) -> bool:
         """It was told to leave, and stays as long as perhaps nobody else holds the state."""
         return self._linger_until is not None
@@ -123,10 +116,14 @@ class WorkerCore(StepCore):
         transition = TABLE.get((self.state, self._trigger(event)))
         if transition is None and self.state is S.WAITING and (self.stopping or self.lost):
             transition, self.may_be_last = TABLE[S.WAITING, Trigger.TOLD], True
-        if transition is None:
-            return out
-        before, (self.state, action) = self.state, transition
-        return [*out, *getattr(self, f"_{action}")(event, before, now)]
+        if transition is not None:
+            before, (self.state, action) = self.state, transition
+            out += getattr(self, f"_{action}")(event, before, now)
+        is_over = self._change == self.inside != 0
+        # Who is alone waits for nobody, and so is not woken by a break.
+        is_broken = self.world.size == 1 and self.broken
+        self.leaving = self.stopping is not None or bool(self.lost) or is_over or is_broken
+        return out
 
     def _trigger(self, event: p.Event) -> Trigger | None:
         match event:
