@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -90,7 +91,6 @@ class TorchLearner(Learner):
         self.loader = ElasticDataLoader(context, data.training, shuffle=spec.shuffle, num_workers=spec.data_workers)
         self.state = TorchState(context, self._model, self._optimizer, self.loader, {"ledger": self.ledger})
         self.state.attributes.add(*holders_of_callbacks(self.callbacks, ("elasticdl",), is_noted=False))
-        self.state.attributes.keeps_received = True
         if data.evaluation is not None:
             self.state.sources.append(Source.of(EVALUATION, data.evaluation))
             self.evaluator = TorchEvaluator(
@@ -115,11 +115,10 @@ class TorchLearner(Learner):
         return self.state.loss
 
     def catch_up(self, begin_epoch: Callable[[], None]) -> None:
-        attributes = self.state.attributes
-        if attributes.is_on_its_way:
+        if self.state.step and not self.state.has_trained:
+            sent = copy.deepcopy(self.state.attributes.dump())
             begin_epoch()
-            attributes.restore()
-            attributes.arrive()
+            self.state.attributes.load(sent)
 
     def save_model(self, folder: Path) -> Path:
         path = folder / "model.pt"

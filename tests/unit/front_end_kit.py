@@ -127,7 +127,6 @@ def keep_states(monkeypatch, work):
 def take(participant, state):
     """As when it is sent."""
     receive(participant.state, pickle.loads(state))
-    participant.is_catching_up = True
 
 
 def come_later(monkeypatch, state, work):

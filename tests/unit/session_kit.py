@@ -95,7 +95,7 @@ def enter(context, world, between=lambda: None, *, may_break=True):
 
 def receive(state, sent):
     """As when it is sent."""
-    state.load_state_dict(sent)
+    state.receive(sent)
     for part in p.SaveScope:
         state.save(part)
 

@@ -47,7 +47,7 @@ def asking(*answers, **values):
         is_told_to_leave=False,
     )
     of_nothing = {"open_batches": [], "is_catching_up": False, "is_reduced": False, "is_torn": False}
-    state = SimpleNamespace(begin_launched=lambda: None)
+    state = SimpleNamespace(reducer=SimpleNamespace(begin_launched=lambda: None))
     participant = SimpleNamespace(**{"job": job, "state": state, **of_nothing, **values})
     answers = Answers()
     return Agreements(participant, answers), answers, job, said, warnings

@@ -14,7 +14,7 @@ from elasticdl.common.credentials import CONNECTED, MASTER, WORKER_ID
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import ALONE, Member, World
 from elasticdl.elastic.torch.loop_host import LoopHost
-from elasticdl.elastic.torch.prepare import PlainLoop, PreparedLoader, _speak_to, schedulers_of
+from elasticdl.elastic.torch.prepare import PlainLoop, PreparedLoader, _speak_to
 from elasticdl.elastic.torch.torn_step import CannotRemake, Tape, Watch
 from elasticdl.elastic.torch_kit.buffers import least_samples
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
@@ -214,18 +214,6 @@ def test_a_process_group_that_a_library_has_made_of_the_environment_is_explained
     refused(r"leave init_process_group out, .* the job$", lambda: require_plain(model, optimizer))
     monkeypatch.setenv("RANK", "0")
     refused("RANK is in the environment, .*: unset it", lambda: require_plain(model, optimizer))
-
-
-def test_schedulers_are_found():
-    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
-    inner = [torch.optim.lr_scheduler.ConstantLR(optimizer), torch.optim.lr_scheduler.StepLR(optimizer, 2)]
-    whole = torch.optim.lr_scheduler.SequentialLR(optimizer, inner, [3])
-    assert schedulers_of(optimizer, []) == [whole]
-    other = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    refused(
-        r"give the optimizer's schedulers along \(ExponentialLR, SequentialLR\)", lambda: schedulers_of(optimizer, [])
-    )
-    assert schedulers_of(optimizer, [other]) == [whole]
 
 
 LOOKED_AT = rf"looked at \({re.escape(__file__)}:\d+, .* that elastic.prepare\(\) was not given\) between two backward"

@@ -14,7 +14,6 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch.loop_host import LoopHost
 from elasticdl.elastic.torch_kit.refusals import Optimizers, look_before_steps, refuse_others
-from elasticdl.elastic.torch_kit.torch_state import further_modules
 
 
 class Member:
@@ -266,28 +265,15 @@ def test_a_worker_that_ends_before_the_others_is_told_of_whatever_rides(monkeypa
     in_threads(ended, range(2))
 
 
-def test_further_modules_that_are_trained_and_have_buffers_are_found():
-    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
-    decoder = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2, affine=False))
-    norm, teacher, scale = torch.nn.BatchNorm1d(4), copy.deepcopy(model), torch.nn.Linear(1, 1)
-    whole = torch.nn.ModuleDict({"model": model, "decoder": decoder})  # which the script calls, perhaps
-    every = [*model.parameters(), *norm.parameters(), *scale.parameters()]
-    first, second = [{"params": every[:3]}, {"params": every[3:]}], [{"params": [*decoder.parameters()]}]
-    assert further_modules(model, [*first, *second], []) == [norm, decoder]
-    assert further_modules(model, [*second, *first], [norm]) == [decoder]
-    assert further_modules(whole, [*second, *first], [norm]) == []
-    assert further_modules(teacher, [{"params": [*teacher.parameters()]}], []) == []
-
-
 @pytest.mark.parametrize("values", [{}, {"norm": torch.nn.BatchNorm1d(2)}])
-def test_a_library_loop_is_told_of_those_that_were_not_given_along(values):
+def test_parameters_that_are_in_no_module_that_was_given_are_told_of(values):
     norm, told = values.get("norm", torch.nn.BatchNorm1d(2)), []
     member = Trainee(0, Board(1), BatchPolicy(16, None), values=lambda _: values)
     member.context.warn = told.append
     member.optimizer.add_param_group({"params": norm.parameters()})
     member.state.sync(member.context.collective.world)
-    assert [line.partition(" so ")[0] for line in told] == [
-        "a BatchNorm1d that the optimizer trains is no part of the state,"
+    assert [line.partition(": they")[0] for line in told] == [
+        "parameters of the optimizer, of the shapes (2,), (2,), are in no module that was given"
     ] * (not values)
 
 

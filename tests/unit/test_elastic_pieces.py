@@ -1,6 +1,5 @@
 """A training state is a list of pieces: what is in it is kept, undone, sent, written and compared; what is not, does not exist."""
 
-import copy
 import io
 import os
 from types import SimpleNamespace
@@ -9,13 +8,11 @@ import pytest
 import torch
 from elastic_kit import Board, Trainee, in_threads, train_together
 from refusal_kit import refused
-from torch.nn.utils.prune import l1_unstructured
 
 from elasticdl.callbacks import Callback
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import SaveScope
 from elasticdl.elastic.torch_kit.model_attributes import TENSORS, holders_of_callbacks
-from elasticdl.elastic.torch_kit.torch_pieces import Groups
 from elasticdl.elastic.training.attributes import Attributes
 from elasticdl.elastic.training.pieces import Piece
 
@@ -52,7 +49,7 @@ def keep(member):
 def test_a_state_names_all_that_it_holds():
     member = one()
     assert [piece.name for piece in member.state.pieces if piece.travels] == [
-        *("groups", "attributes", "model", "outside", "optimizer", "average", "seen", "rate", "progress")
+        *("attributes", "model", "outside", "optimizer", "average", "seen", "rate", "progress")
     ]
     assert [piece.name for piece in member.state.pieces if not piece.travels] == [
         *("moved by passes", "settings", "in hand")
@@ -99,18 +96,6 @@ def test_a_value_that_came_after_the_last_commit_stays_where_a_step_is_torn():
     later.last_epoch = 7
     member.state.restore()
     assert later.last_epoch == 7
-
-
-def test_a_state_that_was_written_with_its_groups_and_attributes_in_one_is_read():
-    """As an earlier version has written it."""
-    first, second = one(), one()
-    first.state.attributes.begin()
-    first.model[0].phase = 3
-    keep(first)
-    state = copy.deepcopy(first.state.sent())
-    state["held"] = {name: state.pop(name) for name in ("attributes", "groups")}
-    second.state.load_state_dict(state)
-    assert second.model[0].phase == 3
 
 
 def test_a_loop_whose_batches_are_its_own_goes_back_to_its_last_step():
@@ -186,10 +171,9 @@ def test_a_newcomer_of_keras_keeps_its_own_file(made):
     assert (newcomer.file, newcomer.steps) == (own, 7)
 
 
-def test_a_parameter_of_another_name_is_named():
-    def groups(model):
-        return Groups(lambda: [model], torch.optim.SGD(model.parameters(), lr=0.1), may_be_undone=False)
-
-    pruned = l1_unstructured(torch.nn.Linear(2, 2), "weight", 0.5)
-    dumped = groups(torch.nn.Linear(2, 2)).dump()
-    refused("SGD has 0:bias here, and 0:weight where the state comes from", lambda: groups(pruned).load(dumped))
+def test_groups_that_were_added_since_are_missed_in_one_line():
+    first, second = one(), one()
+    first.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    state = first.state.sent()
+    state["outside"] = {}
+    refused("does not fit the optimizer: .* groups", lambda: second.state.load_state_dict(state))

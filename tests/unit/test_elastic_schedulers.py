@@ -1,6 +1,5 @@
 """Every scheduler of torch in a plain loop that a worker joins anywhere: rates are those of one device."""
 
-import copy
 import pickle
 
 import pytest
@@ -10,8 +9,6 @@ from session_kit import joins_others
 from torch.optim import lr_scheduler as s
 from torch.optim.swa_utils import SWALR
 from torch.utils.data import DataLoader, TensorDataset
-
-from elasticdl.elastic.torch_kit.torch_state import rest_while
 
 EPOCHS, BATCHES = 4, 4
 STEPS = EPOCHS * BATCHES
@@ -39,7 +36,7 @@ SCHEDULERS = {
 }
 
 
-def train(make, *, per_step, told=(0, 0), state=None):
+def train(make, *, per_step, told=(0, 0), state=None, is_given=True):
     """The rate of each step that is made on the job's own model, and the job's state before each of them."""
     torch.manual_seed(0)
     model = torch.nn.Linear(1, 1)
@@ -47,7 +44,7 @@ def train(make, *, per_step, told=(0, 0), state=None):
     scheduler = make(optimizer)
     arguments = (1.0,) if isinstance(scheduler, s.ReduceLROnPlateau) else ()
     loader = DataLoader(DATA, batch_size=BATCHES)
-    script = PlainScript(0, Board(1), model, optimizer, loader, lambda: {"scheduler": scheduler})
+    script = PlainScript(0, Board(1), model, optimizer, loader, lambda: {"scheduler": scheduler} if is_given else {})
     view = script.host
     script.context.session.jobs_place = lambda: told
     if state is not None:
@@ -74,25 +71,15 @@ def train(make, *, per_step, told=(0, 0), state=None):
 
 @pytest.mark.filterwarnings("error:Detected call of")  # torch's, where the optimizer's own step was not called before
 @pytest.mark.parametrize("per_step", [True, False], ids=["per step", "per epoch"])
+@pytest.mark.parametrize("is_given", [True, False], ids=["given", "not given"])
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_rates_are_those_of_one_device_wherever_a_worker_joins(name, per_step):
-    whole, states = train(SCHEDULERS[name], per_step=per_step)
+def test_rates_are_those_of_one_device_wherever_a_worker_joins(name, is_given, per_step):
+    """Also of one that was not given: on a worker that comes later the script has stepped it as often."""
+    whole, states = train(SCHEDULERS[name], per_step=per_step, is_given=is_given)
     assert sorted(whole) == list(range(STEPS + 1))
     for stands in range(2, STEPS, 2):  # every eighth
         for told in (stands, stands // 2):  # the job has gone on since
             place = divmod(told, BATCHES)
-            rates, _ = train(SCHEDULERS[name], per_step=per_step, told=place, state=states[stands])
+            rates, _ = train(SCHEDULERS[name], per_step=per_step, told=place, state=states[stands], is_given=is_given)
             expected = {step: rate for step, rate in whole.items() if step >= stands}
             assert rates == expected, f"joins at {stands}, told {told}"
-
-
-def test_a_scheduler_is_saved_as_what_the_script_has_made():
-    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
-    scheduler = s.StepLR(optimizer, 1)
-    state = scheduler.state_dict()
-    rest_while(lambda: True, scheduler)
-    scheduler.step()
-    assert scheduler.state_dict() == state
-    assert isinstance(scheduler, s.StepLR)
-    again = pickle.loads(pickle.dumps(copy.copy(scheduler)))
-    assert type(again) is s.StepLR

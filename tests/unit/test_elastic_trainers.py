@@ -7,9 +7,11 @@ import torch
 import torchmetrics
 from elastic_kit import SumOfThreads
 from front_end_kit import be_torn
+from refusal_kit import refused
 from trainers_kit import Module, Net, lightning, make_data, process_is_kept, run_trainers, transformers  # noqa: F401
 
 from elasticdl.elastic.torch_kit.reducer import GradientReducer
+from elasticdl.elastic.torch_kit.refusals import refuse_new_groups
 from elasticdl.elastic.torch_kit.streams import RandomStreams
 from elasticdl.elastic.transformers import Trainer
 
@@ -436,3 +438,14 @@ def test_a_torn_step_leaves_the_scripts_random_numbers_and_is_made_once(tmp_path
     (numbers, *whole), (same, *torn) = found
     assert same == numbers
     torch.testing.assert_close(torn, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_a_group_that_is_added_while_a_trainer_trains_is_refused_in_one_line():
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    refuse_new_groups(optimizer, "give all parameters in configure_optimizers")
+    optimizer.load_state_dict(optimizer.state_dict())
+    refused(
+        "added to SGD while the trainer trains, .* have it: give all",
+        lambda: optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]}),
+    )

@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -33,7 +34,7 @@ from elasticdl.elastic.lightning.trainer_state import (
 from elasticdl.elastic.torch_kit.agreements import Agreements, Wishes
 from elasticdl.elastic.torch_kit.gradients import Remedy
 from elasticdl.elastic.torch_kit.host import OpenBatch, Outcome, SubBatch
-from elasticdl.elastic.torch_kit.loop_state import LoopState
+from elasticdl.elastic.torch_kit.loop_state import IN_PLACE, LoopState
 from elasticdl.elastic.torch_kit.model_attributes import holders_of_callbacks
 from elasticdl.elastic.torch_kit.movable import MovableHost
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
@@ -41,9 +42,9 @@ from elasticdl.elastic.torch_kit.participant import Participant, ScriptPosition
 from elasticdl.elastic.torch_kit.reducer import Rides
 from elasticdl.elastic.torch_kit.refusals import (
     TRAINS_ONCE,
-    Optimizers,
     of_loader,
     refuse,
+    refuse_new_groups,
     refuse_others,
     require_plain,
 )
@@ -83,20 +84,8 @@ class FitState(LoopState):
             self._job.loaded(Progress(trainer.current_epoch, 0, trainer.global_step))
 
 
-class ManualState(FitState):
-    """What manual optimization trains. Its parameters change in the middle of a step.
-
-    So a step that is torn begins again with copies, which are made between two steps: of parameters, optimizers and gradients.
-    """
-
-    _begins_again = True
-    _sums_each_pass = True
-
-    def __init__(
-        self, job: ElasticContext, model: torch.nn.Module, optimizers: Optimizers, values: dict[str, Any]
-    ) -> None:
-        held = {**values, "gradients": Gradients(lambda: optimizers.parameters)}
-        super().__init__(job, model, optimizers, held, remedy=REMEDY)
+# What manual optimization trains: its parameters change in the middle of a step.
+MANUAL = replace(IN_PLACE, updates_within=True)
 
 
 class Gradients(Piece):
@@ -335,12 +324,17 @@ class FitHost(MovableHost):
         self._stopping = Stopping(trainer, self.participant.agreements, lambda: self._asks)
         if self.job.under_master:
             refuse_others(state.optimizer, lambda: self._is_in_batch, OWN_OPTIMIZER)
+            refuse_new_groups(
+                state.optimizer, "give all parameters in configure_optimizers, and freeze those that are to train later"
+            )
         if self.is_catching_up:
             # The order of samples is that of the others.
             warnings.filterwarnings(
                 "ignore", message="You're resuming from a checkpoint that ended before the epoch ended"
             )
-            self._begins_within = self._place.enter()  # after which it is known where the others have written
+            self._begins_within = self._place.enter(
+                self.participant.state.weights
+            )  # after which it is known where the others have written
             if not self._begins_within:
                 self.participant.arrive()  # or hooks would draw what is not the script's
         self.rank_known()
@@ -352,7 +346,9 @@ class FitHost(MovableHost):
         if module.automatic_optimization:
             return FitState(self.job, module, self._trainer.optimizers[0], values, remedy=REMEDY)
         self._manual = Manual(self._trainer, self.job)
-        return ManualState(self.job, module, self._manual.optimizers, values)
+        optimizers = self._manual.optimizers
+        values["gradients"] = Gradients(lambda: optimizers.parameters)
+        return FitState(self.job, module, optimizers, values, kind=MANUAL, remedy=REMEDY)
 
     def keep_sigterm(self) -> None:
         """Lightning has set its own handler, which would end the loops with an error."""

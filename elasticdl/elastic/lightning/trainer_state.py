@@ -120,14 +120,12 @@ class TrainerState(TrainerPlace):
 
     # -- putting in place --
 
-    def enter(self) -> bool:
-        """Before the loops, with another's state: they are to begin where the job stands. Returns whether that is within an epoch."""
+    def enter(self, weights: Any) -> bool:
+        """Before the loops, with another's state, whose module has these ``weights``: they are to begin where the job stands. Returns whether that is within an epoch."""
         trainer, there = self._trainer, self.content()
         self._write_where_they_write(there["checkpoint"])
         if there["at_batch"] or any(each.get("ready") for each in there["loops"]):
-            private.load_checkpoint(
-                trainer, {"state_dict": trainer.lightning_module.state_dict(), **there["checkpoint"]}
-            )
+            private.load_checkpoint(trainer, {"state_dict": weights, **there["checkpoint"]})
         self._put_loops(there)
         trainer.should_stop = there["should_stop"]
         RandomStreams.restore(there["outside"])

@@ -36,9 +36,9 @@ _CLOSE = 1e-3
 _EQUAL = 1e-12  # sums in double precision may be added up in another order
 
 
-def moved(optimizers: Iterable[torch.optim.Optimizer]) -> Moved:
+def moved(slots: Iterable[Mapping[Any, Any]]) -> Moved:
     """Of what optimizers keep for each parameter: how many tensors, and their norm. None before the first step."""
-    states = [value for each in optimizers for state in each.state.values() for value in state.values()]
+    states = [value for each in slots for state in each.values() for value in state.values()]
     tensors = [each for each in states if isinstance(each, torch.Tensor)]
     return len(tensors), _norm(tensors)
 
@@ -61,7 +61,7 @@ class Beginning:
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self.moved = moved(optimizers)
+        self.moved = moved(each.state for each in optimizers)
         self._mark = mark_of(optimizers)
 
     def epoch(self, marks: Mapping[int, float]) -> int:

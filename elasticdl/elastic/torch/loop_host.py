@@ -25,7 +25,6 @@ from typing import Any, cast
 from weakref import ReferenceType
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import MicroBatch
@@ -41,7 +40,6 @@ from elasticdl.elastic.torch_kit.participant import EpochBegin, JoinedHost, Part
 from elasticdl.elastic.torch_kit.refusals import Optimizers, each_of, refuse_others
 from elasticdl.elastic.torch_kit.streams import RandomStreams, restore_streams, streams
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, sum_of_all
-from elasticdl.elastic.torch_kit.torch_state import rest_while
 from elasticdl.elastic.training.pieces import Piece
 
 # The order in which the samples of an epoch are trained on, as it is drawn on a worker.
@@ -301,15 +299,15 @@ class LoopHost(JoinedHost):
         if self._epochs == 0:
             position.note_streams(0, self._data.draws, since=0)
         values = {**self._values(), "place": position, "gradients": self._gradients}
-        for each in filter(lambda value: isinstance(value, LRScheduler), values.values()):
-            rest_while(lambda: self._joined is not None and self.is_idle, each)
         self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
         remedy = Remedy("loss.backward()") if self.job.under_master else None  # else all is as without elasticdl
-        state = LoopState(self.job, self._model, self._optimizer, values, self._data, remedy)
+        state = LoopState(self.job, self._model, self._optimizer, values, self._data, remedy=remedy)
         self._gradients.require, self._gradients.accept = state.reducer.require_weighed, state.reducer.accept_gradients
         self._joined = Participant(self.job, state, self, position, self._data, share=self._share)
         self._joined.join()
-        if self._approach.joins(position, batch.start, moved(each_of(self._optimizer))) > (
+        theirs = state.sent()["optimizer"]
+        slots = moved(each["state"] for each in theirs.get("optimizers", [theirs]))
+        if self._approach.joins(position, batch.start, slots) > (
             state.progress.epoch,
             state.progress.position,
         ):

@@ -6,11 +6,10 @@ import functools
 import importlib
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
@@ -20,7 +19,7 @@ from elasticdl.elastic.torch_kit.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.refusals import Optimizers, require_plain
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.torch_kit.torch_pieces import PREPARED
-from elasticdl.elastic.torch_kit.torch_state import TorchState, further_modules, owners
+from elasticdl.elastic.torch_kit.torch_state import TorchState
 from elasticdl.elastic.training.pieces import is_stateful
 from elasticdl.elastic.training.runtime import ScriptRuntime
 
@@ -119,10 +118,7 @@ class PlainLoop:
                 )
 
         def travelling() -> dict[str, Any]:
-            own = [each for each in others if not isinstance(each, torch.optim.Optimizer)]
-            stepped = optimizers if given is optimizer else [given, optimizer]
-            every = [*own, *(found for each in stepped for found in schedulers_of(each, others))]
-            every += further_modules(model, trained.param_groups, others)
+            every = [each for each in others if not isinstance(each, torch.optim.Optimizer)]
             return {f"{PREPARED}{number}": each for number, each in enumerate(every)}
 
         trained = Optimizers(optimizers) if len(optimizers) > 1 else optimizer
@@ -225,23 +221,6 @@ def _require_sizes(policy: BatchPolicy, size: int, steps: int, warn: Callable[[s
         warn(
             f"a global batch has {whole} samples, {steps} batches of {size}, where elastic.init() was told of {expected}"
         )
-
-
-def schedulers_of(optimizer: torch.optim.Optimizer, known: Sequence[Any]) -> list[LRScheduler]:
-    """Those that a script has made and not given to `prepare`. The optimizer itself does not know them.
-
-    Raises:
-        UserError: there are several, which workers could take for one another.
-    """
-    every = [each for each in owners([optimizer], LRScheduler) if each.optimizer is optimizer]
-    within = [inner for each in every for inner in getattr(each, "_schedulers", ())]
-    found = [each for each in every if not any(each is other for other in (*within, *known))]
-    if len(found) > 1:
-        names = ", ".join(sorted(type(each).__name__ for each in found))
-        raise UserError(
-            f"elastic.prepare: give the optimizer's schedulers along ({names}), as prepare(model, optimizer, loader, a, b)"
-        )
-    return found
 
 
 def _speak_to(host: LoopHost, optimizer: torch.optim.Optimizer) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from elasticdl.elastic.core.plan import StepPlan
-from elasticdl.elastic.core.protocol import World
+from elasticdl.elastic.core.protocol import SaveScope, World
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.torch_kit.buffers import Buffers
 from elasticdl.elastic.torch_kit.gradients import Remedy
@@ -21,16 +21,25 @@ from elasticdl.elastic.torch_kit.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.reducer import Sums
 from elasticdl.elastic.torch_kit.refusals import Optimizers
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
-from elasticdl.elastic.torch_kit.torch_state import TorchState
+from elasticdl.elastic.torch_kit.torch_state import StepKind, TorchState
+from elasticdl.elastic.training.pieces import Piece, load_all
+
+SCHEDULED = "scheduled"  # in a state that was sent: settings that rank 0's schedulers have made since
+
+
+IN_PLACE = StepKind(
+    "the workers' loops go different ways: they must call optimizer.step() after the same batches",
+    "prepare(model, optimizer, loader, decoder)",
+    is_in_place=True,
+)
 
 
 class LoopState(TorchState):
-    """The training state of a script whose control flow goes on over changes of the world."""
+    """The training state of a script whose control flow goes on over changes of the world.
 
-    _leaves_absent_gradients = True
-    _begins_steps_itself = True
-    _ends_with_function = False
-    _remedy = "the workers' loops go different ways: they must call optimizer.step() after the same batches"
+    What another worker has sent waits here until the script stands where the job stands. Only then it takes effect, so that nothing is lost by
+    what the script does on its way; others are sent it as it came.
+    """
 
     def __init__(
         self,
@@ -39,21 +48,56 @@ class LoopState(TorchState):
         optimizer: torch.optim.Optimizer | Optimizers,
         values: dict[str, Any],
         batches: OwnLoader | None = None,
+        kind: StepKind = IN_PLACE,
         remedy: Remedy | None = None,
     ) -> None:
-        super().__init__(job, model, cast(torch.optim.Optimizer, optimizer), None, values, remedy=remedy)
+        super().__init__(job, model, cast(torch.optim.Optimizer, optimizer), None, values, kind=kind, remedy=remedy)
         self._was_given = False
-        self.attributes.keeps_received = True
-        self.was_loaded = False  # another worker's state has taken the place of this one's
+        self._received: dict[str, Any] | None = None
+        self._is_early: list[Piece] = []  # what took effect when it was received
         self.batches = batches  # of the script's loader, once they are known
         self.sources += [batches.source] if batches is not None else []
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.was_loaded = True
-        is_kept = self._begins_again  # by copies
-        for piece in self._trained:
-            piece.undo_to(state.get(piece.name) if self.attributes.is_on_its_way and not is_kept else None)
+    # -- what another worker has sent --
+
+    @property
+    def waits(self) -> bool:
+        """Another worker's state has come, and is yet to take the place of this one's."""
+        return self._received is not None
+
+    @property
+    def weights(self) -> Any:
+        """Of the model, as the job has them."""
+        return self.sent()["model"]
+
+    def receive(self, sent: dict[str, Any]) -> None:
+        self._received = sent
+        # Hooks that are yet to begin training do so on all workers alike, from the same attributes.
+        has_begun = sent.get("attributes", {}).get("has_begun", True)
+        self._is_early = [
+            each for each in self.pieces if each.shows_the_way or (each.name == "attributes" and not has_begun)
+        ]
+        load_all(self._is_early, sent)
+
+    def arrive(self) -> None:
+        """The script stands where the job stands: what it has done since another's state came has no effect."""
+        self.reducer.drop_gradients()
+        received, self._received = self._received, None
+        if received is None:
+            return
+        self._moved.undo()
+        self.values.update({name: value for name, value in received["values"].items() if name not in self.values})
+        load_all((each for each in self.pieces if each.travels and each not in self._is_early), received)
+        if SCHEDULED in received:
+            self.settings.load(received[SCHEDULED])
+        self._job.loaded(self.progress)
+
+    def sent(self, *, to_file: bool = False) -> dict[str, Any]:
+        return super().sent(to_file=to_file) if self._received is None else self._received
+
+    def save(self, scope: SaveScope) -> None:
+        if not self.waits:
+            super().save(scope)
 
     def sync(self, world: World) -> None:
         super().sync(world)
@@ -71,6 +115,10 @@ class LoopState(TorchState):
         own = {name: each for name, each in self.values.items() if isinstance(each, LRScheduler)}
         mine = pickle.dumps(({name: each.state_dict() for name, each in own.items()}, self.settings.dump()))
         states, settings = pickle.loads(self._job.collective.broadcast_bytes(mine, "elasticdl.schedulers"))
+        if self._received is not None:
+            values = {**self._received["values"], **states}
+            self._received = {**self._received, "values": values, SCHEDULED: settings}
+            return
         for name, state in states.items():
             own[name].load_state_dict(state)
         self.settings.load(settings)
@@ -85,7 +133,7 @@ class LoopState(TorchState):
 
     def restore(self) -> None:
         """After a torn step the script goes on with what it has, unless it begins the step again."""
-        if self._begins_again:
+        if self._kind.updates_within:
             self.go_back()
 
     @contextlib.contextmanager
@@ -111,18 +159,12 @@ class LoopState(TorchState):
     def go_back(self) -> None:
         """To what was saved; what the script has done since has no effect."""
         self.reducer.drop_gradients()
-        super().restore()  # gradients that are part of the state come back
+        if not self.waits:
+            super().restore()  # gradients that are part of the state come back
 
     @property
     def was_given_batches(self) -> bool:
         return self._was_given
-
-    def arrive(self) -> None:
-        """The script stands where the job stands."""
-        self.go_back()
-        for piece in self._trained:
-            piece.undo_to(None)
-        self.attributes.arrive()
 
     def begin_step(self) -> None:
         self._was_given = True

@@ -25,6 +25,7 @@ class TrainerPlace(Piece):
 
     name = "trainer"
     is_value = True
+    shows_the_way = True
 
     def __init__(self) -> None:
         self.received: dict[str, Any] | None = None

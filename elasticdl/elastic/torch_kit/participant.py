@@ -32,7 +32,6 @@ from elasticdl.elastic.torch_kit.own_loader import Draws, GlobalBatch, OwnCursor
 from elasticdl.elastic.torch_kit.reducer import Sums
 from elasticdl.elastic.torch_kit.streams import RandomStreams, seed_generators, streams_apart
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
-from elasticdl.elastic.torch_kit.torch_pieces import groups_are_there
 from elasticdl.elastic.training.pieces import Piece
 from elasticdl.job import messages as m
 
@@ -53,6 +52,7 @@ class ScriptPosition(Piece):
 
     name = "place"
     is_value = True
+    shows_the_way = True
 
     def __init__(self, began_with: tuple[int, float] = (0, 0.0)) -> None:
         """``began_with``: of the optimizers, as the script has given them."""
@@ -149,13 +149,16 @@ class Participant:
         self.share = share
         self.is_reduced = False  # the gradients of the open batches are everybody's
         self.is_torn = False  # the open batches were divided anew; what the script makes is not of its present part
-        self.is_catching_up = False  # another worker's state has come; until the script is there, it has no effect
         self.agreements = Agreements(self, position.answers)
         self._host = host
-        self._on_the_way = contextlib.ExitStack()  # while this worker is catching up
         self._ended_epoch = -1  # the last epoch of which this worker has made the last step
         self._in_pieces = in_pieces
         self._least = least_samples([state.model])
+
+    @property
+    def is_catching_up(self) -> bool:
+        """Another worker's state has come; until the script is there, what it does has no effect."""
+        return self.state.waits
 
     # -- worlds --
 
@@ -178,8 +181,6 @@ class Participant:
 
     def leave(self, why: WorldChanged | WorldBroken) -> None:
         """Leave this world for the next one, which is this worker's when this returns."""
-        if self.is_catching_up:  # others may be sent what this worker was sent
-            self.state.go_back()
         self._change(lambda: self.job.change_world(self.state, why))
 
     def arrive(self, batch: GlobalBatch | None = None) -> None:
@@ -188,9 +189,8 @@ class Participant:
         ``batch``: the next one, if the script is within an epoch.
         """
         self._host.arrives(batch)
-        self._on_the_way.close()
         self.state.arrive()
-        self.is_catching_up = self.is_reduced = self.is_torn = False
+        self.is_reduced = self.is_torn = False
         self.open_batches.clear()
         self._host.arrived(batch)
         self._host.rank_known()
@@ -474,16 +474,12 @@ class Participant:
 
     def _change(self, enter: Callable[[], None]) -> None:
         """Be in another world."""
-        self.state.was_loaded = False
         try:
             enter()
         except Stopped as stopped:
             log.info("leaving: %s", stopped.reason)
             self._host.left()
             sys.exit(0)
-        if self.state.was_loaded and not self.is_catching_up:
-            self._on_the_way.enter_context(groups_are_there(self.state.optimizer))
-        self.is_catching_up = self.is_catching_up or self.state.was_loaded
         self._host.rank_known()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -222,6 +223,22 @@ def _hook_steps() -> None:
                 look(optimizer)
 
     register_optimizer_step_pre_hook(before_step)
+
+
+def refuse_new_groups(optimizer: Any, remedy: str) -> None:
+    """A trainer begins: from here on its optimizers have the groups that they have.
+
+    A worker that comes later begins where the job stands, and what has added a group is not run there.
+    """
+    for each in each_of(optimizer):
+
+        def add_param_group(this: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
+            raise UserError(
+                f"a group of parameters was added to {type(this).__name__} while the trainer trains, and a worker that comes later would not "
+                f"have it: {remedy}"
+            )
+
+        each.add_param_group = types.MethodType(add_param_group, each)  # type: ignore[method-assign]
 
 
 def refuse_others(given: Any, is_in_batch: Callable[[], bool], remedy: str) -> None:

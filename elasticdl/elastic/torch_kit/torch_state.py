@@ -1,16 +1,12 @@
-"""The training state of a PyTorch model.
-
-With it the modules and schedulers that a script trains without having given them.
-"""
+"""The training state of a PyTorch model."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.protocol import World
@@ -24,7 +20,6 @@ from elasticdl.elastic.torch_kit.reducer import GradientReducer
 from elasticdl.elastic.torch_kit.refusals import each_of, require_summable
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, sum_of_all
 from elasticdl.elastic.torch_kit.torch_pieces import (
-    Groups,
     GroupSettings,
     HeldAttributes,
     Model,
@@ -32,81 +27,32 @@ from elasticdl.elastic.torch_kit.torch_pieces import (
     Outside,
     Slots,
     TorchValue,
+    outside_parameters,
     tensors_of,
 )
 from elasticdl.elastic.training import state
 from elasticdl.elastic.training.attributes import Attributes
 
-# Which objects of a script hold something that elasticdl was given, and were not given along themselves.
-
-Kind = TypeVar("Kind")
-MOST_DICTS = 3  # from a parameter over a module's `_parameters` and its attributes to the module
-
-
-def owners(values: Iterable[Any], kind: type[Kind]) -> list[Kind]:
-    """Those of this kind that hold one of the values in an attribute, or in a dict that is one.
-
-    Only what refers to a value is looked at. `gc.get_objects` would take hold of tuples that another thread is making, which breaks that.
-    """
-    found: dict[int, Kind] = {}
-    inner, seen = list(values), set[int]()
-    for _ in range(1 + MOST_DICTS):
-        holders = gc.get_referrers(*inner) if inner else []
-        found.update((id(each), each) for each in holders if issubclass(type(each), kind))
-        inner = [each for each in holders if type(each) is dict and id(each) not in seen]
-        seen.update(map(id, inner))
-    return list(found.values())
-
-
-# Modules that a script trains, and has not given along: they are known by the optimizer's parameters.
-
 IS_OUTSIDE = (
-    "that the optimizer trains is no part of the state, so its buffers are each worker's own: give it along, as in "
-    "TorchState(decoder=decoder)"
+    "are in no module that was given: they are trained, and what else is in their module, such as the statistics of a batch norm, is each "
+    "worker's own: give the module along, as in {}"
 )
 
 
-def further_modules(
-    model: torch.nn.Module, groups: Iterable[dict[str, Any]], known: Iterable[Any]
-) -> list[torch.nn.Module]:
-    """Further ones that a script trains, beside what is ``known``: those that have buffers, which forward passes may move.
+@dataclass(frozen=True, slots=True)
+class StepKind:
+    """How the steps of a script are made."""
 
-    ``groups``: parameter groups of the optimizers.
-    """
-    trained = [each for group in groups for each in group["params"]]
-    ours = [model, *(each for each in known if isinstance(each, torch.nn.Module))]
-    within = {id(each) for one in ours for each in one.modules()}
-    theirs = {id(each) for one in ours for each in one.parameters()}
-    numbers = {id(each): number for number, each in enumerate(trained) if id(each) not in theirs}
-    if not numbers:
-        return []
-    candidates: list[tuple[int, int, str, torch.nn.Module]] = []
-    for each in _holders_of([each for each in trained if id(each) in numbers]):
-        if id(each) in within:
-            continue
-        first = min((numbers[id(one)] for one in each.parameters() if id(one) in numbers), default=None)
-        if first is None or not any(True for _ in each.buffers()):
-            continue
-        inner = [id(one) for one in each.modules()]
-        if not within.intersection(inner):  # else it wraps the model, and its other parts are found by themselves
-            candidates.append((first, -len(inner), type(each).__qualname__, each))
-    found: list[torch.nn.Module] = []
-    for *_, each in sorted(candidates, key=lambda candidate: candidate[:3]):  # the same order on all workers
-        inner = [id(one) for one in each.modules()]
-        if not within.intersection(inner):
-            found.append(each)
-            within.update(inner)
-    return found
+    cure: str  # for a step on too few samples
+    gives_along: str  # how a further module is given
+    # The script has a control flow of its own, which goes on over changes of the world: it begins its steps itself, makes one pass of a batch
+    # while it is alone, leaves a parameter without a gradient where no worker has one, and goes on after its training.
+    is_in_place: bool = False
+    # Parameters change within a step: each pass is summed by itself, and a step that is torn begins again as a whole, with copies.
+    updates_within: bool = False
 
 
-def _holders_of(parameters: list[torch.nn.Parameter]) -> list[torch.nn.Module]:
-    """The modules that have them, and those that these are in."""
-    found: dict[int, torch.nn.Module] = {}
-    last: list[Any] = list(parameters)
-    while last:
-        last = [each for each in owners(last, torch.nn.Module) if id(each) not in found]
-        found.update((id(each), each) for each in last)
-    return list(found.values())
+OF_LIBRARY = StepKind("call batch.backward(loss) exactly once for each micro-batch", "TorchState(decoder=decoder)")
 
 
 class TorchState(state.TrainingState):
@@ -115,14 +61,8 @@ class TorchState(state.TrainingState):
     The optimizer needs no wrapper: its ``step()`` reduces the gradients of all workers first.
     """
 
-    _remedy = "call batch.backward(loss) exactly once for each micro-batch"
     _value_piece = TorchValue
     _own_names = state.TrainingState._own_names | {"model", "optimizer", "loader", "attributes", "reducer"}
-    # Parameters that no worker has a gradient of have none after a step, instead of zeros.
-    _leaves_absent_gradients = False
-    _begins_steps_itself = False  # by `begin_step`
-    _sums_each_pass = False  # and has nothing left to sum when the optimizer steps
-    _begins_again = False  # a step that is torn, as a whole, though parameters have changed in it
     sampler: ElasticSampler | None
     _job: ElasticContext
 
@@ -136,6 +76,7 @@ class TorchState(state.TrainingState):
         *,
         snapshot: bool = False,
         remedy: Remedy | None = None,
+        kind: StepKind = OF_LIBRARY,
     ) -> None:
         """``data``: what tells where training stands in the data set. ``snapshot``: copy parameters and optimizer slots
         at each commit as well, for a loop that changes them otherwise than by ``optimizer.step()``.
@@ -148,6 +89,7 @@ class TorchState(state.TrainingState):
             require_summable(each, "TorchState")
         sampler = data.sampler if isinstance(data, ElasticDataLoader) else data
         super().__init__(job, tensors_of(job), GroupSettings(optimizer), sampler, values, snapshot=snapshot)
+        self._kind, self._remedy, self._ends_with_function = kind, kind.cure, not kind.is_in_place
         self.model = model
         self.optimizer = optimizer
         self.loader = data if isinstance(data, ElasticDataLoader) else None
@@ -162,8 +104,8 @@ class TorchState(state.TrainingState):
             self._summed,
             self._modules(),
             job.collective,
-            leaves_missing_grads_none=self._leaves_absent_gradients,
-            refuses_moved=job.under_master and not self._begins_again,
+            leaves_missing_grads_none=kind.is_in_place,
+            refuses_moved=job.under_master and not kind.updates_within,
             remedy=remedy,
             warn=job.warn if job.under_master or remedy is not None else None,
             require_one=self._require_one,
@@ -172,20 +114,24 @@ class TorchState(state.TrainingState):
             sampler.attach(self.reducer, self._reduce, least_samples(self._modules()))
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(lambda *_: self._step_made())
-        self._moved = MovedByPasses(self.reducer, begins_steps=sampler is None and not self._begins_steps_itself)
+        self._moved = MovedByPasses(self.reducer, begins_steps=sampler is None and not kind.is_in_place)
         self._trained = (Model(model), Outside(self._modules, self.parameters), Slots(optimizer, job))
         for piece in self._trained:
-            piece.is_copied = snapshot or self._begins_again
-        groups = Groups(self._modules, optimizer, may_be_undone=self._begins_again)
-        self._hold(groups, HeldAttributes(self.attributes, self._modules, job), self._moved, *self._trained)
+            piece.is_copied = snapshot or kind.updates_within
+        self._hold(HeldAttributes(self.attributes, self._modules, job), self._moved, *self._trained)
 
     def sync(self, world: World) -> None:
         if world.is_first and world.rank == 0:
-            self._warn_of_strangers()
+            self._warn_of_scheduler()
+            strangers = outside_parameters(self._modules(), self.parameters())
+            if strangers:
+                shapes = [str(tuple(each.shape)) for each in strangers[:3]] + ["..."] * (len(strangers) > 3)
+                what = f"parameters of the optimizer, of the shapes {', '.join(shapes)},"
+                self._job.warn(f"{what} {IS_OUTSIDE.format(self._kind.gives_along)}")
         super().sync(world)
 
-    def _warn_of_strangers(self) -> None:
-        """What trains and is no part of the state, as far as it shows."""
+    def _warn_of_scheduler(self) -> None:
+        """One that sets the rate and is no part of the state, as far as it shows."""
         # A scheduler leaves that mark.
         scheduled = [one for one in each_of(self.optimizer) if any("initial_lr" in group for group in one.param_groups)]
         optimizers = [getattr(value, "optimizer", None) for value in self.values.values()]
@@ -197,8 +143,6 @@ class TorchState(state.TrainingState):
                 "a scheduler sets the optimizer's learning rate and is not part of the state: a newcomer begins with it anew; "
                 "give it along, as in TorchState(scheduler=scheduler)"
             )
-        for each in further_modules(self.model, self.optimizer.param_groups, self.values.values()):
-            self._job.warn(f"a {type(each).__name__} {IS_OUTSIDE}")
 
     def reduce_gradients(self) -> None:
         """Sum the gradients of all workers now, for what needs them before ``optimizer.step()``: clipping, a GradScaler.
@@ -266,7 +210,7 @@ class TorchState(state.TrainingState):
 
     def _summed(self) -> Iterator[torch.nn.Parameter]:
         """Of which the gradients are summed in a step."""
-        return iter(()) if self._sums_each_pass else self.parameters()
+        return iter(()) if self._kind.updates_within else self.parameters()
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """Of the optimizer; each once, also where two optimizers have it."""
@@ -290,26 +234,3 @@ class TorchState(state.TrainingState):
         """The model, and others that were given along: their buffers are summed and saved like its own."""
         others = [each for each in self.values.values() if isinstance(each, torch.nn.Module)]
         return [self.model, *others]
-
-
-# A script's schedulers, on a worker that has the job's state and is yet to come to where the job stands.
-
-
-def rest_while(is_idle: Callable[[], bool], scheduler: LRScheduler) -> None:
-    """Have its ``step`` do nothing where ``is_idle``: it stands where the job stands already, and a step past its last is an error.
-
-    It has another class of the same name then: an attribute would be part of its state.
-    """
-    plain: Any = type(scheduler)
-
-    class Resting(plain):  # type: ignore[misc]
-        def step(self, *args: Any, **kwargs: Any) -> None:
-            if not is_idle():
-                super().step(*args, **kwargs)
-
-        def __reduce_ex__(self, protocol: Any) -> Any:
-            """Saved or copied, it is what the script has made."""
-            return object.__new__, (plain,), dict(vars(self))
-
-    Resting.__name__, Resting.__qualname__, Resting.__module__ = plain.__name__, plain.__qualname__, plain.__module__
-    scheduler.__class__ = Resting

@@ -152,7 +152,6 @@ class Attributes:
 
     def __init__(self, holders: Callable[[], Iterable[Holder]], arrays: Arrays, tell: Callable[[str], None]) -> None:
         """``holders``: those that are there now. ``tell``: for the journal."""
-        self.keeps_received = False  # until `arrive`, for `restore`
         self._present = holders
         self._arrays = arrays
         self._tell = tell
@@ -162,18 +161,12 @@ class Attributes:
         self._noted = Noted()  # at the last commit
         self._places: list[tuple[Owner, str]] | None = None  # of what is noted; None: unknown
         self._names: list[tuple[Owner, AbstractSet[str]]] = []  # of those that have these places
-        self._received: dict[str, Any] | None = None  # until this worker stands where the job stands
         self._moved: set[tuple[str, str]] = set()  # were sent by another worker
         self._named: set[tuple[str, str]] = set()
 
     def add(self, *holders: Holder) -> None:
         self._others += holders
         self._places = None
-
-    @property
-    def is_on_its_way(self) -> bool:
-        """This worker has received the attributes, and its script has not yet come to where the job stands."""
-        return self._received is not None
 
     def begin(self) -> None:
         """The first batch comes next. What attributes are now is each worker's own, as long as it does not change."""
@@ -215,15 +208,8 @@ class Attributes:
         self._noted = self.note() if may_be_torn else Noted()
 
     def restore(self) -> None:
-        """Go back to what was received, or to what was noted at the last commit."""
-        if self._received is not None:
-            self._put(self._received)
-        else:
-            self.put_back(self._noted)
-
-    def arrive(self) -> None:
-        """This worker's script stands where the job stands."""
-        self._received = None
+        """Go back to what was noted at the last commit."""
+        self.put_back(self._noted)
 
     # -- to and from other workers --
 
@@ -244,12 +230,21 @@ class Attributes:
         arrays = {
             name: self._arrays.bare(each) if self._arrays.is_array(each) else each for name, each in arrays.items()
         }
-        return {"outline": outline, "arrays": arrays, "has_begun": self._has_begun or self.is_on_its_way}
+        return {"outline": outline, "arrays": arrays, "has_begun": self._has_begun}
 
     def load(self, dumped: dict[str, Any]) -> None:
-        self._put(dumped)
-        # Hooks that are yet to begin training do so on all workers alike.
-        self._received = dumped if self.keeps_received and dumped["has_begun"] else None
+        sent = put_together(dumped["outline"], dumped["arrays"])
+        for holder in self._holders():
+            received = sent.get(holder.name, {})
+            self._moved.update((holder.name, name) for name in received)
+            for name, value in holder.items():
+                first = self._first.get((holder.name, name))
+                is_own = first is not None and first.is_small and name not in received
+                if is_own and self._has_moved(holder, name, value):  # by this worker alone, on its way
+                    assert first is not None
+                    received[name] = first.copy
+            for name, value in received.items():
+                vars(holder.what)[name] = self._taken_over(vars(holder.what).get(name), value)
 
     def compared(self) -> dict[str, Any]:
         """What a forward pass may read, by titles: small values, and of what is not plain the kind."""
@@ -269,20 +264,6 @@ class Attributes:
         noted = [each for each in self._holders() if each.is_noted]
         self._names = [(vars(each.what), frozenset(vars(each.what))) for each in noted]
         self._places = [(vars(each.what), name) for each in noted for name, _ in each.items()]
-
-    def _put(self, dumped: dict[str, Any]) -> None:
-        sent = put_together(dumped["outline"], dumped["arrays"])
-        for holder in self._holders():
-            received = sent.get(holder.name, {})
-            self._moved.update((holder.name, name) for name in received)
-            for name, value in holder.items():
-                first = self._first.get((holder.name, name))
-                is_own = first is not None and first.is_small and name not in received
-                if is_own and self._has_moved(holder, name, value):  # by this worker alone, on its way
-                    assert first is not None
-                    received[name] = first.copy
-            for name, value in received.items():
-                vars(holder.what)[name] = self._taken_over(vars(holder.what).get(name), value)
 
     def _has_moved(self, holder: Holder, name: str, value: Any) -> bool:
         """Since training began."""

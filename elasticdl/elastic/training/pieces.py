@@ -274,6 +274,9 @@ class Piece(ABC):
     travels: ClassVar[bool] = True  # to workers that come later
     in_checkpoints: ClassVar[bool] = True  # as far as it travels
     is_value: ClassVar[bool] = False  # it is dumped among the values that the user has given
+    shows_the_way: ClassVar[bool] = (
+        False  # to where the job stands, for a worker that comes later: all else takes effect there
+    )
     copy_tensor: CopyTensor = staticmethod(lambda value, before: None)
     _kept: Any = _NOTHING
 
@@ -322,7 +325,6 @@ class Trained(Piece):
     """What an update of the parameters changes. A step that is torn has made no update, so most trainings need no copy of this."""
 
     is_copied = False  # parameters may change otherwise than by an update that the job knows of
-    _received: Any = None
 
     @property
     def makes_model(self) -> bool:
@@ -331,16 +333,6 @@ class Trained(Piece):
     def keep(self) -> None:
         if self.is_copied:
             super().keep()
-
-    def undo(self) -> None:
-        if self._received is not None:
-            self.load(self._received)
-        else:
-            super().undo()
-
-    def undo_to(self, received: Any) -> None:
-        """From here on `undo` goes back to this; or to what is kept, with None."""
-        self._received = received
 
 
 class Local(Piece):
@@ -453,6 +445,7 @@ class Standing(Local):
 
     name = "progress"
     travels = True
+    shows_the_way = True
 
     def __init__(self, progress: Callable[[], Progress], loaded: Callable[[Progress], None]) -> None:
         self._progress = progress

@@ -45,8 +45,8 @@ class TrainingState(ABC):
     end adds is pieces: those of its framework, and those that it gives as values.
     """
 
-    _remedy: ClassVar[str]  # for a step on too few samples
-    _ends_with_function: ClassVar[bool] = True  # training is over when the script's function returns
+    _remedy: str  # for a step on too few samples
+    _ends_with_function = True  # training is over when the script's function returns
     _value_piece: ClassVar[type[Value]] = Value
     _own_names: ClassVar[frozenset[str]] = frozenset(  # beside those of the class
         {
@@ -110,7 +110,14 @@ class TrainingState(ABC):
             sampler.step_begins = self._step_begins
         self._batch_check = BatchCheck(job.collective, self._data_facts)
         self._check = StateCheck(
-            job.check_state, job.worker_id, job.collective, self, tensors, self.take_over, job.warn, self._has_trained
+            job.check_state,
+            job.worker_id,
+            job.collective,
+            self,
+            tensors,
+            self.take_over,
+            job.warn,
+            lambda: self.has_trained,
         )
         self.bind_state()
 
@@ -243,7 +250,11 @@ class TrainingState(ABC):
             received = self._tensors.broadcast(self.sent() if is_root else {})
             if not is_root and not world.stands_with_root(world.rank):
                 with memory_of_the_worker("the training state"):
-                    self.load_state_dict(received)
+                    self.receive(received)
+
+    def receive(self, sent: dict[str, Any]) -> None:
+        """Another worker has sent this, or a job that was stopped has kept it."""
+        self.load_state_dict(sent)
 
     def take_over(self) -> None:
         """On all members, be at rank 0's model."""
@@ -260,7 +271,7 @@ class TrainingState(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.values.update({name: value for name, value in state["values"].items() if name not in self.values})
-        load_all((each for each in self.pieces if each.travels), {**state.get("held", {}), **state})
+        load_all((each for each in self.pieces if each.travels), state)
 
     def write(self, file: IO[bytes], **more: Any) -> None:
         """All of the state, for a worker of the same job, or of one that goes on from it. ``more``: beside it."""
@@ -276,7 +287,7 @@ class TrainingState(ABC):
         self.load(self.unpack(file))
 
     def load(self, unpacked: dict[str, Any]) -> None:
-        self.load_state_dict(unpacked)
+        self.receive(unpacked)
         if self.beside is not None and BESIDE in unpacked:
             self.beside[1](unpacked[BESIDE])
 
@@ -352,13 +363,14 @@ class TrainingState(ABC):
         """Nothing of the state has been touched for it."""
         self._check.begin(self.progress)
 
-    def _has_trained(self) -> bool:
+    @property
+    def has_trained(self) -> bool:
         """This worker has made a step."""
         return self._position.made > 0
 
     def _require_one(self, mine: str, line: str) -> None:
         """See `require_one`."""
-        require_one(self._job.collective, self._job.worker_id, mine, line, trained=self._has_trained())
+        require_one(self._job.collective, self._job.worker_id, mine, line, trained=self.has_trained)
 
     def _refuse_who_ends_apart(self, vote: Vote, mine: str) -> None:
         """Some members make this step and others none; all come here. It returns where nobody is refused.
@@ -369,7 +381,7 @@ class TrainingState(ABC):
         """
         self._position.voted(vote)
         why = self._position.disagreement(self._job.world.size)
-        judge(self._job.collective, self._job.worker_id, mine, why, trained=self._has_trained())
+        judge(self._job.collective, self._job.worker_id, mine, why, trained=self.has_trained)
 
     @property
     def _wants_to_stop(self) -> bool:

@@ -31,7 +31,7 @@ from elasticdl.elastic.torch_kit.movable import MovableHost, TrainerPlace
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.participant import Participant, ScriptPosition
 from elasticdl.elastic.torch_kit.reducer import Rides
-from elasticdl.elastic.torch_kit.refusals import refuse_others
+from elasticdl.elastic.torch_kit.refusals import refuse_new_groups, refuse_others
 from elasticdl.elastic.torch_kit.streams import RandomStreams
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.training.data_facts import EVALUATION, named_sources
@@ -269,6 +269,7 @@ class TrainerHost(MovableHost):
         self._step_together(trainer.optimizer)
         if self.job.under_master:
             refuse_others(optimizer, lambda: self._is_in_step, OWN_OPTIMIZER)
+            refuse_new_groups(optimizer, OWN_OPTIMIZER)
         self.join(participant)
         self._was_first, self._tells_rank = self.is_first, True
         self.rank_known()
