@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from elastic_lightning_kit import Module, changed, lightning, loader_of, trainer_with
+from elastic_lightning_kit import Module, lightning, loader_of, trainer_with
 from lightning.pytorch.loggers import CSVLogger
 from trainers_kit import process_is_kept  # noqa: F401
 
@@ -67,21 +67,6 @@ def test_a_wish_to_stop_is_everybodys_before_the_next_batch(monkeypatch, answers
     assert trainer.global_step == stops_after
     assert asked[:stops_after] == [True, *([False] * (stops_after - 1))]
     assert "on_advance_end" not in vars(trainer.fit_loop) | vars(trainer.fit_loop.epoch_loop)
-
-
-@pytest.mark.parametrize(("own", "others", "steps"), [(True, False, 4), (False, True, 4), (False, False, 14)])
-def test_any_workers_hook_leaves_out_the_rest_of_an_epoch_for_all(monkeypatch, own, others, steps):
-    def answer(what, wished, unheard):
-        progress = trainer.fit_loop.epoch_loop.batch_progress.current
-        leaves = "leave out" in what and others and (progress.ready, progress.processed) == (3, 2)
-        return {"leave"} if leaves else wished
-
-    settling(monkeypatch, answer)
-    trainer = trainer_with(max_epochs=2)
-    module = changed(on_train_batch_start=lambda self, batch, batch_idx: -1 if own and batch_idx == 2 else None)
-    trainer.fit(module, loader_of(), loader_of(20))
-    assert trainer.global_step == steps
-    assert "on_train_batch_start" not in vars(module)
 
 
 def test_hooks_of_a_batch_draw_the_scripts_random_numbers(monkeypatch):

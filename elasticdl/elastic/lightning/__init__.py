@@ -9,14 +9,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 from elasticdl.triton_first import require_triton_first
 
 require_triton_first("elasticdl.elastic.lightning")
 
 from elasticdl.common.errors import UserError, how_to_install
-from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.lightning.strategy import make_strategy
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, own
 from elasticdl.elastic.training.runtime import ScriptRuntime
@@ -24,15 +23,6 @@ from elasticdl.elastic.training.runtime import ScriptRuntime
 __all__ = ["ElasticStrategy"]
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-FABRICS = ("lightning.fabric", "lightning_fabric")
-
-
-def _refuse_fabric(**_: Any) -> NoReturn:
-    tell_uncaught_in_one_line()
-    raise UserError(
-        "Fabric(strategy='elastic'): this strategy is for Lightning's Trainer; a loop of one's own becomes elastic without Fabric, "
-        "by elasticdl.elastic.torch.prepare(model, optimizer, loader)"
-    )
 
 
 def _register(runtime: ScriptRuntime[ElasticContext]) -> type[Any]:
@@ -45,10 +35,6 @@ def _register(runtime: ScriptRuntime[ElasticContext]) -> type[Any]:
     for package in packages:
         made.append(make_strategy(package, runtime))
         made[-1].register_strategies(importlib.import_module(f"{package}.strategies").StrategyRegistry)
-    for fabric in FABRICS:
-        if fabric in sys.modules:
-            registry = importlib.import_module(f"{fabric}.strategies").STRATEGY_REGISTRY
-            registry.register("elastic", _refuse_fabric, description="refused in one line", override=True)
     return made[0]
 
 

@@ -113,12 +113,11 @@ def _is_latest(checkpoint: Path) -> bool:
     return all(each.stat().st_mtime <= checkpoint.stat().st_mtime for each in checkpoint.parent.glob("*.ckpt"))
 
 
-# When training stops: ``trainer.should_stop`` of any worker is that of all, at once. So is an epoch's end by the module's hook.
+# When training stops: ``trainer.should_stop`` of any worker is that of all, at once.
 #
 # A callback sets it by what it has seen, which is this worker's part of a batch, or its own clock. On one device it takes effect
 # before the next batch, and here too.
 
-STARTS, LEAVES_REST = "on_train_batch_start", -1
 BY_THE_CLOCK = ("Timer",)
 # Hooks of a module that are called once the gradients are summed.
 AFTER_THE_SUM = re.compile(
@@ -144,20 +143,13 @@ class Stopping:
         self._agreements = agreements
         self._asks = asks
         self._stop = Wishes(agreements, "the question whether to stop", ["stop"], stops=["stop"])
-        self._leave = Wishes(agreements, "the question whether to leave out the rest of an epoch", ["leave"])
         self._may_wish_late = may_wish_late(trainer)
         self.heard: bool | None = None  # whether anybody wishes it, if nobody may wish it later in the step
-        fit_loop, epoch_loop, module = trainer.fit_loop, trainer.fit_loop.epoch_loop, trainer.lightning_module
+        fit_loop, epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
         self._put(epoch_loop, "on_advance_end", lambda: self._settle(self.heard), lambda: None)
         self._put(epoch_loop.val_loop, "run", lambda: None, self._settle)
         self._put(fit_loop, "on_advance_end", lambda: None, self._settle)
         self._places = [(epoch_loop, "on_advance_end"), (epoch_loop.val_loop, "run"), (fit_loop, "on_advance_end")]
-        if (
-            getattr(module, STARTS).__module__.partition(".")[0] not in LIGHTNINGS
-        ):  # whose own never leaves anything out
-            own = getattr(module, STARTS)
-            setattr(module, STARTS, functools.wraps(own)(lambda *args, **kwargs: self._agreed(own(*args, **kwargs))))
-            self._places.append((module, STARTS))
 
     def end(self) -> None:
         """The loops are Lightning's again."""
@@ -175,12 +167,6 @@ class Stopping:
             return result
 
         setattr(loop, name, asking)
-
-    def _agreed(self, response: Any) -> Any:
-        """The module's hook of a batch may leave out the rest of the epoch, which it says by -1."""
-        if not self._asks():
-            return response
-        return LEAVES_REST if self._leave.settle(["leave"] if response == LEAVES_REST else []) else None
 
     def ride(self, job: ElasticContext) -> list[float]:
         wishes = bool(self._trainer.should_stop or self._stop.unheard) and not job.is_told_to_leave
