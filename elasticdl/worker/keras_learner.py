@@ -7,25 +7,24 @@ import copy
 import functools
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from elasticdl.callbacks import Callback, LearningRateScheduler, Logs
+from elasticdl.callbacks import Callback, Logs
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of, one_line, shown
 from elasticdl.elastic.collectives.opening import require_collective
 from elasticdl.elastic.core.plan import Progress
-from elasticdl.elastic.keras.driver import KerasDriver, changed, refuse_needless
+from elasticdl.elastic.keras.driver import Keeper, KerasDriver, refuse_needless
 from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.loader import ElasticContext, ElasticDataLoader, fetch, load
 from elasticdl.elastic.keras.step import LossFunction, TrainStep, any_batch, widen
 from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors, require_backend
 from elasticdl.elastic.training import plain_data
-from elasticdl.elastic.training.attributes import plain_values, put
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.evaluation import Array, Evaluation, Evaluator, Metrics, from_root, require_rows
@@ -53,11 +52,45 @@ CALLBACKS = MappingProxyType({**OWN_CALLBACKS, "keras.callbacks.Callback": keras
 METRIC_ROWS = 4096  # that a Keras metric is given at once: some need hundreds of numbers for each
 
 
+class RateOfCallbacks:
+    """The rate by rules where Keras's callbacks set it as well: what they make of it is a factor, until a schedule gives another epoch's."""
+
+    def __init__(self, rate: float, schedule: Callable[[int], float] | None) -> None:
+        self._own, self._schedule = rate, schedule
+        self.factor, self.epoch = 1.0, 0
+
+    def __call__(self, epoch: int) -> float:
+        if self._schedule is None:
+            return self._own * self.factor
+        if epoch != self.epoch:
+            self.epoch, self.factor = epoch, 1.0
+        return float(self._schedule(epoch)) * self.factor
+
+
 class ZooDriver(KerasDriver, Callback, Driver):
     """Keras's own callbacks where the trainer calls ours, which are beside them."""
 
+    rate: RateOfCallbacks | None = None  # if it goes by rules
+
     def on_train_batch_end(self, step: int, logs: Logs) -> None:
         self.after_step({"loss": self._ledger.epoch_loss})
+
+    def tell(self, hook: str, *arguments: Any) -> None:
+        before = self._state.learning_rate
+        super().tell(hook, *arguments)
+        after = self._state.learning_rate
+        if self.rate is not None and self._state.rate is not None and after != before and before:
+            self.rate.factor *= after / before
+            self._state.rate.ask_again()
+
+    def pack(self, *, whole: bool = True) -> dict[str, Any]:
+        rate = None if self.rate is None else [self.rate.factor, self.rate.epoch]
+        return {**super().pack(whole=whole), "rate": rate}
+
+    def unpack(self, packed: dict[str, Any]) -> None:
+        super().unpack(packed)
+        if self.rate is not None and packed["rate"] is not None:
+            self.rate.factor, self.rate.epoch = packed["rate"]
 
 
 class KerasLearner(Learner):
@@ -116,7 +149,7 @@ class KerasLearner(Learner):
             self.state.sources.append(Source.of(EVALUATION, data.evaluation))
         made = make_callbacks(module, CALLBACKS)
         self._ours = [each for each in made if isinstance(each, Callback)]
-        self._first: list[dict[str, Any]] = []  # what ours kept when training began
+        self._keepers = [Keeper(each) for each in self._ours]
         self.driver: ZooDriver = ZooDriver(
             context,
             self.state,
@@ -127,11 +160,16 @@ class KerasLearner(Learner):
         self.callbacks = [*self._ours, self.driver]
 
     def follow_rules(self) -> None:
-        """If there are several schedules, the last of Keras's own counts, else the last of ours."""
-        for callback in self._ours:
-            if isinstance(callback, LearningRateScheduler):
-                self.driver.rate.follow(callback.schedule, may_take_rate=False)
-        self.driver.follow(rate_rules(self._spec, (), self.driver.rate))
+        rules = rate_rules(self._spec, self._ours)
+        if rules.schedule is None and rules.scaling is None:  # else a callback of Keras's may set the rate
+            return
+        if any(isinstance(each, keras.callbacks.LearningRateScheduler) for each in self.driver.callbacks):
+            raise UserError(
+                "callbacks(): Keras's LearningRateScheduler sets the rate by itself: with --learning_rate_scaling, or beside another "
+                "schedule, give elasticdl.callbacks.LearningRateScheduler alone"
+            )
+        self.driver.rate = RateOfCallbacks(self.state.learning_rate, rules.schedule)
+        self.state.follow(replace(rules, schedule=self.driver.rate))
 
     def make_step(self, batch: StepBatch) -> float:
         return self.driver.make_step(batch)
@@ -146,16 +184,18 @@ class KerasLearner(Learner):
 
     def catch_up(self, begin_epoch: Callable[[], None]) -> None:
         """For callbacks that are not Keras's. What they have opened in ``on_train_begin`` is this worker's."""
-        world = self._context.world
-        self._first = self._first or [copy.deepcopy(plain_values(each, ())) for each in self._ours]
-        if not self._ours or world.size == 1 or not world.needs_sync:
+        world, keepers = self._context.world, self._keepers
+        for keeper in keepers:
+            if not keeper.has_begun:
+                keeper.begin()
+        if not keepers or world.size == 1 or not world.needs_sync:
             return
-        mine = [changed(each, first) for each, first in zip(self._ours, self._first, strict=True)]
-        roots = from_root(self._context.collective, mine if world.rank == 0 else [], "elasticdl.own_callbacks")
+        mine = [keeper.changed() for keeper in keepers] if world.rank == 0 else []
+        roots = from_root(self._context.collective, mine, "elasticdl.own_callbacks")
         if any(roots) and not world.stands_with_root(world.rank):
             begin_epoch()
-            for callback, kept in zip(self._ours, roots, strict=False):
-                put(callback, kept)
+            for keeper, kept in zip(keepers, roots, strict=False):
+                keeper.put(kept)
 
     def save_model(self, folder: Path) -> Path:
         """``model.keras``, and beside it a SavedModel for serving. Not every model can be traced for that: a warning."""

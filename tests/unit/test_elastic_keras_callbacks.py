@@ -13,7 +13,7 @@ import pytest
 from elastic_fit_kit import Fitting, data_of, dense, fit_with_a_newcomer, numbers
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.keras.driver import left_behind
+from elasticdl.elastic.keras.driver import Keeper
 from elasticdl.elastic.training import attributes, plain_data
 
 X, Y = numbers()
@@ -166,9 +166,10 @@ def test_a_newcomer_decides_as_the_others_do(caplog):
 
 
 def test_keras_s_own_callbacks_are_not_named():
-    assert not left_behind(keras.callbacks.CSVLogger("nowhere"), {})
-    callback = Everything()
-    assert left_behind(callback, vars(callback)) == ["mean (Mean)"]
+    assert not Keeper(keras.callbacks.CSVLogger("nowhere")).left_behind()
+    keeper = Keeper(Everything())
+    assert keeper.left_behind() == ["mean (Mean)"]
+    assert not keeper.left_behind(), "once"
 
 
 class Begins(keras.callbacks.Callback):

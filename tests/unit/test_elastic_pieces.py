@@ -145,7 +145,7 @@ def test_a_newcomer_of_torch_keeps_its_own_file(made):
 
 def test_a_newcomer_of_keras_keeps_its_own_file(made):
     pytest.importorskip("keras")
-    from elasticdl.worker.keras_learner import KerasLearner
+    from elasticdl.worker.keras_learner import Keeper, KerasLearner
 
     first, newcomer = made
     sent = []
@@ -154,7 +154,7 @@ def test_a_newcomer_of_keras_keeps_its_own_file(made):
         world = SimpleNamespace(size=2, needs_sync=True, rank=rank, stands_with_root=lambda rank: rank == 0)
         sends = SimpleNamespace(broadcast_bytes=lambda value, _: sent.append(value) or sent[0], world=world)
         learner = object.__new__(KerasLearner)
-        learner._ours, learner._first = [callback], []
+        learner._keepers = [Keeper(callback)]
         learner._context = SimpleNamespace(collective=sends, world=world)
         return learner
 

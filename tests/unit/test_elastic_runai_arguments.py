@@ -8,7 +8,6 @@ from refusal_kit import refused
 
 import elasticdl.elastic.torch as elastic_torch
 from elasticdl.common.errors import ArgumentError
-from elasticdl.elastic.keras.driver import KerasRate
 from elasticdl.elastic.keras.fit_data import FitData, FitOptions
 from elasticdl.elastic.keras.loader import own
 from elasticdl.elastic.training.batch_shape import whole_number
@@ -72,35 +71,6 @@ def test_data_that_cannot_be_used(given, words):
 )
 def test_data_that_can_be_used(given):
     assert len(FitData.of(**{"x": X, "y": Y, **given}).training)
-
-
-@pytest.mark.parametrize("returned", [None, "0.1", True, [0.1], {}])
-def test_a_schedule_that_gives_no_rate(returned):
-    rate = KerasRate(keras.optimizers.SGD(0.1))
-    rate.follow(lambda epoch: returned, may_take_rate=True)
-    said = refused("must return the learning rate, a number", lambda: rate(3))
-    assert said.startswith(f"LearningRateScheduler: its function gave {returned!r} for epoch 3, counted from 0; ")
-
-
-def test_a_schedule_is_asked_once_an_epoch():
-    """It may count; and whoever comes later has the answer of the others."""
-    asked = []
-
-    def schedule(epoch, rate):
-        asked.append(epoch)
-        return rate / 2
-
-    first, later = (KerasRate(keras.optimizers.SGD(1.0)) for _ in range(2))
-    for each in (first, later):
-        each.follow(schedule, may_take_rate=True)
-    for epoch in range(2):
-        first.begin_epoch(epoch)
-        assert [first(epoch), first(epoch)] == [0.5 / 2**epoch] * 2
-    later.load(first.kept())
-    assert later(1) == 0.25
-    later.begin_epoch(2)
-    assert later(2) == 0.125
-    assert asked == [0, 1, 2]
 
 
 @pytest.mark.parametrize("init", [own.init, elastic_torch.init], ids=["keras", "torch"])

@@ -210,6 +210,11 @@ def test_the_rate_that_a_callback_sets_stays_in_force(make_spec, given, options,
     assert rates(job) == pytest.approx([rate for rate in expected for _ in range(4)])
 
 
+def test_a_scheduler_of_keras_s_beside_rules_is_refused(make_spec):
+    spec = make_spec(callbacks(DECAY), minibatch_size=10, learning_rate_scaling="linear")
+    refused("give elasticdl.callbacks.LearningRateScheduler alone", partial(trained, spec))
+
+
 # -- members who differ --
 
 

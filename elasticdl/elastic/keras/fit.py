@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import Progress
 from elasticdl.elastic.core.protocol import World
-from elasticdl.elastic.keras.driver import KerasDriver, looks_at_steps
+from elasticdl.elastic.keras.driver import KerasDriver
 from elasticdl.elastic.keras.fit_data import FitData, FitOptions, Samples
 from elasticdl.elastic.keras.fit_stages import Stages
 from elasticdl.elastic.keras.keras_state import KerasState
@@ -238,11 +238,9 @@ class Fit(EpochDriver[FitLedger]):
         self.driver = KerasDriver(
             context, state, given.callbacks, epochs=options.epochs, steps=steps, verbose=options.verbose
         )
-        self.driver.follow()
         state.beside = self.driver.pack, self.driver.unpack
         if stages.present > 1:
             state.cannot_be_kept = f"a script that begins anew does not come to fit() number {stages.present} by itself"
-        self._asks_for_logs = any(map(looks_at_steps, given.callbacks))
 
     def before_sync(self, world: World) -> None:
         self._stages.meet(self._context.collective)
@@ -276,14 +274,15 @@ class Fit(EpochDriver[FitLedger]):
         self._tell(self.data.training, 2 * passed + 2)
 
     def _make_step(self, batch: StepBatch) -> float:
-        return self.driver.make_step(batch)
+        return self.driver.make_step(batch) if self.driver.sees_steps else self.state.make_step(batch)
 
     def _after_step(self, loss: float) -> None:
         self._ledger.add_deltas(self._step.last_deltas)
-        self.driver.after_step(self._logs() if self._asks_for_logs else {"loss": self._ledger.epoch_loss})
+        if self.driver.sees_steps:
+            self.driver.after_step(self._logs())
 
     def _stops_after_step(self) -> bool:
-        return self.driver.stops_after_step()
+        return self.driver.may_stop_after_step and self.driver.stops_after_step()
 
     def _end_epoch(self, epoch: int) -> None:
         logs, options = self._logs(), self._options
