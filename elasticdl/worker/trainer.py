@@ -16,6 +16,7 @@ from elasticdl.elastic.core.protocol import Stopped, World
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.training.epochs import EpochDriver
 from elasticdl.elastic.training.job import JobContext
+from elasticdl.elastic.training.kept_state import is_to_keep
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker.learner import CheckpointWriter, Learner, Ledger
 
@@ -53,18 +54,13 @@ class Trainer(EpochDriver[Ledger]):
             self._context.run(self.train, self.state, self)
         except Stopped as stopped:
             seconds = STOP_SHARE * self._spec.stop_grace
-            if self.state.has_state and self._keeps_last_state(stopped):
+            if self.state.has_state and is_to_keep(self._context, stopped):
                 self._finish_checkpoint(seconds)
             elif self._checkpoints:
                 self._checkpoints.wait(time.monotonic() + seconds)  # for one that was begun in time
             raise
         ledger = self._ledger
         self._context.finish(step=self.state.step, epochs=ledger.finished_epochs, metrics=ledger.metrics)
-
-    def _keeps_last_state(self, stopped: Stopped) -> bool:
-        """Whether the last checkpoint is this worker's task."""
-        context = self._context
-        return context.size == 1 or context.may_be_last or (stopped.checkpoint and context.rank == 0)
 
     # -- entering a world --
 

@@ -163,9 +163,17 @@ def test_told_to_leave_before_training_leaves_no_checkpoint(make_spec, tmp_path)
     assert not (tmp_path / "kept").exists()
 
 
-def test_the_only_worker_keeps_its_state_when_it_is_drained(make_spec, tmp_path):
-    job = make_job(make_spec(checkpoint_dir=str(tmp_path / "kept")), Script(stop_after=5, checkpoint=False))
-    assert kept_by(stopped(job))[0] == 5
+def test_the_only_worker_keeps_its_state_when_it_is_drained_but_not_where_the_job_stops_without(make_spec, tmp_path):
+    def drained_in_step_5():
+        if script.session.core.position.progress.step == 4 and not script.session.core.stopping:
+            script.session.post(p.Terminated("told to leave (SIGTERM)"))
+        return False
+
+    script = Script()
+    script.session.core.votes = drained_in_step_5
+    assert kept_by(stopped(make_job(make_spec(checkpoint_dir=str(tmp_path / "drained")), script)))[0] == 5
+    script = Script(stop_after=5, checkpoint=False)
+    assert kept_by(stopped(make_job(make_spec(checkpoint_dir=str(tmp_path / "stopped")), script))) == [4]
 
 
 def stopped_inside(script, step):
@@ -241,7 +249,7 @@ def linear(outputs):
     ("first", "second", "options", "words"),
     [
         ("", function("optimizer(parameters)", "return torch.optim.Adam(parameters)"), {}, "its optimizer is of another kind"),
-        ("", TWO_GROUPS, {}, "does not fit: ValueError"),
+        ("", TWO_GROUPS, {}, "does not fit the optimizer: ValueError"),
         ("", linear(2), {}, r"checkpoint-0000000006\.pt is of another training: it (has|has no) \S+"),
         (linear(3), linear(2), {}, r"0\.(weight|bias) has shape \(3.*\) there and \(2"),
         ("", "", {"seed": 7}, "seed was 0 and is 7"),

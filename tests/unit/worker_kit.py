@@ -88,7 +88,11 @@ class ScriptedCore(WorkerCore):
 
     @property
     def leaving(self):
-        return self.votes() or super().leaving
+        return self.votes() or self._is_told_to_leave
+
+    @leaving.setter
+    def leaving(self, is_told):
+        self._is_told_to_leave = is_told
 
 
 class Script(FakeMaster):
@@ -110,6 +114,7 @@ class Script(FakeMaster):
         core = ScriptedCore()
         core.votes = self.votes
         super().__init__(core=core)
+        self.session.jobs_place = lambda: (0, 0)  # at once: a worker waits for its master's first word
         self.leave_after, self.stop_after, self.checkpoint = set(leave_after), stop_after, checkpoint
         self.most_worlds, self.rank, self.size = most_worlds, rank, size
         self.worlds = 0

@@ -41,7 +41,7 @@ def mend_optimizer_state(module: Any, takes_part: Callable[[], bool]) -> None:
             is_root = module.rank() == 0
             values = [each.detach().cpu().contiguous() for each in tensors] if is_root else []
             values = values if is_root else [torch.empty(shape, dtype=dtype) for shape, dtype in kinds]
-            # As bytes: Horovod does not know all types.
+            # Apart from the object, which must be below 2 GiB. As bytes: Horovod does not know all types.
             parts = [(f"elasticdl.{i}", each.reshape(-1).view(torch.uint8)) for i, each in enumerate(values)]
             module.broadcast_parameters(parts, root_rank=0)
             # On rank 0 as well: Horovod's optimizer begins to count its backward passes anew.

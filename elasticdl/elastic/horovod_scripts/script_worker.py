@@ -144,13 +144,12 @@ class ScriptWorker:
             if environment is None:
                 return  # the script has taken the variable away
             prepare_horovod(self._environ)
+            link = self._make_link(environment)
+            if link.spec.collective == "torch":
+                raise UserError("--collective torch: this script uses Horovod itself; leave it out")
         except UserError as error:
             print(f"elasticdl: {error}", file=sys.stderr)
             raise SystemExit(EXIT_USER_ERROR) from error
-        link = self._make_link(environment)
-        if link.spec.collective == "torch":
-            print("elasticdl: --collective torch: this script uses Horovod itself; leave it out", file=sys.stderr)
-            raise SystemExit(EXIT_USER_ERROR)
         link.session.break_collective = self._break_collective
         link.open()
         self._link, self._session, self._worlds = link, link.session, Worlds(link.session)

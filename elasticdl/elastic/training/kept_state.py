@@ -324,13 +324,21 @@ class Leaving(Protocol):
     def warn(self, message: str) -> None: ...
 
 
+def is_to_keep(job: Leaving, stopped: Stopped) -> bool:
+    """Whether it is this worker that keeps the last state: the only one that is left, or rank 0 of a job that is stopped."""
+    return _is_alone(job) if stopped.drained else stopped.checkpoint and (_is_alone(job) or job.rank == 0)
+
+
+def _is_alone(job: Leaving) -> bool:
+    return job.size == 1 or job.may_be_last
+
+
 def leave_behind(job: Leaving, state: Carried, stopped: Stopped) -> None:
     if not state.has_state:
         return
-    alone = job.size == 1 or job.may_be_last
     if stopped.drained and job.handover is not None:
-        _hand_over(job, state, job.handover, alone=alone)
-    elif alone if stopped.drained else stopped.checkpoint and (alone or job.rank == 0):
+        _hand_over(job, state, job.handover, alone=_is_alone(job))
+    elif is_to_keep(job, stopped):
         _keep(job, state)
 
 
