@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 RESTING_SECONDS = 0.2  # of a worker that is there to be killed
-PARTS_OF_A_CHECK = ("begin", "ballot", "voted", "step_made")
+PARTS_OF_A_CHECK = ("begin", "ballot", "judge", "step_made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Meter(Record):
 
     def watch_checks(self) -> None:
         """The `check` of a step is spent within its other parts."""
-        from elasticdl.elastic.training.state_check import StateCheck
+        from elasticdl.elastic.training.check import Check
 
         def timed(part: Any) -> Any:
             @functools.wraps(part)
@@ -122,7 +122,7 @@ class Meter(Record):
             return run
 
         for name in PARTS_OF_A_CHECK:
-            setattr(StateCheck, name, timed(getattr(StateCheck, name)))
+            setattr(Check, name, timed(getattr(Check, name)))
 
     def over(self) -> bool:
         self._steps += 1

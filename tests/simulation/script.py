@@ -262,7 +262,7 @@ class _Training:
 def _disagree(process: Process, difference: str) -> Steps:
     """No step can be made of the members' votes."""
     core = process.core
-    why = core.position.disagreement(core.world.size, difference=difference)
+    why = difference or core.position.disagreement(core.world.size)
     process.tell(p.Said(m.Failed(not difference, why, "")))
     yield from process.close(1)
 

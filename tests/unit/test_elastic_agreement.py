@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import elastic_keras_kit
 import elastic_kit
 import numpy as np
-import pyarrow
 import pytest
 import torch
 from hypothesis import given
@@ -23,8 +22,8 @@ from elasticdl.elastic.core import vote as agreement
 from elasticdl.elastic.core.plan import BatchPolicy, Progress, StepPlan, checksum_of
 from elasticdl.elastic.core.protocol import Member, World
 from elasticdl.elastic.core.vote import SAMPLES, VOTE_SIZE, BatchFacts, Disagreement, Vote, mark, newcomers_alone
+from elasticdl.elastic.training.check import Check
 from elasticdl.elastic.training.data_facts import EVALUATION, TRAINING, DataFacts, Source
-from elasticdl.elastic.training.state_check import BatchCheck
 from elasticdl.tensorflow import keras
 
 
@@ -136,6 +135,38 @@ def test_data_that_differ_are_found_in_the_first_step_of_a_world(kit):
     assert line.startswith("step 1: worker 3 and worker 3 have different data: in its training data sample")
 
 
+def test_labels_that_one_worker_has_made_anew_are_found_in_the_next_epoch():
+    board = elastic_kit.Board(2)
+    members = [elastic_kit.Trainee(rank, board, BatchPolicy(8, None)) for rank in range(2)]
+
+    def work(member):
+        data = Labelled(elastic_kit.make_data())
+        member.state.sources = [Source.of(TRAINING, data)]
+        try:
+            for epoch in member.loader.epochs(3):
+                for batch in member.loader:
+                    member.make_step(batch)
+                    member.state.commit()
+                    data.used[0] += member.context.world.rank  # a cache is none of the data
+                if epoch == 1 and member.context.world.rank == 1:
+                    data.labels = [label + 1 for label in data.labels]
+        except UserError as error:
+            return str(error), member.state.progress.epoch
+        return "", 0
+
+    for line, epoch in elastic_kit.in_threads(work, members):
+        assert "have different data: in its training data sample 1 is " in line
+        assert epoch == 2
+
+
+class Labelled:
+    def __init__(self, data):
+        self.labels, self.used = [int(label) for _, label in data], [0] * len(data)
+
+    def __len__(self):
+        return len(self.labels)
+
+
 def numbers(samples=100, seed=0):
     generator = np.random.default_rng(seed)
     return generator.normal(size=(samples, 3, 4)).astype(np.float32), generator.integers(0, 10, samples)
@@ -173,7 +204,6 @@ def difference(mine, job, role=TRAINING):
         numbers,
         lambda: list(range(50)),
         lambda: Subset(tensors(), [5, 3, 9]),
-        lambda: pyarrow.table({"id": list(range(30))}),
         lambda: 17,
         list,
         lambda: iter(()),
@@ -204,11 +234,6 @@ def test_the_same_data_read_twice_do_not_differ(make):
             "in its training data there are other samples, or they are in another order (files)",
         ),
         (lambda: Files(scale=2.0), Files, "in its training data sample 8 is 0.1414 (weights), the job's 0.07071"),
-        (
-            lambda: pyarrow.table({"id": [3, 2, 1]}),
-            lambda: pyarrow.table({"id": [1, 2, 3]}),
-            "in its training data sample 1 is 3",
-        ),
         (
             lambda: TensorDataset(tensors().tensors[0].double()),
             tensors,
@@ -290,17 +315,21 @@ def test_who_comes_in_with_other_data_refuses_itself_before_it_takes_the_state(k
     assert str(before) == str(members[1].state.state_dict())
 
 
-def test_data_are_compared_in_a_worlds_first_step_however_often_it_is_made():
+def test_data_are_compared_in_the_first_step_of_a_world_and_of_an_epoch_however_often_it_is_made():
     def ballots(source):
         collective = SimpleNamespace(world=SimpleNamespace(version=1))
-        check = BatchCheck(collective, lambda: SimpleNamespace(sources=(source,)))
-        plans = [StepPlan(0, step, 2, Progress(0, 2 * step, step, 2 * step), (), whole=(0, 1)) for step in (1, 1, 2)]
+        job = SimpleNamespace(check_state="off", worker_id=0, collective=collective, warn=None)
+        check = Check(job, None, None, None, lambda: DataFacts(0, {}, (Source(TRAINING, source),)))
+        plans = [
+            StepPlan(epoch, step, 2, Progress(epoch, 2 * step, step, 2 * step), (), whole=(0, 1))
+            for epoch, step in ((0, 1), (0, 1), (0, 2), (1, 3), (1, 4))
+        ]
         found = list(map(check.ballot, plans))
         collective.world = SimpleNamespace(version=2)
         return [*found, check.ballot(plans[-1])]
 
-    alike = [mine == other for mine, other in zip(ballots("a"), ballots("b"), strict=True)]
-    assert alike == [False, False, True, False]
+    alike = [mine == other for mine, other in zip(ballots(4), ballots(5), strict=True)]
+    assert alike == [False, False, True, False, True, False]
 
 
 @pytest.mark.parametrize(

@@ -9,25 +9,6 @@ from elasticdl.elastic.torch_kit.own_loader import Draws, OwnLoader, StandIn
 from elasticdl.elastic.torch_kit.streams import streams_apart
 
 
-def test_a_cache_that_fills_is_none_of_the_data():
-    class Cached(torch.utils.data.Dataset):
-        def __init__(self):
-            self.data, self.cache, self.used = make_data(60), [None] * 60, torch.zeros(60)
-
-        def __len__(self):
-            return 60
-
-        def __getitem__(self, index):
-            self.used[index] += 1
-            self.cache[index] = self.cache[index] or self.data[index]
-            return self.cache[index]
-
-    ours, theirs = (DataLoader(Cached(), batch_size=10) for _ in range(2))
-    mine, others = Draws(ours), Draws(theirs)
-    next(iter(theirs))
-    mine.require_data(others.capture())
-
-
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("is_iterated", [True, False])
 def test_seeds_are_drawn_as_by_torch(persistent, is_iterated):

@@ -12,33 +12,11 @@ import numpy as np
 import pytest
 from elastic_fit_kit import Fitting, data_of, dense, fit_with_a_newcomer, numbers
 
-from elasticdl.common.errors import UserError
 from elasticdl.elastic.keras.driver import Keeper
 from elasticdl.elastic.training import attributes, plain_data
 
 X, Y = numbers()
 Pair = namedtuple("Pair", "first second")
-
-
-class Phase(enum.Enum):
-    WARM = "warm"
-    COLD = "cold"
-
-
-class Level(enum.IntEnum):
-    LOW = 1
-
-
-class Seen(enum.Flag):
-    LOW = 1
-    HIGH = 2
-
-
-@dataclasses.dataclass(frozen=True)
-class Best:
-    epoch: int
-    weights: list
-    phase: Phase = Phase.WARM
 
 
 class Text(str):
@@ -54,12 +32,7 @@ TRAVELS = [
     defaultdict(None, {"a": 1}),
     OrderedDict([("b", 1), ("a", 2)]),
     Counter("abca"),
-    Phase.COLD,
-    Level.LOW,
-    Seen.LOW | Seen.HIGH,
-    Best(3, [np.arange(3)], Phase.COLD),
-    {Phase.WARM: {Best(1, []).epoch: (1, deque([{2}]))}},
-    Pair(1, [2]),
+    {2: {None: (1, deque([{2}]))}},
     b"ab",
     1 + 2j,
     Path("a/b"),
@@ -93,18 +66,28 @@ def test_a_collection_that_others_hold_as_well_has_anothers_content(present, val
     assert held == value
 
 
-def made_in_a_function():
-    @dataclasses.dataclass
-    class Local:
-        number: int = 0
+class Level(enum.IntEnum):
+    LOW = 1
 
-    return Local()
+
+@dataclasses.dataclass
+class Best:
+    epoch: int = 0
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        *(made_in_a_function(), Text("a"), object(), np.array([object()]), defaultdict(lambda: 1), {"a": [object()]}),
+        *(
+            Best(),
+            Level.LOW,
+            Pair(1, 2),
+            Text("a"),
+            object(),
+            np.array([object()]),
+            defaultdict(lambda: 1),
+            {"a": [object()]},
+        ),
         *(np.ma.masked_array([1]), np.zeros(1, [("a", "f4")])),
     ],
     ids=lambda value: type(value).__name__,
@@ -116,13 +99,6 @@ def test_what_would_come_back_as_something_else_is_not_plain(value):
 def test_an_outline_that_another_version_has_written_is_no_dict():
     with pytest.raises(ValueError, match="another version"):
         plain_data.put_together({"betas": {"__tuple__": [0.9, 0.999]}}, {})
-
-
-def test_a_class_that_is_not_there_is_one_line(monkeypatch):
-    written = plain_data.dumps(Best(3, []))
-    monkeypatch.delattr(f"{__name__}.Best")
-    with pytest.raises(UserError, match=r"test_elastic_keras_callbacks\.Best, and there is no such class here"):
-        plain_data.loads(written)
 
 
 class Everything(keras.callbacks.Callback):

@@ -173,12 +173,10 @@ class Position:
         self.is_reduced = False
         self.loaded(progress)
 
-    def disagreement(self, workers: int, remedy: str = "", difference: str = "") -> str:
-        """Why no step can be made of the last votes; ``difference`` between the batches of the members, if there is one."""
+    def disagreement(self, workers: int, remedy: str = "") -> str:
+        """Why no step can be made of the last votes."""
         vote, batch, step = self.vote, self.batch, self.progress.step
         assert vote is not None, "members disagree in a vote"
-        if difference:
-            return difference
         if vote.ended or batch is None:
             cure = (
                 "the training function must return" if self.order is not None else "the scripts must leave their loops"

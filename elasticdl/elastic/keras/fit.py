@@ -31,10 +31,9 @@ from elasticdl.elastic.keras.step import (
     share_of,
 )
 from elasticdl.elastic.training.cursor import StepBatch
-from elasticdl.elastic.training.data_facts import EVALUATION, TRAINING, DataFacts, Source
+from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.epochs import EpochDriver, EpochLedger
 from elasticdl.elastic.training.evaluation import from_root, my_batches, sum_of_all
-from elasticdl.elastic.training.state_check import BatchCheck
 from elasticdl.tensorflow import keras, tf
 
 Deltas = list[NDArray[np.float64]]
@@ -194,16 +193,7 @@ class FitCall:
 
 
 class FitState(KerasState):
-    """Data sets may make a new order for each epoch: in its first step their orders are compared, and not those from the beginning."""
-
-    def __init__(self, job: ElasticContext, *arguments: Any, **options: Any) -> None:
-        super().__init__(job, *arguments, **options)
-        self.orders: dict[str, Source] = {}  # of data sets that were told of an epoch, by their roles
-        self._batch_check = BatchCheck(job.collective, self._present_facts)
-
-    def _present_facts(self) -> DataFacts:
-        sources = tuple(self.orders.get(each.role, each) for each in self.sources)
-        return replace(self._data_facts(), sources=sources)
+    """Of one call of ``fit``."""
 
     def require_jobs_facts(self) -> None:
         """In which of the script's calls of `fit` the job is, and which epochs it makes, is known in a world only."""
@@ -309,13 +299,8 @@ class Fit(EpochDriver[FitLedger]):
 
     def _tell(self, samples: Samples, count: int) -> None:
         """Call the hooks of a data set."""
-        if samples.batches is None:
-            return
         self.state.loader.rest()
         samples.tell(count, self._context.seed)
-        role = TRAINING if samples is self.data.training else EVALUATION
-        first = next(each for each in self.state.sources if each.role == role)
-        self.state.orders[role] = samples.source(first)
 
     # -- logs --
 

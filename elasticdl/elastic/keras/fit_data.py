@@ -6,7 +6,7 @@ And what is refused of a compiled model.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -15,7 +15,6 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import step_seed
 from elasticdl.elastic.keras.loader import Dataset, Indices
 from elasticdl.elastic.training.cursor import seed_generators
-from elasticdl.elastic.training.data_facts import Source
 from elasticdl.tensorflow import keras, tf
 
 
@@ -102,12 +101,6 @@ class Samples:
         """See `Batches.tell`."""
         if self.batches is not None:
             self.batches.tell(count, seed)
-
-    def source(self, first: Source) -> Source:
-        """Its order as it is now, which all workers must have alike; without what was ``first`` empty, as a cache that reading fills."""
-        wanted = {column.name for column in first.columns if len(set(column.rows)) > 1}
-        now = Source.of(first.role, self.dataset)
-        return replace(now, columns=tuple(column for column in now.columns if column.name in wanted))
 
     def __len__(self) -> int:
         return len(self.dataset)

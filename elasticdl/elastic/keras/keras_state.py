@@ -246,7 +246,7 @@ class KerasState(state.TrainingState):
             is_first=rank == number == 0,
             seed=batch.plan.seed,
             count=number,
-            ballot=self._cast_vote(batch=None if number else self._batch_check.ballot(batch.plan), samples=size),
+            ballot=self._cast_vote(None if number else self._check.ballot(batch.plan), samples=size),
         )
         is_whole = self._job.world.size == 1 and size == batch.plan.batch
         if is_whole and self.train_step.has_whole and self._whole is None and self._sums is None:
@@ -275,7 +275,7 @@ class KerasState(state.TrainingState):
 
     def _cast_end_vote(self, state: int) -> Vote:
         self._drop()
-        return self._count_votes(self.train_step.read_report(self._reduce(ended=True, state=state)))
+        return self._count_votes(self.train_step.read_report(self._reduce((0, state), ended=True)))
 
     def _drop(self) -> None:
         self._sums = self._whole = None
@@ -287,28 +287,26 @@ class KerasState(state.TrainingState):
         sums = self.train_step.micro(inputs, labels, part)
         self._sums = sums if self._sums is None else self.train_step.add(self._sums, sums)
 
-    def _cast_vote(
-        self, *, batch: int | None, samples: int = 0, ended: bool = False, state: int | None = None
-    ) -> list[float]:
-        """``batch``: checksum of the global batch; None if this worker has told it with an earlier micro-batch. ``state``: of the
-        training state, unless it is that of a step."""
+    def _cast_vote(self, checksums: tuple[int, int] | None, *, samples: int = 0, ended: bool = False) -> list[float]:
+        """``checksums``: of batch and state; None if this worker has told them with an earlier micro-batch."""
         ballot = [0.0] * VOTE_SIZE
-        if batch is not None:
-            mark(ballot, batch, self._check.ballot() if state is None else state)
+        if checksums is not None:
+            mark(ballot, *checksums)
         ballot[LEAVING] = float(self._job.leaving)
         ballot[SAMPLES] = float(samples)
         ballot[ENDED] = float(ended)
         ballot[STOPPING] = float(self._wants_to_stop)
         return ballot
 
-    def _reduce(self, *, ended: bool = False, state: int | None = None) -> tf.Tensor:
+    def _reduce(self, checksums: tuple[int, int] | None = None, *, ended: bool = False) -> tf.Tensor:
+        """``checksums``: unless they are those of the batch in hand."""
         sums, self._sums = self._sums, None
         if sums is None:
             batch = self.loader.sampler.current
-            checksum = self._batch_check.ballot(batch.plan if batch is not None and not ended else None)
-            sums = self.train_step.nothing(self._cast_vote(batch=checksum, ended=ended, state=state))
+            checksums = checksums or self._check.ballot(batch.plan if batch is not None else None)
+            sums = self.train_step.nothing(self._cast_vote(checksums, ended=ended))
         if self._agreed != self._job.world.version and self._job.world.size > 1:
-            self._require_one(self.train_step.trained, OTHER_VARIABLES)
+            self._check.require_one(self.train_step.trained, OTHER_VARIABLES)
             self._agreed = self._job.world.version
         return self._job.collective.sum(sums, "elasticdl.step")
 

@@ -302,7 +302,7 @@ class FitHost(MovableHost):
         place = ScriptPosition()
         values = {"place": place, "trainer": self._place, **schedulers, **({"scaler": scaler} if scaler else {})}
         state = self._make_state(values)
-        state.foreign_attributes = of_lightning(trainer.lightning_module)
+        state.attributes.foreign = of_lightning(trainer.lightning_module)
         state.attributes.add(*holders_of(trainer))
         state.begin_where(trainer)
         self._runtime.train_in_place(self.finish)

@@ -21,7 +21,7 @@ from elasticdl.elastic.torch_kit.gradients import OwnHook
 from elasticdl.elastic.torch_kit.reducer import GradientReducer
 from elasticdl.elastic.torch_kit.refusals import Optimizers
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
-from elasticdl.elastic.training.state_check import require_one
+from elasticdl.elastic.training.check import require_one
 
 OTHERS = (
     "the workers made gradients of different parameters in one manual_backward, which of them are trained being each worker's own choice: let "

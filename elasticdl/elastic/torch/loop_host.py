@@ -389,9 +389,6 @@ class LoopHost(JoinedHost):
     def arrives(self, batch: GlobalBatch | None) -> None:
         self._last = self._means.steps_loss = None
         self.hints.arrived(self._approach.ends(self.participant.position))
-        draws = self.participant.position.draws
-        if batch is not None and batch.epoch in draws:
-            self._data.draws.require_data(draws[batch.epoch])
 
     # -- what the script does with a batch --
 

@@ -191,9 +191,8 @@ class LoopState(TorchState):
         mean = objective * (plan.batch / samples) if samples else 0.0
         self.reducer.add(mean, samples, weight=samples / plan.batch, is_first=self._job.world.rank == 0)
         self._job.advance(Activity.WAIT)
-        return self.reducer.close(
-            leaving=self._job.leaving, batch=self._batch_check.ballot(plan), state=self._check.ballot()
-        )
+        batch, state = self._check.ballot(plan)
+        return self.reducer.close(leaving=self._job.leaving, batch=batch, state=state)
 
     def agreed(self, sums: Sums) -> None:
         """These are the sums of the step that is to be made.

@@ -18,7 +18,6 @@ import torch
 from torch.utils import _pytree
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPlan, MicroBatch, Samples
 from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.torch_kit.refusals import of_loader, refuse
@@ -82,7 +81,7 @@ def _copied(sample: Any) -> Any:
 #
 # A worker that comes in the middle of an epoch draws that epoch's order as those did that were there.
 
-HAD_SEED, DATA = ("",), ("", "")  # in the place of a path
+HAD_SEED = ("",)  # in the place of a path
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
@@ -91,7 +90,6 @@ class Draws:
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
-        self.data = Source.of(TRAINING, loader.dataset)  # as it is at first
         self._had_seed = getattr(loader, "_iterator", None) is not None  # the script has iterated over it before
 
     def draw_seed(self) -> None:
@@ -104,9 +102,6 @@ class Draws:
     def capture(self) -> bytes:
         """As it is now; to be called before an epoch is drawn."""
         found: dict[tuple[str, ...], Any] = {HAD_SEED: self._had_seed}
-        moved = Source.of(TRAINING, self._loader.dataset).moved_since(self.data)
-        if moved.columns:
-            found[DATA] = moved
         for path, holder in self._holders():
             for name, value in vars(holder).items():
                 if isinstance(
@@ -126,19 +121,6 @@ class Draws:
             if (holder := holders.get(path[:-1])) is not None:
                 name = path[-1]
                 vars(holder)[name] = _as(vars(holder).get(name), value)
-
-    def require_data(self, captured: bytes) -> None:
-        """What others have ``captured``, where this worker begins to train.
-
-        Raises:
-            UserError: they have put into their data what this worker has not.
-        """
-        theirs = pickle.loads(captured).get(DATA)
-        if theirs is not None and (found := Source.of(TRAINING, self._loader.dataset).differs(theirs)):
-            raise UserError(
-                f"refused: in the loop the script has changed its data, and {found}: what it has made of the model (such as labels) while this "
-                "worker was catching up is not the job's. Give elastic.prepare() what it makes, as an object with state_dict, or make it of the data alone"
-            )
 
     def _holders(self) -> Iterator[tuple[tuple[str, ...], Any]]:
         """The loader and its samplers, each with the names that lead to it. What several have comes once."""
@@ -218,7 +200,7 @@ class OwnLoader:
         refuse(who, of_loader(loader))
         self.loader = loader
         self.draws = Draws(loader)
-        self.source = replace(self.draws.data, batch=loader.batch_size)
+        self.source = replace(Source.of(TRAINING, loader.dataset), batch=loader.batch_size)
         self._guarded = False
 
     @property

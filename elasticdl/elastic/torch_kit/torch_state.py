@@ -93,9 +93,8 @@ class TorchState(state.TrainingState):
         self.model = model
         self.optimizer = optimizer
         self.loader = data if isinstance(data, ElasticDataLoader) else None
-        self.foreign_attributes: frozenset[str] = frozenset()  # of modules: a library's
         self.attributes = Attributes(
-            lambda: holders_of_modules(self._modules(), self.foreign_attributes), TENSORS, job.warn
+            lambda: holders_of_modules(self._modules(), self.attributes.foreign), TENSORS, job.warn
         )
         self._share = (-1, 0.0)  # of this worker in the last batch, and in which world
         if sampler is not None and job.under_master:
@@ -108,7 +107,7 @@ class TorchState(state.TrainingState):
             refuses_moved=job.under_master and not kind.updates_within,
             remedy=remedy,
             warn=job.warn if job.under_master or remedy is not None else None,
-            require_one=self._require_one,
+            require_one=self._check.require_one,
         )
         if sampler is not None:
             sampler.attach(self.reducer, self._reduce, least_samples(self._modules()))
@@ -197,12 +196,13 @@ class TorchState(state.TrainingState):
             self.reducer.backward(backward, last=True)
         self._job.advance(Activity.WAIT)
         part = 1 / self._job.world.size
+        of_batch, of_state = self._check.ballot(batch.plan if batch else None)
         outcome = self.reducer.close(
             leaving=self._job.leaving,
             stopping=self._wants_to_stop,
             share=None if batch else part,
-            batch=self._batch_check.ballot(batch.plan if batch else None),
-            state=self._check.ballot(),
+            batch=of_batch,
+            state=of_state,
             scale=1.0 if batch else part,
         )
         self._share = (self._job.world.version, batch.share) if batch else (-1, 0.0)

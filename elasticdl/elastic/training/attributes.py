@@ -39,6 +39,9 @@ OF_THE_PROCESS = (
 OF_DATA = ("__array__", "state_dict", "bit_generator", "get_state", "getstate")  # an array, a metric, a random stream
 
 
+LARGE = object()  # in the place of a copy
+
+
 class TooLargeError(Exception):
     """A value has more than `FEW` items, or an array of more than `SMALL` elements."""
 
@@ -80,18 +83,6 @@ class Noted:
 
     values: list[tuple[Owner, str, Any]] = field(default_factory=list)
     names: list[tuple[Owner, AbstractSet[str]]] = field(default_factory=list)  # of all attributes
-
-    def by_place(self) -> dict[tuple[int, str], Any]:
-        return {(id(owner), name): value for owner, name, value in self.values}
-
-
-@dataclass(frozen=True, slots=True)
-class _First:
-    """What an attribute was when training began. ``copy``: none if it is large. ``mark``: of what is not plain, which object it is."""
-
-    mark: int
-    copy: Any = None
-    is_small: bool = False
 
 
 def plain_values(holder: Any, foreign: Collection[str]) -> dict[str, Any]:
@@ -152,11 +143,13 @@ class Attributes:
 
     def __init__(self, holders: Callable[[], Iterable[Holder]], arrays: Arrays, tell: Callable[[str], None]) -> None:
         """``holders``: those that are there now. ``tell``: for the journal."""
+        self.foreign: AbstractSet[str] = frozenset()  # attributes of modules that are a library's
         self._present = holders
         self._arrays = arrays
         self._tell = tell
         self._others: list[Holder] = []
-        self._first: dict[tuple[str, str], _First] = {}  # by the names of holder and attribute
+        self._first: dict[tuple[str, str], int] = {}  # marks of what was there when training began
+        self._small_first: dict[str, dict[str, Any]] = {}  # copies of it, by holder
         self._has_begun = False
         self._noted = Noted()  # at the last commit
         self._places: list[tuple[Owner, str]] | None = None  # of what is noted; None: unknown
@@ -172,9 +165,10 @@ class Attributes:
         """The first batch comes next. What attributes are now is each worker's own, as long as it does not change."""
         if not self._has_begun:
             self._has_begun = True
-            self._first = {
-                (each.name, name): self._first_of(value) for each in self._holders() for name, value in each.items()
-            }
+            for holder in self._holders():
+                self._first |= {(holder.name, name): self._mark(value) for name, value in holder.items()}
+                copies = ((name, self._small(value)) for name, value in holder.items())
+                self._small_first[holder.name] = {name: each for name, each in copies if each is not LARGE}
 
     # -- around a step --
 
@@ -187,11 +181,8 @@ class Attributes:
             value = owner.get(name)
             if type(value) in UNCHANGING:  # most are: they are noted before each step
                 values.append((owner, name, value))
-            elif is_plain(value, self._arrays.is_array):
-                try:
-                    values.append((owner, name, small_copy(value, self._arrays)))
-                except TooLargeError:
-                    """It stays as the step leaves it."""
+            elif (kept := self._small(value)) is not LARGE:  # else it stays as the step leaves it
+                values.append((owner, name, kept))
         return Noted(values, self._names)
 
     def put_back(self, noted: Noted) -> None:
@@ -215,12 +206,12 @@ class Attributes:
 
     def dump(self) -> dict[str, Any]:
         """What has changed between the beginning of training and the last commit. Arrays of the framework's are given by reference."""
-        noted, sent = self._noted.by_place(), {}
+        noted, sent = {(id(owner), name): value for owner, name, value in self._noted.values}, {}
         for holder in self._holders():
             found = {}
             for name, value in holder.items():
                 value = noted.get((id(vars(holder.what)), name), value)
-                if is_plain(value, self._arrays.is_array) and self._has_moved(holder, name, value):
+                if is_plain(value, self._arrays.is_array) and self._has_moved((holder.name, name), value):
                     found[name] = value
             if found:
                 sent[holder.name] = found
@@ -233,18 +224,13 @@ class Attributes:
         return {"outline": outline, "arrays": arrays, "has_begun": self._has_begun}
 
     def load(self, dumped: dict[str, Any]) -> None:
+        """What this worker alone has changed, on its way to where the job stands, is as it was at first."""
         sent = put_together(dumped["outline"], dumped["arrays"])
         for holder in self._holders():
-            received = sent.get(holder.name, {})
+            owner, received = vars(holder.what), sent.get(holder.name, {})
             self._moved.update((holder.name, name) for name in received)
-            for name, value in holder.items():
-                first = self._first.get((holder.name, name))
-                is_own = first is not None and first.is_small and name not in received
-                if is_own and self._has_moved(holder, name, value):  # by this worker alone, on its way
-                    assert first is not None
-                    received[name] = first.copy
-            for name, value in received.items():
-                vars(holder.what)[name] = self._taken_over(vars(holder.what).get(name), value)
+            for name, value in {**self._small_first.get(holder.name, {}), **received}.items():
+                owner[name] = self._taken_over(owner.get(name), value)
 
     def compared(self) -> dict[str, Any]:
         """What a forward pass may read, by titles: small values, and of what is not plain the kind."""
@@ -265,50 +251,47 @@ class Attributes:
         self._names = [(vars(each.what), frozenset(vars(each.what))) for each in noted]
         self._places = [(vars(each.what), name) for each in noted for name, _ in each.items()]
 
-    def _has_moved(self, holder: Holder, name: str, value: Any) -> bool:
+    def _has_moved(self, place: tuple[str, str], value: Any) -> bool:
         """Since training began."""
-        place = (holder.name, name)
-        if place in self._moved:
-            return True
-        return self._has_begun and (place not in self._first or self._first[place].mark != self._mark(value))
-
-    def _first_of(self, value: Any) -> _First:
-        if not is_plain(value, self._arrays.is_array):
-            return _First(id(value))
-        try:
-            return _First(self._mark(value), small_copy(value, self._arrays), is_small=True)
-        except TooLargeError:
-            return _First(self._mark(value))
+        return place in self._moved or (self._has_begun and self._first.get(place) != self._mark(value))
 
     def _mark(self, value: Any) -> int:
-        return checksum(value, self._arrays.is_array, self._arrays.on_host)
+        """Of what is not plain, which object it is."""
+        is_plain_value = is_plain(value, self._arrays.is_array)
+        return checksum(value, self._arrays.is_array, self._arrays.on_host) if is_plain_value else id(value)
+
+    def _small(self, value: Any) -> Any:
+        """A copy; `LARGE` if the value is, or is not plain."""
+        if not is_plain(value, self._arrays.is_array):
+            return LARGE
+        try:
+            return small_copy(value, self._arrays)
+        except TooLargeError:
+            return LARGE
 
     def _taken_over(self, present: Any, value: Any) -> Any:
-        """The value may be put once more, so what is set is a copy."""
-        try:
-            value = small_copy(value, self._arrays)
-        except TooLargeError:
-            """It is none of what was noted."""
-        return assigned(present, value, self._arrays)
+        """The value may be put once more, so what is small is copied."""
+        kept = self._small(value)
+        return assigned(present, value if kept is LARGE else kept, self._arrays)
 
     def _as_compared(self, value: Any) -> Any:
-        if is_plain(value, self._arrays.is_array):
-            try:
-                return small_copy(value, self._arrays)
-            except TooLargeError:
-                return "large"
-        return getattr(value, "__qualname__", type(value).__qualname__)  # of a function its own
+        if (kept := self._small(value)) is not LARGE:
+            return kept
+        is_large = is_plain(value, self._arrays.is_array)
+        return (
+            "large" if is_large else getattr(value, "__qualname__", type(value).__qualname__)
+        )  # of a function its own
 
     def _name_what_stays(self, holder: Holder) -> None:
         """Warn of what can't be sent, so that a newcomer has another one; of a module's, if it was set since training began."""
         own = {id(each.what) for each in self._holders()}
         for name, value in left_behind(holder.what, holder.foreign, self._arrays.tools, self._arrays.is_array):
-            place, first = (holder.name, name), self._first.get((holder.name, name))
-            is_old = holder.is_of_model and first is not None and first.mark == id(value)
+            place = (holder.name, name)
+            is_old = holder.is_of_model and self._first.get(place) == id(value)
             if not is_old and place not in self._named and id(value) not in own and _is_data(value):
                 self._named.add(place)
-                kind = type(value).__name__
-                self._tell(f"{holder.title}: {name}, a {kind}, is not sent to workers that come later: {holder.remedy}")
+                what = f"{holder.title}: {name}, a {type(value).__name__}"
+                self._tell(f"{what}, is not sent to workers that come later: {holder.remedy}")
 
 
 def assigned(present: Any, value: Any, arrays: Arrays | None = None) -> Any:

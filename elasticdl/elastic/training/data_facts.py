@@ -5,8 +5,8 @@ may be drawn without a seed. So rank 0 tells its facts in each world that somebo
 refuses itself, before it takes the state.
 
 A data set is not asked for samples: that may draw random numbers, count, or open a file before a fork. What it *holds* for
-each sample (an array of inputs, a list of paths or labels) is looked at in a few places. Floating-point numbers may differ
-by rounding, as hosts compute them differently.
+each sample (an array of inputs, a list of paths or labels) is looked at in a few places, anew in each epoch. Floating-point numbers
+may differ by rounding, as hosts compute them differently.
 """
 
 from __future__ import annotations
@@ -63,28 +63,38 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A data set of a worker's. ``samples``: -1 if it can't tell. ``batch``: samples of one; None if its loader does not say."""
+    """A data set of a worker's. ``samples``: -1 if it can't tell. ``batch``: samples of one; None if its loader does not say.
+    ``data``: itself; none as it is told to others."""
 
     role: str
     samples: int
     columns: tuple[Column, ...] = ()
     batch: int | None = None
+    data: Any = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, role: str, data: Any) -> Self:
-        """Of a data set, at its beginning: later it may hold what training has put into it."""
+        """Of a data set, at its beginning."""
         try:
             samples = len(data)
         except (TypeError, NotImplementedError):
             return cls(role, -1)
         found = (_column(*each) for each in _held(data, samples, ""))
-        return cls(role, samples, tuple(islice(filter(None, found), _COLUMNS)))
+        return cls(role, samples, tuple(islice(filter(None, found), _COLUMNS)), data=data)
 
-    def moved_since(self, begin: Self) -> Self:
-        """What training has put into it in the place of something else: labels that a model has made, and not a cache that fills."""
-        before = {column.name: column for column in begin.columns if len(set(column.rows)) > 1}
-        moved = (column for column in self.columns if before.get(column.name, column) != column)
-        return replace(self, columns=tuple(moved))
+    def now(self) -> Self:
+        """With what training has put into it in the place of something else: labels that a model has made, and not a cache that fills."""
+        moved = {column.name: column for column in Source.of(self.role, self.data).columns}
+        columns = (moved.get(each.name, each) if len(set(each.rows)) > 1 else each for each in self.columns)
+        return replace(self, columns=tuple(columns))
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self.role, self.samples, self.columns, self.batch
+
+    def __setstate__(self, told: tuple[Any, ...]) -> None:
+        for name, value in zip(("role", "samples", "columns", "batch"), told, strict=True):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "data", None)
 
     def differs(self, job: Source) -> str:
         """In words; empty if it does not, as far as these facts go. ``job``: of a worker that has trained, or of rank 0."""
@@ -142,6 +152,10 @@ class DataFacts:
         other = (f"{what} {mine}, the job's {theirs}" for what, mine, theirs in (*settings, *shapes) if mine != theirs)
         return next(other, "")
 
+    def now(self) -> Self:
+        """With the data as they are at this time."""
+        return replace(self, sources=tuple(source.now() for source in self.sources))
+
     def to_bytes(self) -> bytes:
         return pickle.dumps(self)
 
@@ -194,10 +208,7 @@ def _parts(data: Any) -> list[tuple[str, Any]]:
 
 
 def _is_column(value: Any) -> bool:
-    is_table = hasattr(value, "to_pylist")  # of Arrow
-    return isinstance(value, tuple | list | range) or (
-        hasattr(value, "__getitem__") and (is_table or hasattr(value, "shape"))
-    )
+    return isinstance(value, tuple | list | range) or (hasattr(value, "__getitem__") and hasattr(value, "shape"))
 
 
 def _length(value: Any) -> int:
@@ -240,15 +251,14 @@ def _places(samples: int, most: int) -> list[int]:
 
 
 def _rows(held: Any, places: Sequence[int]) -> list[Any]:
-    if hasattr(held, "to_pylist"):
-        return [held.slice(place, 1).to_pylist()[0] for place in places]
-    held = getattr(held, "iloc", held)  # of pandas: its own index may be anything
-    found = [held[place] for place in places]
-    return [_on_host(row) if hasattr(row, "shape") else row for row in found]
+    if isinstance(held, tuple | list | range):
+        found = [held[place] for place in places]
+        return [_on_host(row) if hasattr(row, "shape") else row for row in found]
+    return [np.asarray(row) for row in _on_host(held[places])]
 
 
 def _on_host(row: Any) -> Any:
-    """An array of NumPy's; ``row``: any framework's, or pandas'."""
+    """An array of NumPy's; ``row``: any framework's."""
     if hasattr(row, "detach"):  # of torch, perhaps on a device
         row = row.detach().cpu()
     return np.asarray(row)
@@ -273,8 +283,6 @@ def _cells(row: Any, prefix: str) -> tuple[Value, ...]:
         return (row[len(prefix) :].lstrip("/")[-_TEXT:],)
     if isinstance(row, bool | int | float):
         return (row,)
-    if isinstance(row, Mapping):
-        return _cells(tuple(row.values()), prefix)
     if isinstance(row, tuple | list):
         return tuple(cell for each in row[:_CELLS] for cell in _cells(each, prefix)[:1])
     return (plain_text(row)[:_TEXT],) if isinstance(row, bytes) or row is None else ()

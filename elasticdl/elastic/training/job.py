@@ -382,19 +382,17 @@ class JobContext(ABC):
         if warning := self._core.begin(plan, settings_changed):
             self.warn(warning)
 
-    def voted(self, vote: Vote, remedy: str = "", device_seconds: float = 0.0, difference: str = "") -> None:
+    def voted(self, vote: Vote, remedy: str = "", device_seconds: float = 0.0) -> None:
         """The gradients of all members have arrived, and with them their votes.
 
         ``remedy``: what a script should do that has made its step on too few samples. ``device_seconds``: from the
         batch's begin to the end of this worker's passes, by the device's own clock; 0 where host and device go together.
-        ``difference``: between the batches of the members, in a line, if they are not the same.
 
         Raises:
             RuntimeError: the script does what can't be made right.
-            UserError: members have other batches.
         """
         if not self._core.voted(vote, time.monotonic(), device_seconds=device_seconds):
-            self._disagree(remedy, difference)
+            self._disagree(remedy)
 
     def all_ended(self, vote: Vote) -> None:
         """All members have voted on a step to which this one, at least, has nothing to add.
@@ -574,9 +572,8 @@ class JobContext(ABC):
         if self._core.state is WorkerState.LEAVING:
             raise WorldChanged(self._core.left_because)
 
-    def _disagree(self, remedy: str = "", difference: str = "") -> NoReturn:
-        kind = UserError if difference else RuntimeError
-        self.failure = kind(self._core.position.disagreement(self._core.world.size, remedy, difference))
+    def _disagree(self, remedy: str = "") -> NoReturn:
+        self.failure = RuntimeError(self._core.position.disagreement(self._core.world.size, remedy))
         raise self.failure
 
 

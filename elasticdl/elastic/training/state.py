@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import IO, Any, ClassVar
 
 from elasticdl.common.errors import UserError
@@ -19,6 +18,7 @@ from elasticdl.elastic.core.plan import Progress
 from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.core.vote import Vote
+from elasticdl.elastic.training.check import Check
 from elasticdl.elastic.training.cursor import Ordered
 from elasticdl.elastic.training.data_facts import DataFacts, require_same
 from elasticdl.elastic.training.job import JobContext
@@ -33,7 +33,6 @@ from elasticdl.elastic.training.pieces import (
     dump_all,
     load_all,
 )
-from elasticdl.elastic.training.state_check import BatchCheck, StateCheck, judge, require_one
 
 BESIDE = "beside"
 
@@ -108,17 +107,7 @@ class TrainingState(ABC):
             self._common_pieces.append(InHand(sampler.drop))
             sampler.settings_changed = settings.changed
             sampler.step_begins = self._step_begins
-        self._batch_check = BatchCheck(job.collective, self._data_facts)
-        self._check = StateCheck(
-            job.check_state,
-            job.worker_id,
-            job.collective,
-            self,
-            tensors,
-            self.take_over,
-            job.warn,
-            lambda: self.has_trained,
-        )
+        self._check = Check(job, self, tensors, lambda: self._position, self._data_facts)
         self.bind_state()
 
     def _hold(self, *pieces: Piece) -> None:
@@ -354,7 +343,7 @@ class TrainingState(ABC):
         if vote.ended == self._job.world.size:
             self._check.ended(one_state=vote.one_state)
         else:
-            self._refuse_who_ends_apart(vote, "has ended")
+            self._check.judge_end(vote, "has ended")
         return vote
 
     # -- a step --
@@ -368,21 +357,6 @@ class TrainingState(ABC):
         """This worker has made a step."""
         return self._position.made > 0
 
-    def _require_one(self, mine: str, line: str) -> None:
-        """See `require_one`."""
-        require_one(self._job.collective, self._job.worker_id, mine, line, trained=self.has_trained)
-
-    def _refuse_who_ends_apart(self, vote: Vote, mine: str) -> None:
-        """Some members make this step and others none; all come here. It returns where nobody is refused.
-
-        Raises:
-            UserError: this worker is refused.
-            WorldBroken: another worker is.
-        """
-        self._position.voted(vote)
-        why = self._position.disagreement(self._job.world.size)
-        judge(self._job.collective, self._job.worker_id, mine, why, trained=self.has_trained)
-
     @property
     def _wants_to_stop(self) -> bool:
         return self.stopping and self._job.world.rank == 0
@@ -395,15 +369,7 @@ class TrainingState(ABC):
             UserError: the batch or the state of this worker, or that of others, is not the same as that of rank 0.
             WorldBroken: a worker that came later is refused.
         """
-        difference = ""
-        if vote.ended:
-            self._refuse_who_ends_apart(vote, "goes on")
-        if not vote.one_batch and not vote.ended:
-            difference = self._batch_check.difference(self._position)
-            vote = replace(vote, one_batch=not difference)
-        if not difference and not vote.ended:
-            self._check.voted(one_state=vote.one_state)
-        self._job.voted(vote, self._remedy, device_seconds, difference)
+        self._job.voted(self._check.judge(vote), self._remedy, device_seconds)
 
     def _before_update(self) -> None:
         """The parameters change next."""

@@ -1,22 +1,21 @@
-"""Whether all members hold the same training state, piece by piece.
+"""Whether all members of a world make the same step, of the same samples and from the same state: one ballot a step, and one judgement of it.
 
-Before the first step of each world and of each epoch every member makes a checksum of its pieces, and before all others one
-of the optimizer's settings; the step's vote tells whether all are equal. Only if they are not are the pieces compared, before the
-parameters change: first by name, then how far those that differ are apart. Processors of different kinds round differently,
-so up to `ROUNDING` everybody takes rank 0's model; above it the job ends with a line that names the piece. Of what does not
-make the model, such as the user's values, a warning tells once.
+*Samples.* The ballot has a checksum of the batch's samples, and in the first step of each world and of each epoch one of what the data hold.
+*State.* Before the first step of each world and of each epoch every member makes a checksum of its pieces, and before all others one
+of the optimizer's settings. Only if the votes are not equal are the pieces compared, before the parameters change: first by name, then how
+far those that differ are apart. Processors of different kinds round differently, so up to `ROUNDING` everybody takes rank 0's model.
+Of what does not make the model, such as the user's values, a warning tells once.
 
-And whether all make a step of the same samples.
+*The judgement.* Who has never made a step and alone differs is refused alone. Else the job ends with a line that names what differs.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import pickle
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,8 +25,9 @@ from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.plan import Progress, StepPlan
 from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.protocol import WorldBroken
-from elasticdl.elastic.core.vote import BatchFacts, Disagreement, newcomers_alone
+from elasticdl.elastic.core.vote import BatchFacts, Disagreement, Vote, newcomers_alone
 from elasticdl.elastic.training.data_facts import DataFacts
+from elasticdl.elastic.training.job import JobContext
 from elasticdl.elastic.training.pieces import (
     SETTINGS,
     Piece,
@@ -101,7 +101,7 @@ class Found:
         return all(each.distance <= ROUNDING for each in self.model)
 
 
-class HasPieces(Protocol):
+class Checked(Protocol):
     """A training state."""
 
     @property
@@ -110,34 +110,36 @@ class HasPieces(Protocol):
     @property
     def settings(self) -> Settings: ...
 
+    def take_over(self) -> None:
+        """On all members, be at rank 0's model."""
 
-class StateCheck:
+
+class Check:
     """Of one training state; on all members at the same steps."""
 
     def __init__(
         self,
-        how: str,
-        worker_id: int,
-        collective: Collective,
-        state: HasPieces,
+        job: JobContext,
+        state: Checked,
         tensors: Tensors,
-        take_over: Callable[[], None],
-        tell: Callable[[str], None],
-        has_trained: Callable[[], bool],
+        position: Callable[[], Position],
+        facts: Callable[[], DataFacts],
     ) -> None:
-        """``how``: as ``--check_state``. ``take_over``: on all members, be at rank 0's model. ``tell``: for the journal.
-        ``has_trained``: this worker has made a step."""
+        how = job.check_state
         self._each = int(how) if how.isdigit() else 0
         self._is_on = how != CHECK_OFF
         self._always_repairs = how == CHECK_REPAIR
-        self._worker_id = worker_id
-        self._collective = collective
+        self._worker_id = job.worker_id
+        self._collective = job.collective
+        self._tell = job.warn  # for the journal
         self._state = state
         self._tensors = tensors
-        self._take_over = take_over
-        self._tell = tell
-        self._has_trained = has_trained
-        self._seen = (-1, -1)  # world and epoch, or number of steps, of the last comparison
+        self._position = position
+        self._facts = facts
+        self._place = (-1, -1)  # world and epoch in whose first step the data are compared, however often it is made
+        self._first = -1  # that step
+        self._sources = 0  # checksum of the data in that step
+        self._seen = (-1, -1)  # world and epoch, or number of steps, of the last comparison of the state
         self._step = -1  # after which the members vote
         self._survey: Survey | None = None  # before the step in hand, if all is compared in it
         self._last: Survey | None = None  # after a step that may be the last
@@ -160,36 +162,55 @@ class StateCheck:
             self._seen = place
             self._survey = survey_of(self._state.pieces, self._tensors, progress.step)
 
-    def ballot(self) -> int:
-        """For the vote of this step: 0 if nothing is compared."""
-        if not self._compares:
-            return 0
+    def ballot(self, plan: StepPlan | None) -> tuple[int, int]:
+        """For the vote of the step of this plan: checksums of batch and state. 0 where there is no plan, or nothing is compared."""
+        return self._of_batch(plan) if plan is not None else 0, self._of_state() if self._compares else 0
+
+    def _of_batch(self, plan: StepPlan) -> int:
+        place = self._collective.world.version, plan.epoch
+        if place != self._place:
+            self._place, self._first = place, plan.step
+            self._sources = zlib.crc32(repr(self._facts().now().sources).encode())
+        return plan.checksum ^ self._sources if plan.step == self._first else plan.checksum
+
+    def _of_state(self) -> int:
         self._settings = self._state.settings.told()
         checksum = zlib.crc32(repr(self._settings).encode())
         return checksum if self._survey is None else checksum ^ self._survey.checksum()
 
-    def voted(self, *, one_state: bool) -> None:
-        """All members vote on the same step.
+    def judge(self, vote: Vote) -> Vote:
+        """All members have voted on the same step. Returns the vote; of data that differ by rounding alone it says that they are the same.
 
         Raises:
-            UserError: their models differ, or this worker is refused.
+            UserError: batches, data or states differ, or this worker is refused.
             WorldBroken: another worker is.
         """
-        survey, self._survey = self._survey, None
         self.workers = 0
-        if not self._compares:
-            return
-        if not one_state:
-            try:
-                found = self._compare(survey, leaves(self._settings))
-            except WorldBroken as failure:  # the next step finds that as well, where it can be mended
-                log.info("the states were not compared: %s", failure)
-                return
-            self._judge(found)
-        self._same_settings = self._step
-        if survey is not None:
-            self._same = self._step
-            self.workers = self._collective.world.size
+        if vote.ended:
+            self.judge_end(vote, "goes on")
+            return vote
+        if not vote.one_batch:
+            self._judge_batches()
+        survey, self._survey = self._survey, None
+        if self._compares:
+            self._judge_states(survey, one_state=vote.one_state)
+        return vote if vote.one_batch else replace(vote, one_batch=True)
+
+    def judge_end(self, vote: Vote, mine: str) -> None:
+        """Some members make this step and others none; all come here. It returns where nobody is refused.
+
+        Raises:
+            UserError: this worker is refused.
+            WorldBroken: another worker is.
+        """
+        position = self._position()
+        position.voted(vote)
+        self._differ(mine, position.disagreement(self._collective.world.size))
+
+    def require_one(self, mine: str, line: str) -> None:
+        """See `require_one`."""
+        if self._differ(mine, line):
+            raise UserError(line)
 
     def step_made(self) -> None:
         """All members come here after the same step."""
@@ -197,7 +218,7 @@ class StateCheck:
             return
         self._takes_over = False
         try:
-            self._take_over()
+            self._state.take_over()
         except WorldBroken as failure:
             log.info("rank 0's state was not taken over: %s", failure)
 
@@ -233,6 +254,43 @@ class StateCheck:
     @property
     def _compares(self) -> bool:
         return self._is_on and self._collective.world.size > 1
+
+    @property
+    def _has_trained(self) -> bool:
+        """This worker has made a step."""
+        return self._position().made > 0
+
+    def _differ(self, mine: str, line: str) -> bool:
+        return differ(self._collective, self._worker_id, mine, line, trained=self._has_trained)
+
+    def _judge_batches(self) -> None:
+        """The samples, or the data, are not the same; by rounding they may differ."""
+        facts, position = self._facts().now(), self._position()
+        plan, at = position.batch, position.progress
+        epoch, step, samples = (plan.epoch, plan.step, plan.whole) if plan else (at.epoch, at.step + 1, ())
+        batch = BatchFacts.of(self._worker_id, epoch, step, samples, trained=self._has_trained)
+
+        def judged(every: Sequence[tuple[BatchFacts, DataFacts]]) -> Disagreement:
+            data = [theirs.differs(every[0][1]) for _, theirs in every]
+            return Disagreement.of([batch for batch, _ in every], data)
+
+        found = _of_all(self._collective, (batch, facts), judged)
+        found.refuse(self._worker_id)
+        if found.line:
+            raise UserError(found.line)
+
+    def _judge_states(self, survey: Survey | None, *, one_state: bool) -> None:
+        if not one_state:
+            try:
+                found = self._compare(survey, leaves(self._settings))
+            except WorldBroken as failure:  # the next step finds that as well, where it can be mended
+                log.info("the states were not compared: %s", failure)
+                return
+            self._judge(found)
+        self._same_settings = self._step
+        if survey is not None:
+            self._same = self._step
+            self.workers = self._collective.world.size
 
     def _judge(self, found: Found) -> None:
         if found.model and (self._always_repairs or found.is_rounding):
@@ -278,26 +336,22 @@ class StateCheck:
         others = survey.others if survey else {}
         marks = {**(survey.marks() if survey else {}), **{name: plain_mark(each) for name, each in settings.items()}}
         mine = [{name: marks[name] for name in each} for each in (model, others)]
-        every = self._gathered([self._worker_id, *mine], "marks")
-        of_model, of_others = self._from_root([_differing([each[kind] for each in every]) for kind in (1, 2)])
-        apart = [(name, self._distance(name, model), _text(name, model)) for name in of_model]
-        texts = [(name, float("inf"), _text(name, others)) for name in of_others]
-        told = self._gathered([self._has_trained(), *([apart, texts] if model else [[], []])], "differences")
-        found: Found = self._from_root(_found(every, told))
+        held: list[Any] = []  # on rank 0, by all
+
+        def named(every: Sequence[Any]) -> list[list[str]]:
+            held.extend(every)
+            return [_differing([each[kind] for each in every]) for kind in (1, 2)]
+
+        which = _of_all(self._collective, (self._worker_id, *mine), named)
+        apart = [(name, self._distance(name, model), _text(name, model)) for name in which[0]]
+        texts = [(name, float("inf"), _text(name, others)) for name in which[1]]
+        told = (self._has_trained, *([apart, texts] if model else [[], []]))
+        found: Found = _of_all(self._collective, told, lambda differences: _found(held, differences))
         return found
 
     def _distance(self, name: str, held: Mapping[str, Any]) -> float:
         array = self._tensors.host_array(held[name]) if name in held else None
-        return distance(self._from_root(array), array)
-
-    def _gathered(self, value: Any, name: str) -> list[Any]:
-        """Of all members by rank, on rank 0; elsewhere nothing but this member's."""
-        content = np.frombuffer(bytearray(json.dumps(value).encode()), np.uint8)
-        told = self._collective.gather(content, f"elasticdl.state.{name}")
-        return [json.loads(each.tobytes()) for each in told] or [value]
-
-    def _from_root(self, value: Any) -> Any:
-        return pickle.loads(self._collective.broadcast_bytes(pickle.dumps(value), "elasticdl.state"))
+        return distance(_of_all(self._collective, array, lambda every: every[0]), array)
 
 
 def _differing(marks: Sequence[Mapping[str, int]]) -> list[str]:
@@ -362,68 +416,22 @@ def _group(piece: str) -> str:
     return ".".join(parts[: GROUPS.get(parts[0], 1)])
 
 
-# Whether all members make each step on the same samples of the same data.
-#
-# The vote of a step tells whether they do; only if they do not, each tells what it believes. In the first step of a world and of an
-# epoch the data are part of that: not every front end knows them when a worker comes in, and a data set may make a new order.
-
-
-class BatchCheck:
-    """Of one training state."""
-
-    def __init__(self, collective: Collective, facts: Callable[[], DataFacts]) -> None:
-        self._collective = collective
-        self._facts = facts
-        self._first = (
-            0,
-            0,
-            0,
-        )  # version of a world, epoch and step: in the first of both the data are compared, however often it is made
-
-    def ballot(self, plan: StepPlan | None) -> int:
-        """For the vote of the step that is made by this plan; 0 if nobody knows one."""
-        if plan is None:
-            return 0
-        place = self._collective.world.version, plan.epoch, plan.step
-        if place[:2] != self._first[:2]:
-            self._first = place
-        if place != self._first:
-            return plan.checksum
-        return plan.checksum ^ zlib.crc32(repr(self._facts().sources).encode())
-
-    def difference(self, position: Position) -> str:
-        """What differs between the batches, or the data, of the members, who all ask for it now. Empty if it is rounding alone.
-
-        Raises:
-            UserError: this worker is refused, as it came later and has others than the rest.
-            WorldBroken: another worker is.
-        """
-        facts, plan, progress = self._facts(), position.batch, position.progress
-        epoch, step, samples = (plan.epoch, plan.step, plan.whole) if plan else (progress.epoch, progress.step + 1, ())
-        mine = BatchFacts.of(facts.worker, epoch, step, samples, trained=position.made > 0)
-        told = self._collective.gather(_packed((mine, facts)), "elasticdl.batches")
-        every = [pickle.loads(each.tobytes()) for each in told]  # of other members of the same job
-        data = [theirs.differs(every[0][1]) for _, theirs in every]
-        judged = Disagreement.of([batch for batch, _ in every], data) if every else None
-        said = self._collective.broadcast_bytes(pickle.dumps(judged), "elasticdl.difference")
-        found: Disagreement = pickle.loads(said)
-        found.refuse(mine.worker)
-        return found.line
+# -- what all members tell --
 
 
 def require_one(collective: Collective, worker: int, mine: str, line: str, *, trained: bool) -> None:
-    """As `judge`; who is not refused does not go on either if it differs.
+    """As `differ`; who is not refused does not go on either if it differs.
 
     Raises:
         UserError: it differs.
         WorldBroken: another worker is refused.
     """
-    if judge(collective, worker, mine, line, trained=trained):
+    if differ(collective, worker, mine, line, trained=trained):
         raise UserError(line)
 
 
-def judge(collective: Collective, worker: int, mine: str, line: str, *, trained: bool) -> bool:
-    """Whether it differs, where nobody is refused. All members come here with what has to be the same.
+def differ(collective: Collective, worker: int, mine: str, line: str, *, trained: bool) -> bool:
+    """Whether members differ, where nobody is refused. All come here with what has to be the same.
 
     ``line``: what is to be said of who is refused. ``trained``: this worker has made a step of the job before.
 
@@ -431,15 +439,18 @@ def judge(collective: Collective, worker: int, mine: str, line: str, *, trained:
         UserError: this worker is refused, as it came later and has another than the rest.
         WorldBroken: another worker is.
     """
-    every = collective.gather(_packed((worker, trained, mine)), "elasticdl.others")
-    told = [pickle.loads(each.tobytes()) for each in every]
-    others = {number for number, _, text in told if text != told[0][2]}
-    refused = newcomers_alone([each[:2] for each in told], others) if others else ()
-    said = collective.broadcast_bytes(pickle.dumps((bool(others), refused)), "elasticdl.refused")
-    differ, refused = pickle.loads(said)
+
+    def judged(every: Sequence[tuple[int, bool, str]]) -> tuple[bool, tuple[int, ...]]:
+        others = {number for number, _, text in every if text != every[0][2]}
+        return bool(others), newcomers_alone([each[:2] for each in every], others)
+
+    is_other, refused = _of_all(collective, (worker, trained, mine), judged)
     Disagreement(line, refused).refuse(worker)
-    return bool(differ)
+    return bool(is_other)
 
 
-def _packed(value: object) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    return np.frombuffer(bytearray(pickle.dumps(value)), np.uint8)
+def _of_all(collective: Collective, mine: Any, judged: Callable[[Sequence[Any]], Any]) -> Any:
+    """What rank 0 makes of what all members tell, by rank; on all of them."""
+    told = collective.gather(np.frombuffer(bytearray(pickle.dumps(mine)), np.uint8), "elasticdl.told")
+    made = judged([pickle.loads(each.tobytes()) for each in told]) if told else None
+    return pickle.loads(collective.broadcast_bytes(pickle.dumps(made), "elasticdl.judged"))
