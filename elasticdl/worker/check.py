@@ -21,12 +21,12 @@ def check(spec: JobSpec) -> None:
     """Raises UserError if the job can't be trained; one line says why."""
     # Imported here: what these import may be what is missing.
     from elasticdl.worker.frameworks import build_model, framework_of, import_learner, set_defaults
-    from elasticdl.worker.zoo import blame, load_module
+    from elasticdl.worker.zoo import load_module
 
     refuse_variables(os.environ)
     set_defaults(os.environ)
     module = load_module(spec)
-    with blame(f"{name_of(module.custom_model)}()", module.folder):
+    with module.blame(f"{name_of(module.custom_model)}()"):
         model = build_model(module, spec.seed)
     learner = import_learner(framework_of(model, module))
     learner.check(module, spec, model)

@@ -5,33 +5,23 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
-import random
 import sys
 from collections.abc import MutableMapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
-
-import numpy as np
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of, shown
 from elasticdl.elastic.core.plan import step_seed
+from elasticdl.elastic.training.cursor import seed_generators
 from elasticdl.worker.learner import Learner
-from elasticdl.worker.zoo import ModelModule, require_signature
+from elasticdl.worker.zoo import ModelModule
 
 OptimizerT = TypeVar("OptimizerT")
 
 
-@dataclass(frozen=True, slots=True)
-class Framework:
-    """What of a framework can be known without importing it."""
-
-    title: str
-    learner: str  # a module below `elasticdl.worker`, and the class in it
-
-
-TORCH = Framework("PyTorch", "torch_learner:TorchLearner")
-KERAS = Framework("Keras", "keras_learner:KerasLearner")
+# What of a framework can be known without importing it: a module below `elasticdl.worker`, and its learner.
+TORCH = "torch_learner:TorchLearner"
+KERAS = "keras_learner:KerasLearner"
 FRAMEWORKS = ("torch", "keras", "tf_keras")  # as a message names them
 
 DEFAULTS = {
@@ -41,9 +31,9 @@ DEFAULTS = {
 }
 
 
-def import_learner(framework: Framework) -> type[Learner]:
+def import_learner(framework: str) -> type[Learner]:
     """Imports the framework, too."""
-    learner: type[Learner] = pkgutil.resolve_name(f"elasticdl.worker.{framework.learner}")
+    learner: type[Learner] = pkgutil.resolve_name(f"elasticdl.worker.{framework}")
     return learner
 
 
@@ -73,7 +63,7 @@ def build_model(module: ModelModule, seed: int) -> Any:
     return module.custom_model(**module.model_params)
 
 
-def framework_of(model: Any, module: ModelModule) -> Framework:
+def framework_of(model: Any, module: ModelModule) -> str:
     """Raises UserError if the model is of no framework that can be trained."""
     # A Keras model over PyTorch is a torch.nn.Module as well.
     if _is_a(model, "keras", "Model"):
@@ -86,15 +76,14 @@ def framework_of(model: Any, module: ModelModule) -> Framework:
     raise UserError(f"{call} returned {type(model).__name__}; expected a torch.nn.Module or a keras.Model")
 
 
-def make_optimizer(module: ModelModule, framework: Framework, kind: type[OptimizerT], **arguments: Any) -> OptimizerT:
+def make_optimizer(module: ModelModule, framework: str, kind: type[OptimizerT], **arguments: Any) -> OptimizerT:
     """What the module's ``optimizer`` returns when it is given these, by position."""
-    name, why = name_of(module.optimizer), f" for a {framework.title} model"
-    require_signature(module.optimizer, name, module.path, tuple(arguments), why=why)
+    name = name_of(module.optimizer)
     optimizer = module.optimizer(*arguments.values())
     if not isinstance(optimizer, kind):
         raise UserError(
             f"{shown(module.path)}: {name}({', '.join(arguments)}) returned {kind_of(optimizer)}; "
-            f"expected a {'torch.optim' if framework is TORCH else 'keras.optimizers'}.Optimizer"
+            f"expected a {'torch.optim' if framework == TORCH else 'keras.optimizers'}.Optimizer"
         )
     return optimizer
 
@@ -113,8 +102,7 @@ def _is_a(value: object, module: str, name: str) -> bool:
 
 def _seed(value: int) -> None:
     """The global generators of all that the user's module has imported. Keras draws its seeds from Python's."""
-    random.seed(value)
-    np.random.seed(value)
+    seed_generators(value)
     if torch := sys.modules.get("torch"):
         torch.manual_seed(value)
     if tensorflow := sys.modules.get("tensorflow"):

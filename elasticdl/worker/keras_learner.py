@@ -38,7 +38,6 @@ from elasticdl.worker.zoo import (
     Attempt,
     Datasets,
     ModelModule,
-    blame,
     make_callbacks,
     make_metrics,
     open_datasets,
@@ -115,11 +114,11 @@ class KerasLearner(Learner):
                     f"{shown(module.path)}: {name_of(module.custom_model)}() returned {type(model).__name__}, which has a {name}() of its own that is "
                     "not called: put it into the module's loss(), or write the loop with @elastic.run (docs/library.md)"
                 )
-        with blame(f"{name_of(module.optimizer)}()", module.folder):
+        with module.blame(f"{name_of(module.optimizer)}()"):
             make_optimizer(module, KERAS, keras.optimizers.Optimizer)
-        with blame("callbacks()", module.folder):
+        with module.blame("callbacks()"):
             refuse_needless(make_callbacks(module, CALLBACKS))
-        with blame("eval_metrics_fn()", module.folder):
+        with module.blame("eval_metrics_fn()"):
             name_metrics(make_metrics(module, nested=True))
         training = one_feature(model, open_datasets(module, spec)).training
         largest = largest_micro_batch(spec, len(training))

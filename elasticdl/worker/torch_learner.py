@@ -32,7 +32,6 @@ from elasticdl.worker.learner import Codec, Learner, largest_micro_batch, rate_r
 from elasticdl.worker.zoo import (
     Attempt,
     ModelModule,
-    blame,
     make_callbacks,
     make_metrics,
     open_datasets,
@@ -67,11 +66,11 @@ class TorchLearner(Learner):
     def check(module: ModelModule, spec: JobSpec, model: torch.nn.Module) -> None:
         require_collective(spec.collective, TorchTensors())
         refuse_feed(module)
-        with blame(f"{name_of(module.optimizer)}(parameters)", module.folder):
+        with module.blame(f"{name_of(module.optimizer)}(parameters)"):
             make_optimizer(module, TORCH, torch.optim.Optimizer, parameters=model.parameters())
-        with blame("callbacks()", module.folder):
+        with module.blame("callbacks()"):
             make_callbacks(module)
-        with blame("eval_metrics_fn()", module.folder):
+        with module.blame("eval_metrics_fn()"):
             make_metrics(module)
         training = open_datasets(module, spec).training
         largest = largest_micro_batch(spec, len(training))
@@ -215,11 +214,8 @@ def _first(dataset: Any, samples: int) -> Any:
 
 @contextlib.contextmanager
 def untouched(model: torch.nn.Module) -> Iterator[None]:
-    """Buffers, gradients and the state of all random generators are put back at the end."""
+    """Buffers and the state of all random generators are put back at the end; gradients go."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    for parameter, _ in gradients:
-        parameter.grad = None
     try:
         with streams_apart():
             yield
@@ -227,5 +223,4 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for buffer, saved in buffers:
                 buffer.copy_(saved)
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
+        model.zero_grad()

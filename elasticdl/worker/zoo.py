@@ -49,25 +49,17 @@ def _below(filename: str, folder: Path) -> bool:
 log = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "custom_model"
-# Of functions by their role; of others they can't be known yet.
-PARAMETERS = {
-    "custom_model": (),
-    "loss": ("labels", "predictions"),
-    "dataset": ("mode", "path"),
-    "eval_metrics_fn": (),
-    "callbacks": (),
-}
+# Of functions by their role, as a message shows them; the others take nothing.
 EXPECTED = {
+    "loss": "{0}(labels, predictions)",
     "optimizer": "{0}(parameters) with PyTorch, {0}() with Keras",
     "feed": "{0}(dataset, mode, metadata)",
     "custom_data_reader": "{0}(data_origin=...)",
     "dataset": "{0}(mode, path), or feed(dataset, mode, metadata) over the files of --training_data (docs/data.md)",
 }
-METRIC = ("labels", "outputs")
 PARAMS = "expected NAME=VALUE; NAME=VALUE with Python literals, as in \"units=64; activation='relu'\""
 
 OWN_CALLBACKS: Mapping[str, type] = MappingProxyType({"elasticdl.callbacks.Callback": Callback})
-NONE: Mapping[str, object] = MappingProxyType({})
 
 Function = Callable[..., Any]
 Metrics = Mapping[str, Any]  # by name; of a model with several outputs, by output and name
@@ -116,18 +108,14 @@ class _Source:
         is_there = getattr(self.module, name or getattr(self.spec, role), None) is not None
         return self.require(role, name) if is_there or (self.is_asked(role) and not name) else None
 
-    def require(self, role: str, name: str = "", params: Mapping[str, object] = NONE) -> Function:
-        """``params``: given by name."""
+    def require(self, role: str, name: str = "") -> Function:
         name = name or getattr(self.spec, role)
-        parameters = PARAMETERS.get(role)
-        expected = EXPECTED.get(role, f"{{0}}({', '.join(parameters or ())})").format(name)
+        expected = EXPECTED.get(role, "{0}()").format(name)
         found: Function | None = getattr(self.module, name, None)
         if found is None:
             raise UserError(f"{shown(self.path)} has no {name}; expected {expected}")
         if not callable(found):
             raise UserError(f"{shown(self.path)}: {name} is not a function; expected {expected}")
-        if parameters is not None:
-            require_signature(found, name, self.path, parameters, params)
         return found
 
     def feed(self) -> FeedOpener | None:
@@ -155,6 +143,10 @@ class ModelModule:
     path: Path
     folder: Path  # the zoo
 
+    def blame(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """See `blame`."""
+        return blame(what, self.folder, otherwise=shown(self.path))
+
 
 def load_module(spec: JobSpec) -> ModelModule:
     """Import the module that ``spec.model_def`` names below ``spec.model_zoo``; the folder goes on ``sys.path``.
@@ -173,7 +165,7 @@ def load_module(spec: JobSpec) -> ModelModule:
         raise _missing(folder, spec.model_def)
     source = _Source(module, path, spec)
     return ModelModule(
-        custom_model=source.require("custom_model", function, params),
+        custom_model=source.require("custom_model", function),
         model_params=params,
         loss=source.require("loss"),
         optimizer=source.require("optimizer"),
@@ -220,8 +212,17 @@ def make_metrics(module: ModelModule, *, nested: bool = False) -> Metrics:
             if not callable(metric):
                 raise _no_metrics(module, f"a dict whose {name!r} is {metric!r}")
             if not isinstance(metric, type) and not hasattr(metric, "update_state"):
-                require_signature(metric, f"metric {name!r}", module.path, METRIC)
+                _require_two_arguments(metric, f"{shown(module.path)}: metric {name!r}")
     return cast(Metrics, metrics)
+
+
+def _require_two_arguments(metric: Function, name: str) -> None:
+    """It is called when everything else has been paid for."""
+    with contextlib.suppress(ValueError):  # some builtins tell nothing about themselves
+        try:
+            inspect.signature(metric).bind("labels", "outputs")
+        except TypeError as error:
+            raise UserError(f"{name} can't be called with (labels, outputs): {error}") from None
 
 
 def _no_metrics(module: ModelModule, returned: str) -> UserError:
@@ -269,28 +270,6 @@ def _import(folder: Path, name: str, path: Path) -> ModuleType:
     return module
 
 
-def require_signature(
-    found: Function,
-    name: str,
-    path: Path,
-    parameters: tuple[str, ...],
-    params: Mapping[str, object] = NONE,
-    why: str = "",
-) -> None:
-    try:
-        signature = inspect.signature(found)
-    except ValueError:  # some builtins tell nothing about themselves
-        return
-    try:
-        signature.bind(*parameters, **params)
-    except TypeError as error:
-        given = [*parameters, *(f"{key}={value!r}" for key, value in params.items())]
-        why = why or " for --model_params" * bool(params)
-        raise UserError(
-            f"{shown(path)} has {name}{signature}, which fails ({error}); expected {name}({', '.join(given)}){why}"
-        ) from None
-
-
 @dataclass(frozen=True, slots=True)
 class Datasets:
     """Anything with ``__len__`` and ``__getitem__``; ``evaluation`` is None if there is nothing to evaluate on."""
@@ -323,7 +302,7 @@ def open_datasets(module: ModelModule, spec: JobSpec) -> Datasets:
 def _open(module: ModelModule, mode: str, path: str) -> Any:
     is_feed = isinstance(module.dataset, FeedOpener)
     call = f"feed over --{OPTIONS[mode]} {path}".rstrip() if is_feed else f"dataset({mode!r}, {path!r})"
-    with blame(call, module.folder):
+    with module.blame(call):
         try:
             dataset = module.dataset(mode, path)
         except ValueError as error:
@@ -336,11 +315,11 @@ def _open(module: ModelModule, mode: str, path: str) -> Any:
         raise UserError(f"{where} returned {type(dataset).__name__}; expected something with len() and [index]")
     if any(kind.__name__ == "PyDataset" for kind in type(dataset).__mro__):  # Keras may not be imported
         raise UserError(f"{where} returned a PyDataset, whose items are batches; expected single samples by index")
-    with blame(f"len of {call}", module.folder):
+    with module.blame(f"len of {call}"):
         samples = len(dataset)
     if samples == 0:
         raise UserError(f"{where} has no samples; expected at least one")
-    with blame(f"{call}[0]", module.folder):
+    with module.blame(f"{call}[0]"):
         sample = dataset[0]
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         found = f"{type(sample).__name__}{f' of {len(sample)}' if isinstance(sample, tuple | list) else ''}"
@@ -428,15 +407,12 @@ def run_first(
     source = "--training_data" if spec.training_data else "dataset('training', '')"
     first = f"the first samples of {source}"
 
-    def at(what: str) -> contextlib.AbstractContextManager[None]:
-        return blame(what, module.folder, otherwise=shown(module.path))
-
-    with at(f"putting {first} into a batch"):
+    with module.blame(f"putting {first} into a batch"):
         inputs, labels = load()
-    with at(f"{name_of(module.custom_model)}()'s model, given {first} (features {layout(inputs)}),"):
+    with module.blame(f"{name_of(module.custom_model)}()'s model, given {first} (features {layout(inputs)}),"):
         outputs = model(inputs)
     given = f"labels {layout(labels)} and predictions {layout(outputs)}"
-    with at(f"{name_of(module.loss)}(labels, predictions), given {given},"):
+    with module.blame(f"{name_of(module.loss)}(labels, predictions), given {given},"):
         loss(labels, outputs)
 
 
