@@ -1,4 +1,4 @@
-"""Torch's optimizers in a loop over micro-batches, as `elasticdl.ga.torch.optim`, with the steps of the present world.
+"""Run:AI's loops, elastic: torch's optimizers in a loop over micro-batches, as `elasticdl.ga.torch.optim`, with the steps of the present world.
 
 optimizer = elastic.optim.Optimizer(torch.optim.Adam(model.parameters()))
 state = elastic.TorchState(model=model, optimizer=optimizer, loader=loader)
@@ -11,16 +11,20 @@ def train(state):
             loss = cross_entropy(model(inputs), labels)
             loss.backward()
             optimizer.step(loss=loss)
+
+With it what takes the place of `elasticdl.ga.torch.optim.Optimizer` in a plain loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.torch.loop_host import LoopHost
+from elasticdl.elastic.torch_kit.host import OpenBatch
 from elasticdl.elastic.torch_kit.loaders import StepBatch
 from elasticdl.elastic.torch_kit.torch_state import TorchState
 from elasticdl.elastic.training.batch_shape import job
@@ -95,3 +99,127 @@ class Optimizer(optim.Optimizer):
                     parameter.grad.mul_(self._batch.share)  # the workers' gradients are summed
             super().step()
         return result
+
+
+# Run:AI's own loop, over the batches of a prepared loader.
+#
+# The script calls ``step()`` after each batch, and each ``steps``-th call makes an optimizer step. So ``steps`` batches of the loader are
+# one global batch, of each of which every worker has its part. Here the gradients stay in ``p.grad`` until then, weighed, as
+# they are summed over the workers there.
+
+
+class AccumulatedSteps(optim.Optimizer):
+    """In the place of the script's ``Optimizer(optimizer, steps)``, once ``optimizer`` is the loop's."""
+
+    def __init__(self, given: optim.Optimizer, host: LoopHost) -> None:
+        """Raises:
+        UserError: gradients were given to it before.
+        """
+        super().__init__(given.optimizer, given.steps)
+        if optim.STATE_KEY in given.state_dict():
+            raise UserError(
+                "elastic.prepare: the optimizer has accumulated gradients already; prepare it before the loop"
+            )
+        self._given, self._host = given, host
+        self._handed = 0  # batches whose gradients were given to `step` since the optimizer's last one
+        self._is_due = False  # a step, as `accumulate` has told
+        self._is_late = False  # what the script does has no effect
+
+    @property
+    def will_step(self) -> bool:
+        self._open_batches()
+        return self._handed + 1 >= self.steps
+
+    def step(self, closure: Callable[[], Any] | None = None, *, samples: float | None = None, loss: Any = None) -> Any:
+        """``loss``: for reports; those are told here anyway."""
+        self._require(samples)
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.stepped = self._is_due or self._hand_over()
+        if self.stepped:
+            self._make_step()
+        return loss if closure is not None else None
+
+    def accumulate(self, samples: float | None = None, *, last: bool = False) -> bool:
+        self._require(samples)
+        if last:
+            raise UserError(
+                "optimizer.accumulate(last=True) in a prepared loop: call optimizer.flush() for a step of fewer batches"
+            )
+        if self._is_due:
+            raise UserError("accumulate() has returned True: call step() before the next")
+        self._is_due = self._hand_over()
+        return self._is_due
+
+    def flush(self) -> bool:
+        self._open_batches()
+        self.stepped = self._handed > 0
+        if self.stepped:
+            self._mean_of_fewer()
+            self._make_step()
+        return self.stepped
+
+    def discard(self) -> None:
+        if self._handed:
+            raise UserError("optimizer.discard() in a prepared loop: the gradients of all workers are to be summed")
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing, where gradients wait for the rest of their global batch."""
+        open_batches = self._open_batches()
+        if self._handed and open_batches and open_batches[-1].backwards and self._handed < len(open_batches):
+            raise UserError(
+                "optimizer.zero_grad() was called between loss.backward() and optimizer.step(): call it before or after both"
+            )
+        if not self._handed:
+            self.optimizer.zero_grad(set_to_none)
+
+    # -- details --
+
+    def _hand_over(self) -> bool:
+        """Whether a step of the optimizer is due."""
+        open_batches = self._open_batches()
+        self._handed += 1
+        if open_batches is not None and self._handed != len(open_batches):
+            raise UserError(
+                f"optimizer.step() was called {self._handed} times for {len(open_batches)} batches: call it once after each "
+                f"batch's loss.backward(); each {self.steps}th call makes a step of the optimizer"
+            )
+        return self._handed >= self.steps
+
+    def _open_batches(self) -> Sequence[OpenBatch] | None:
+        open_batches = self._host.open_batches
+        if open_batches is None:
+            self._is_late = True
+        elif self._is_late:
+            # It has come to where the job stands, which is between two steps, with whichever batch its own count began.
+            self._handed, self._is_late = 0, False
+        return open_batches
+
+    def _mean_of_fewer(self) -> None:
+        """The gradients are weighed as of a whole accumulation."""
+        larger = self.steps / self._handed
+        self._host.reduce(larger)
+        if not self._host.is_idle:
+            for parameter in self._params():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(larger)
+
+    def _make_step(self) -> None:
+        try:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        finally:
+            self._handed, self._is_due = 0, False
+            self._given._opt_called = True  # type: ignore[attr-defined]  # a scheduler of it would warn otherwise
+
+    def _require(self, samples: float | None) -> None:
+        if samples is not None:
+            raise UserError(
+                "optimizer.step(samples=) in a prepared loop: leave it out; parts of a batch are weighed by their samples"
+            )
+        if self.__dict__.get("grad_scale") is not None or "found_inf" in self.__dict__:
+            raise UserError(
+                "elastic.prepare: a GradScaler with an optimizer of elasticdl.ga: train with torch.bfloat16, which needs no scaler, or "
+                "accumulate in the loop itself"
+            )

@@ -127,8 +127,8 @@ class PlainLoop:
         for each in optimizers:
             _speak_to(host, each)
         if given is not optimizer:
-            accumulated = importlib.import_module("elasticdl.elastic.torch.accumulated")
-            optimizer = accumulated.AccumulatedSteps(given, host)
+            runai = importlib.import_module("elasticdl.elastic.torch.optim")
+            optimizer = runai.AccumulatedSteps(given, host)
         return (model, optimizer, PreparedLoader(loader, host), *others)
 
     def _job_for(self, loader: Any, steps: int) -> ElasticContext:

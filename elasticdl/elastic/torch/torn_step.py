@@ -451,8 +451,8 @@ class Tape:
 
 def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
     """As `_pytree.tree_map`, which takes longer."""
-    if type(value) is tuple:
-        return tuple(_mapped(function, each) for each in value)
+    if type(value) in (tuple, list):
+        return type(value)([_mapped(function, each) for each in value])
     if type(value) is dict:
         return {key: _mapped(function, each) for key, each in value.items()}
     return function(value) if isinstance(value, (torch.Tensor, *SIMPLE)) else _pytree.tree_map(function, value)
