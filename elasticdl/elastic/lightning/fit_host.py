@@ -387,7 +387,9 @@ class FitHost(MovableHost):
         if self._manual:
             return self._make_manually(self._manual, given, part, run)
         result = self._run(given, part, run)
-        self.participant.state.reducer.look(result.get("loss") if isinstance(result, dict) else result, part.loaded)
+        self.participant.state.reducer.weighed.look(
+            result.get("loss") if isinstance(result, dict) else result, part.loaded
+        )
         given.has_no_loss = result is None
         return result
 
@@ -420,7 +422,7 @@ class FitHost(MovableHost):
         given = self._given
         assert given is not None, "a batch is in hand"
         if self._manual is not None:
-            self.participant.state.reducer.look(loss, len(given.part.indices))
+            self.participant.state.reducer.weighed.look(loss, len(given.part.indices))
             # Each pass is summed by itself.
             make = functools.partial(self._backward, given, given.part.weight, loss, scaled, run, last=False)
             self._manual.sum(make)

@@ -302,7 +302,7 @@ class LoopHost(JoinedHost):
         self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
         remedy = Remedy("loss.backward()") if self.job.under_master else None  # else all is as without elasticdl
         state = LoopState(self.job, self._model, self._optimizer, values, self._data, remedy=remedy)
-        self._gradients.require, self._gradients.accept = state.reducer.require_weighed, state.reducer.accept_gradients
+        self._gradients.weighed = state.reducer.weighed
         self._joined = Participant(self.job, state, self, position, self._data, share=self._share)
         self._joined.join()
         theirs = state.sent()["optimizer"]
@@ -361,7 +361,7 @@ class LoopHost(JoinedHost):
     def opened(self, batch: GlobalBatch, part: MicroBatch, sample: Any) -> OpenBatch:
         if not self.participant.open_batches:
             self._is_fresh = True
-            self.participant.state.reducer.accept_gradients()
+            self.participant.state.reducer.weighed.accept()
         self._means.steps_loss = None
         self.hints.given(batch, part, self._last)
         tape = Tape(

@@ -11,6 +11,7 @@ With them whether a loss is a mean, and what a script has hooked to its paramete
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -112,55 +113,86 @@ class Remedy:
     changed: str = "after the step's last pass"  # where gradients are summed, and may be changed
 
 
+STEP_IN_PASS = (
+    "optimizer.step() was called within a backward pass, by a hook (register_post_accumulate_grad_hook), before the gradients of all workers are summed: "
+    "call it after the pass"
+)
+
+
 class WeighedGradients:
     """Whether gradients were made in passes that are weighed, and not beside these: told without a look at numbers."""
 
-    def __init__(self, parameters: Callable[[], Iterable[torch.nn.Parameter]], remedy: Remedy) -> None:
-        self._parameters = parameters
+    def __init__(self, remedy: Remedy | None, warn: Callable[[str], None] | None) -> None:
+        """``remedy``: None if it makes no difference. ``warn``: see `LossCheck`; None: losses may be what they like."""
         self._remedy = remedy
-        self._seen: list[tuple[int, int]] | None = None  # of the parameters, after the last pass; None: no gradient
-        self._is_expected = False
+        self._losses = None if warn is None else LossCheck(warn)
+        self._parameters: list[torch.nn.Parameter] = []
+        self._seen: list[tuple[int, int]] | None = None  # of them, after the last pass; None: no gradient
+        self._is_expected = self._is_making = False  # a pass
 
-    def begin(self) -> None:
+    def begin(self, parameters: list[torch.nn.Parameter]) -> None:
         """A step begins, without gradients."""
-        self._seen, self._is_expected = None, False
+        self._parameters, self._seen, self._is_expected = parameters, None, False
 
     def accept(self) -> None:
-        """Those that are there are right."""
-        self._seen, self._is_expected = self._present(), False
+        """The gradients that are there are right."""
+        self._is_expected = False
+        if self._remedy is not None:
+            self._seen = self._present()
 
     def expect(self) -> None:
-        """The script makes a pass by itself, of a loss that was weighed."""
+        """The script makes the next pass by itself, of a loss that is weighed."""
+        self.require()
         self._is_expected = True
+
+    @contextlib.contextmanager
+    def making(self) -> Iterator[None]:
+        """Within, a weighed pass is made.
+
+        Raises:
+            UserError: see `require`.
+        """
+        self.require()
+        self._is_making = True
+        try:
+            yield
+        finally:
+            self._is_making = False
+        self.accept()
+
+    def look(self, loss: object, samples: int, *, is_scaled: bool = False) -> None:
+        """A pass is to be made of this loss; see `LossCheck.look`."""
+        if self._losses is not None:
+            self._losses.look(loss, samples, is_scaled=is_scaled)
 
     def require(self) -> None:
         """Raises:
-        UserError: gradients are there that were made otherwise.
+        UserError: gradients are there that were made otherwise, or a pass is not over yet.
         """
+        if self._is_making:
+            raise UserError(STEP_IN_PASS)
         if self._is_expected:
             self.accept()
-            return
-        present = self._present()
-        if present == self._seen:
-            return
-        seen = [NONE] * len(present) if self._seen is None else self._seen
-        made_by = self._remedy.made_by
-        for parameter, now, before in zip(self._parameters(), present, seen, strict=False):  # some may be new
-            if now != before and parameter.grad is not None and bool(parameter.grad.any()):
-                if before == NONE:
-                    raise UserError(
-                        f"gradients were made otherwise than by {made_by}, as by torch.autograd.backward or `parameter.grad = ...`, and "
-                        f"are not weighed by this worker's part of the batch: call {made_by}"
-                    )
+        elif self._remedy is not None and (present := self._present()) != self._seen:
+            self._require(present, self._seen or [NONE] * len(present), self._remedy)
+
+    def _require(self, present: list[tuple[int, int]], seen: list[tuple[int, int]], remedy: Remedy) -> None:
+        for parameter, now, before in zip(self._parameters, present, seen, strict=True):
+            if now == before or parameter.grad is None or not bool(parameter.grad.any()):
+                continue
+            if before == NONE:
                 raise UserError(
-                    f"gradients were made otherwise than by {made_by}, or changed, as by clipping, before those of all workers are summed: "
-                    f"call {made_by}, and change them {self._remedy.changed}"
+                    f"gradients were made otherwise than by {remedy.made_by}, as by torch.autograd.backward or `parameter.grad = ...`, and "
+                    f"are not weighed by this worker's part of the batch: call {remedy.made_by}"
                 )
+            raise UserError(
+                f"gradients were made otherwise than by {remedy.made_by}, or changed, as by clipping, before those of all workers are summed: "
+                f"call {remedy.made_by}, and change them {remedy.changed}"
+            )
 
     def _present(self) -> list[tuple[int, int]]:
         return [
-            NONE if (gradient := each.grad) is None else (id(gradient), gradient._version)
-            for each in self._parameters()
+            NONE if (gradient := each.grad) is None else (id(gradient), gradient._version) for each in self._parameters
         ]
 
 
@@ -178,8 +210,7 @@ class LoopGradients(Piece):
         self._cleared: set[int] = set()  # by the script, since then
         self._is_begun = False  # gradients of the batches in hand are made, or summed
         self._accumulated: dict[int, torch.Tensor] = {}  # by the numbers of parameters, those laid aside
-        self.require: Callable[[], None] = lambda: None  # of the reducer, once there is one
-        self.accept: Callable[[], None] = lambda: None
+        self.weighed = WeighedGradients(None, None)  # the reducer's, once there is one
 
     # -- what the script does --
 
@@ -189,7 +220,7 @@ class LoopGradients(Piece):
         Raises:
             UserError: gradients are there that can't be right.
         """
-        self.require()
+        self.weighed.require()
         if self._is_begun:
             return
         self._is_begun = True
@@ -205,7 +236,7 @@ class LoopGradients(Piece):
                         "backward()"
                     )
             parameter.grad = None
-        self.accept()
+        self.weighed.accept()
 
     def cleared(self, optimizer: torch.optim.Optimizer) -> None:
         number = self._number(optimizer)
@@ -213,7 +244,7 @@ class LoopGradients(Piece):
         for index, (owner, _) in enumerate(self._parameters()):
             if owner == number:
                 self._accumulated.pop(index, None)
-        self.accept()
+        self.weighed.accept()
 
     def summed(self) -> None:
         """The gradients are everybody's; what was laid aside is added."""
@@ -259,7 +290,7 @@ class LoopGradients(Piece):
             parameter.grad = None if gradient is None else gradient.to(parameter.device)
             if gradient is not None:
                 self._last_stepped.discard(optimizer)
-        self.accept()
+        self.weighed.accept()
 
     # -- details --
 

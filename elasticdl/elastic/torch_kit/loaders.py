@@ -67,7 +67,7 @@ class StepBatch(cursor.StepBatch):
 
     def expect_backward(self) -> None:
         """The present micro-batch's is the script's own, and comes before `weigh`."""
-        self._reducer.expect_pass()
+        self._reducer.weighed.expect()
 
     def weigh(self, loss: torch.Tensor) -> torch.Tensor:
         """The mean loss of the present micro-batch, scaled by its part of the global batch; call it once for each.
@@ -80,10 +80,13 @@ class StepBatch(cursor.StepBatch):
         Raises:
             UserError: the batch is over, or the loss is no mean.
         """
+        self._reducer.weighed.expect()
+        return self._count(loss)
+
+    def _count(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss, weighed."""
         self.require_present()
-        self._reducer.look(loss, self.micro_batch_size)
-        self._reducer.require_weighed()
-        self._reducer.expect_pass()
+        self._reducer.weighed.look(loss, self.micro_batch_size)
         weight = self.micro_batch_size / self.plan.batch
         is_first = self._job.world.rank == self.micro_batch == 0
         self._reducer.add(loss, self.micro_batch_size, weight=weight, is_first=is_first)
@@ -102,7 +105,7 @@ class StepBatch(cursor.StepBatch):
             UserError: the batch is over, or the loss is no mean.
             WorldBroken: the step is torn; parameters are untouched.
         """
-        backward: Callable[[], object] = self.weigh(loss).backward
+        backward: Callable[[], object] = self._count(loss).backward
         if self.untaken:
             self._reducer.backward(backward, last=False)
         else:

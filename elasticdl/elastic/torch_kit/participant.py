@@ -322,7 +322,7 @@ class Participant:
         of small gradients. ``last``: it is the step's last pass, within which sums begin; None: it is, if it was in the steps before.
         """
         weight *= self.share
-        self.state.reducer.look(loss, len(given.part.indices), is_scaled=scale != 1.0)
+        self.state.reducer.weighed.look(loss, len(given.part.indices), is_scaled=scale != 1.0)
         given.add_loss(loss, weight / scale)
         self.state.reducer.backward(lambda: run(weight), last=last if not self.is_torn else False)
 

@@ -21,7 +21,7 @@ from elasticdl.elastic.core import vote
 from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.vote import SIZE, Vote, all_equal, pieces
 from elasticdl.elastic.torch_kit.buffers import Buffers, FrozenParameters
-from elasticdl.elastic.torch_kit.gradients import OF_PART, LossCheck, OwnHook, Remedy, WeighedGradients, has_hooks
+from elasticdl.elastic.torch_kit.gradients import OF_PART, OwnHook, Remedy, WeighedGradients, has_hooks
 from elasticdl.elastic.torch_kit.tensors import HostCopy, PassTimer, aligned, by_kind, flat_views, strides_of
 
 # Gradients in flat buckets, each summed over the world while the backward pass makes those of the next.
@@ -296,10 +296,6 @@ class Rides:
 # that has begun sums; its passes, and their square; the checksum of the names and shapes of what rides.
 CHANGED, LATE, TWICE, PASSES, PASSES_SQUARED, RIDES = range(vote.VOTE_SIZE, vote.VOTE_SIZE + 6)
 BALLOT = RIDES + SIZE
-STEP_IN_PASS = (
-    "optimizer.step() was called within a backward pass, by a hook (register_post_accumulate_grad_hook), before the gradients of all workers are summed: "
-    "call it after the pass"
-)
 ROOM = 64  # numbers that may ride before a step needs a second collective, once
 
 
@@ -339,8 +335,7 @@ class GradientReducer:
         otherwise than by `backward`, which are refused; None: they are not. ``warn``: of what may be another gradient than that of one device.
         ``require_one``: called on all members if they differ in the first, with a line that says so; it raises an error."""
         self._warn = warn
-        self._losses = None if warn is None else LossCheck(warn)
-        self._weighed = None if remedy is None else WeighedGradients(parameters, remedy)
+        self.weighed = WeighedGradients(remedy, warn)
         self._all = parameters
         self._collective = collective
         self._require_one = require_one
@@ -364,7 +359,6 @@ class GradientReducer:
         self._agreed = -1  # version of the world whose members have found that they train the same parameters
         self._buckets: Buckets | None = None
         self._made = self._launched_at = 0  # backward passes of this step; the first of them that has begun sums
-        self._is_in_pass = False
         self._before = self._expected = 0  # passes of the last step; of this one, if it is like the last two
         # In this world: sums begin within passes; a pass that is called the last is it.
         self._overlaps = self._is_trusted = True
@@ -381,7 +375,9 @@ class GradientReducer:
         if self._loss is not None:
             self._loss.zero_()
         self._has_loss, self._read_loss = False, None
-        present, version = self._present(), self._collective.world.version
+        every, version = list(self._all()), self._collective.world.version
+        present = [each for each in every if each.requires_grad]
+        self.weighed.begin(every)
         if version != self._found_in or _differ(present, self._present_before):  # with new parameters come buffers
             self._found_in, self._present_before = version, present
             self._buffers.find()
@@ -392,38 +388,12 @@ class GradientReducer:
             self._buffers.begin()
         self.begin_passes()
         self.passes.begin()
-        if self._weighed is not None:
-            self._weighed.begin()
 
     def drop_gradients(self) -> None:
-        for parameter in self._all():
+        every = list(self._all())
+        for parameter in every:
             parameter.grad = None
-        if self._weighed is not None:
-            self._weighed.begin()
-
-    def accept_gradients(self) -> None:
-        """The script may have cleared some."""
-        if self._weighed is not None:
-            self._weighed.accept()
-
-    def expect_pass(self) -> None:
-        """The script makes the next one itself, of a loss that is weighed."""
-        if self._weighed is not None:
-            self._weighed.expect()
-
-    def require_weighed(self) -> None:
-        """Raises:
-        UserError: gradients are there that no weighed pass has made, or a pass is not over yet.
-        """
-        if self._is_in_pass:
-            raise UserError(STEP_IN_PASS)
-        if self._weighed is not None:
-            self._weighed.require()
-
-    def look(self, loss: object, samples: int, *, is_scaled: bool = False) -> None:
-        """A pass is to be made of this loss; see `LossCheck.look`."""
-        if self._losses is not None:
-            self._losses.look(loss, samples, is_scaled=is_scaled)
+        self.weighed.begin(every)
 
     def begin_passes(self) -> None:
         """Of the step's micro-batches the first comes next."""
@@ -465,7 +435,6 @@ class GradientReducer:
         Raises:
             UserError: gradients are there that no such pass has made.
         """
-        self.require_weighed()
         self._made += 1
         if last is None or not self._is_trusted:
             last = last is not False and self._made == self._expected
@@ -476,13 +445,8 @@ class GradientReducer:
             self._read_loss = HostCopy(self._loss)
         elif last and self._overlaps and self._buckets is not None and self._agreed == world.version:
             self._launched_at, launching = self._launched_at or self._made, self._buckets.launching()
-        self._is_in_pass = True
-        try:
-            with launching:
-                run()
-        finally:
-            self._is_in_pass = False
-        self.accept_gradients()
+        with self.weighed.making(), launching:
+            run()
 
     def begin_launched(self) -> None:
         """Before another collective of all workers: sums that some of them have begun within a pass, all begin before it.
@@ -522,7 +486,7 @@ class GradientReducer:
             UserError: gradients were made otherwise, the workers train different parameters, or a forward pass changes one that is not trained.
             WorldBroken: gradients are gone, or a newcomer is refused; parameters and buffers are untouched.
         """
-        self.require_weighed()
+        self.weighed.require()
         self._votes[vote.LEAVING], self._votes[vote.STOPPING] = leaving, stopping
         vote.mark(self._votes, batch, state)
         self._frozen.require_unchanged()

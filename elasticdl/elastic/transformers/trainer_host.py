@@ -384,7 +384,7 @@ class TrainerHost(MovableHost):
     def look(self, loss: Any) -> None:
         """The trainer makes a pass of this loss, or evaluates."""
         if self._given is not None:
-            self.participant.state.reducer.look(loss, len(self._given.part.indices))
+            self.participant.state.reducer.weighed.look(loss, len(self._given.part.indices))
 
     def _backward(self, own: Callable[..., None], loss: torch.Tensor, **kwargs: Any) -> None:
         if self._given is not None:
