@@ -62,7 +62,14 @@ class TorchState(state.TrainingState):
     """
 
     _value_piece = TorchValue
-    _own_names = state.TrainingState._own_names | {"model", "optimizer", "loader", "attributes", "reducer"}
+    _own_names = state.TrainingState._own_names | {
+        "model",
+        "optimizer",
+        "loader",
+        "attributes",
+        "foreign_attributes",
+        "reducer",
+    }
     sampler: ElasticSampler | None
     _job: ElasticContext
 
