@@ -74,16 +74,6 @@ def of_lightning(module: Any) -> frozenset[str]:
     return frozenset(vars(kind()))
 
 
-class FitState(LoopState):
-    """What automatic optimization trains: a module with one optimizer."""
-
-    def begin_where(self, trainer: Any) -> None:
-        """The trainer may have loaded a checkpoint of the script's own."""
-        if trainer.global_step:
-            self.begins_as_told = trainer.ckpt_path is not None and not _is_latest(Path(trainer.ckpt_path))
-            self._job.loaded(Progress(trainer.current_epoch, 0, trainer.global_step))
-
-
 # What manual optimization trains: its parameters change in the middle of a step.
 MANUAL = replace(IN_PLACE, updates_within=True)
 
@@ -206,40 +196,40 @@ CANT_BE_HAD = {
 }
 
 
-def require_trainer(trainer: Any, who: str) -> None:
+def require_trainer(trainer: Any) -> None:
     """Raises:
     UserError: it is told what only one that trains otherwise on several devices can do.
     """
-    refuse(who, _of_trainer(trainer))
+    refuse(WHO, _of_trainer(trainer))
 
 
-def require_one_training(trainer: Any, who: str) -> None:
+def require_one_training(trainer: Any) -> None:
     """Raises:
     UserError: a callback, which may be a Tuner's, trains before the training, or changes what newcomers can't be sent.
     """
     kinds = (kind.__name__ for callback in trainer.callbacks for kind in type(callback).__mro__)
-    refuse(who, (f"{name} {CANT_BE_HAD[name]}" for name in kinds if name in CANT_BE_HAD))
+    refuse(WHO, (f"{name} {CANT_BE_HAD[name]}" for name in kinds if name in CANT_BE_HAD))
 
 
-def require_module(module: Any, optimizers: list[Any], who: str) -> None:
+def require_module(module: Any, optimizers: list[Any]) -> None:
     """Raises:
     UserError: the module trains in a way that can't be had.
     """
     if not any(each.param_groups for each in optimizers):  # for None Lightning has one that does nothing
-        refuse(who, ["configure_optimizers returns no optimizer; expected one"])
+        refuse(WHO, ["configure_optimizers returns no optimizer; expected one"])
     for optimizer in optimizers:
-        require_plain(module, optimizer, who)
+        require_plain(module, optimizer, WHO)
 
 
-def require_loader(loader: Any, who: str) -> None:
+def require_loader(loader: Any) -> None:
     """Raises:
     UserError: it is divided among devices already, or can't be divided.
     """
-    refuse(who, of_loader(loader))
+    refuse(WHO, of_loader(loader))
     for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
         if isinstance(sampler, DistributedSampler):
             name = type(sampler).__name__
-            refuse(who, [f"the train loader has a {name}; leave it out, as each batch is divided anyway"])
+            refuse(WHO, [f"the train loader has a {name}; leave it out, as each batch is divided anyway"])
 
 
 def _of_trainer(trainer: Any) -> Iterator[str]:
@@ -301,10 +291,17 @@ class FitHost(MovableHost):
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         place = ScriptPosition()
         values = {"place": place, "trainer": self._place, **schedulers, **({"scaler": scaler} if scaler else {})}
-        state = self._make_state(values)
-        state.attributes.foreign = of_lightning(trainer.lightning_module)
+        module, optimizer, kind = trainer.lightning_module, trainer.optimizers[0], IN_PLACE
+        if not module.automatic_optimization:
+            self._manual = manual = Manual(trainer, self.job)
+            optimizer, kind = manual.optimizers, MANUAL
+            values["gradients"] = Gradients(lambda: manual.optimizers.parameters)
+        state = LoopState(self.job, module, optimizer, values, kind=kind, remedy=REMEDY)
+        state.attributes.foreign = of_lightning(module)
         state.attributes.add(*holders_of(trainer))
-        state.begin_where(trainer)
+        if trainer.global_step:  # of a checkpoint that the script has named
+            state.begins_as_told = trainer.ckpt_path is not None and not _is_latest(Path(trainer.ckpt_path))
+            self.job.loaded(Progress(trainer.current_epoch, 0, trainer.global_step))
         self._runtime.train_in_place(self.finish)
         self.join(Participant(self.job, state, self, place, in_pieces=not self.is_manual))
         self._stopping = Stopping(trainer, self.participant.agreements, lambda: self._asks)
@@ -327,15 +324,6 @@ class FitHost(MovableHost):
         if threading.current_thread() is threading.main_thread():
             self._on_sigterm = signal.getsignal(signal.SIGTERM)
 
-    def _make_state(self, values: dict[str, Any]) -> FitState:
-        module = self._trainer.lightning_module
-        if module.automatic_optimization:
-            return FitState(self.job, module, self._trainer.optimizers[0], values, remedy=REMEDY)
-        self._manual = Manual(self._trainer, self.job)
-        optimizers = self._manual.optimizers
-        values["gradients"] = Gradients(lambda: optimizers.parameters)
-        return FitState(self.job, module, optimizers, values, kind=MANUAL, remedy=REMEDY)
-
     def keep_sigterm(self) -> None:
         """Lightning has set its own handler, which would end the loops with an error."""
         if self._on_sigterm is not None and self.job.under_master:
@@ -355,7 +343,7 @@ class FitHost(MovableHost):
             private.begin_epoch(self._trainer)  # what hooks change of the job's state is replaced, the rest stays
             self._begins_within = False
         if self.go_to(self._trainer.current_epoch) is not None:
-            yield from self.take()
+            yield from self.take(data.order_of)
 
     def asks_for(self, batch: GlobalBatch) -> bool:
         # Lightning clears gradients of which no step was made.

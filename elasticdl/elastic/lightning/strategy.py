@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -33,12 +33,9 @@ from elasticdl.elastic.lightning.fit_host import (
 )
 from elasticdl.elastic.lightning.manual import TornStep
 from elasticdl.elastic.lightning.trainer_state import Writing
-from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
+from elasticdl.elastic.torch_kit.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, choose_device
 from elasticdl.elastic.training.runtime import ScriptRuntime, require_guard
-
-if TYPE_CHECKING:
-    from elasticdl.elastic.lightning.fit_host import FitHost
 
 # The train loader: of each of its batches, which are the global ones, this worker loads its part.
 
@@ -50,18 +47,11 @@ def start_safely(loader: Any) -> None:
         loader.multiprocessing_context = "forkserver"
 
 
-class Batches(OwnLoader):
-    """What the seed of the loader's processes is drawn for with each iterator, used or not, as torch does."""
-
-    def of_epoch(self, epoch: int) -> list[GlobalBatch]:
-        return self.order_of(epoch)
-
-
 class TrainLoader:
     """The script's own loader, as far as Lightning can tell."""
 
-    def __init__(self, loader: DataLoader[Any], host: FitHost, who: str) -> None:
-        self.batches = Batches(loader, who)
+    def __init__(self, loader: DataLoader[Any], host: FitHost) -> None:
+        self.batches = OwnLoader(loader, WHO)
         self._loader = loader
         self._host = host
 
@@ -76,7 +66,7 @@ class TrainLoader:
         return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Any]:
-        self.batches.draws.draw_seed()
+        self.batches.draws.draw_seed()  # for each iterator, used or not, as torch does
         return self._host.epoch(self.batches)
 
 
@@ -137,7 +127,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
 
         def setup_environment(self) -> None:
             trainer = self.lightning_module.trainer
-            require_trainer(trainer, WHO)
+            require_trainer(trainer)
             super().setup_environment()
             if trainer.state.fn == "fit" and (self.takes_part_alone or MASTER in os.environ):
                 self._begin(trainer)
@@ -145,7 +135,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
         def _begin(self, trainer: Any) -> None:
             if self._host is not None:
                 raise UserError(f"{WHO}: trainer.fit was called before: under `elasticdl run` a script trains once")
-            require_one_training(trainer, WHO)
+            require_one_training(trainer)
             job = runtime.init_in_place(global_batch_size=1)
             # Processes that load data are forked from one that has imported what takes long.
             multiprocessing.set_forkserver_preload([package, __package__])
@@ -155,7 +145,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
         def setup(self, trainer: Any) -> None:
             super().setup(trainer)
             if trainer.state.fn == "fit":
-                require_module(self.lightning_module, self.optimizers, WHO)
+                require_module(self.lightning_module, self.optimizers)
 
         def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
             if name is not None and name.endswith(private.LOADER_ASKED):
@@ -193,10 +183,10 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             self._train_loaders += 1
             if self._train_loaders > 1:
                 raise UserError(f"{WHO}: there are several train loaders; expected one")
-            require_loader(dataloader, WHO)
+            require_loader(dataloader)
             if self._host is None:
                 return dataloader
-            loader = TrainLoader(dataloader, self._host, WHO)
+            loader = TrainLoader(dataloader, self._host)
             batches = self.lightning_module.trainer.accumulate_grad_batches
             self._host.job.policy = BatchPolicy(loader.batches.size * batches, None)  # for who asks
             return loader

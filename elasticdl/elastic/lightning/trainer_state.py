@@ -122,7 +122,8 @@ class TrainerState(TrainerPlace):
 
     def enter(self, weights: Any) -> bool:
         """Before the loops, with another's state, whose module has these ``weights``: they are to begin where the job stands. Returns whether that is within an epoch."""
-        trainer, there = self._trainer, self.content()
+        trainer, there = self._trainer, self.received
+        assert there is not None, "another's state has come"
         self._write_where_they_write(there["checkpoint"])
         if there["at_batch"] or any(each.get("ready") for each in there["loops"]):
             private.load_checkpoint(trainer, {"state_dict": weights, **there["checkpoint"]})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -20,7 +20,8 @@ NO_EPOCH = 2**31
 class TrainerPlace(Piece):
     """Where a trainer stands between two steps: its next batch, the random streams, and numbers of its own.
 
-    What is received waits until the trainer stands there, as it may be in the middle of a step. A torn step is made again in place.
+    What is received waits until the trainer stands there, as it may be in the middle of a step. A torn step is made again in place: nothing
+    has to be undone.
     """
 
     name = "trainer"
@@ -52,25 +53,18 @@ class TrainerPlace(Piece):
         self.outside = content["outside"]
         self.note(content["epoch"], content["batch"])
 
-    def content(self) -> dict[str, Any]:
-        if self.received is not None:
-            return self.received
+    # -- as a piece of the training state --
+
+    def keep(self) -> None: ...
+
+    def undo(self) -> None: ...
+
+    def dump(self) -> dict[str, Any]:
         outside = self.outside or RandomStreams.capture()
         return {"epoch": self.epoch, "batch": self.batch, **self.read(), "outside": outside}
 
-    # -- as a piece of the training state --
-
-    def keep(self) -> None:
-        self._kept = self.received
-
-    def undo(self) -> None:
-        self.received = self._kept or self.received
-
-    def dump(self) -> dict[str, Any]:
-        return {"now": self.content()}
-
     def load(self, dumped: dict[str, Any]) -> None:
-        self.received = dumped["now"]
+        self.received = dumped
 
 
 class MovableHost(JoinedHost):
@@ -102,10 +96,10 @@ class MovableHost(JoinedHost):
         self._begins = epoch, first
         return first
 
-    def take(self) -> Iterator[Any]:
-        """The batches of the epoch that `go_to` was called for, each as this worker's part of it."""
+    def take(self, draw: Callable[[int], Sequence[GlobalBatch]] | None = None) -> Iterator[Any]:
+        """The batches of the epoch that `go_to` was called for, each as this worker's part of it. ``draw``: the order, as `Participant.begin_epoch`."""
         participant, (epoch, first) = self.participant, self._begins
-        participant.begin_epoch(epoch)
+        participant.begin_epoch(epoch, draw)
         if first and (self._place.epoch, self._place.batch) == self._begins:
             # It has come within the epoch, and has drawn the order once more.
             RandomStreams.restore(self._place.outside)

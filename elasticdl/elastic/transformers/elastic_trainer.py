@@ -129,7 +129,7 @@ class Elastic:
     # -- a step --
 
     def get_batch_samples(self: Any, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
-        return super().get_batch_samples(self._elastic.take(), num_batches, device)  # type: ignore[misc]
+        return super().get_batch_samples(self._elastic.present(), num_batches, device)  # type: ignore[misc]
 
     def _get_num_items_in_batch(self: Any, batch_samples: list[Any], device: torch.device) -> Any:
         count = super()._get_num_items_in_batch  # type: ignore[misc]

@@ -112,7 +112,7 @@ class TrainerSnapshot(TrainerPlace):
     def compared(self) -> dict[str, Any]:
         if self.received is not None:
             return {}
-        held = self.content()
+        held = self.dump()
         state = {name: value for name, value in held["state"].items() if name not in OF_EACH_WORKER}
         names = [type(each).__name__ for each in _stateful(self._trainer)]
         return {
@@ -311,10 +311,11 @@ class TrainerHost(MovableHost):
             self._place.passes_by(epoch)
         return None if arrives and self._trainer.control.should_training_stop else begins
 
-    def take(self) -> Iterator[Any]:
+    def present(self) -> Iterator[Any]:
+        """The batches of the present epoch that are to come."""
         if self._iterator is None:
             self._tell_samplers(self._begins[0])
-            self._iterator = super().take()
+            self._iterator = self.take()
         return self._iterator
 
     def _tell_samplers(self, epoch: int) -> None:
@@ -453,7 +454,3 @@ class TrainerHost(MovableHost):
 
     def advance(self) -> None:
         self.job.advance(Activity.ALIVE)
-
-    def end_of_training(self) -> None:
-        """There is no further step."""
-        super().end_of_training()
