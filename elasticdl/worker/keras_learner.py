@@ -121,8 +121,8 @@ class KerasLearner(Learner):
         with module.blame("eval_metrics_fn()"):
             name_metrics(make_metrics(module, nested=True))
         training = one_feature(model, open_datasets(module, spec)).training
-        largest = largest_micro_batch(spec, len(training))
-        require_fit(_try_out(model, training, module, spec), len(training), largest, spec.global_batch_size)
+        samples = len(training)
+        require_fit(_try_out(model, training, module, spec), samples, largest_micro_batch(spec, samples))
 
     def _make(self, module: ModelModule) -> None:
         spec, context, model = self._spec, self._context, self._model

@@ -73,8 +73,8 @@ class TorchLearner(Learner):
         with module.blame("eval_metrics_fn()"):
             make_metrics(module)
         training = open_datasets(module, spec).training
-        largest = largest_micro_batch(spec, len(training))
-        require_fit(_try_out(model, training, module, spec), len(training), largest, spec.global_batch_size)
+        samples = len(training)
+        require_fit(_try_out(model, training, module, spec), samples, largest_micro_batch(spec, samples))
 
     def _make(self, module: ModelModule) -> None:
         spec, context = self._spec, self._context

@@ -358,29 +358,13 @@ OF_A_DEVICE = re.compile(r"\b(CPU|CUDA|GPU)\b|not implemented for", re.IGNORECAS
 Attempt = Callable[[int, bool], object]  # with so many samples; whether as in training
 
 
-def require_fit(attempt: Attempt, samples: int, largest: int, global_batch: int | None) -> None:
-    """``largest``: the most samples that a worker runs at once. ``global_batch``: None where it grows with the workers.
+def require_fit(attempt: Attempt, samples: int, largest: int) -> None:
+    """Try few samples, as in an evaluation. What fails there counts if the worker's own first batch fails as well: some
+    models take batches of one size only, or give what the loss needs only in training. What only another device than
+    this one can do is not judged. ``largest``: the most samples that a worker runs at once.
 
     Raises:
         UserError: model and loss don't take a batch of the training data.
-    """
-    _require_first(attempt, samples, largest)
-    if not global_batch or samples <= global_batch or samples % global_batch != 1:
-        return
-    try:
-        attempt(1, True)
-    except UserError as error:
-        if not _is_of_the_device(error.__cause__):
-            raise UserError(
-                f"the last batch of an epoch has one sample, as {samples} leave one over of batches of {global_batch}: "
-                f"take another --global_batch_size; {error}"
-            ) from error
-
-
-def _require_first(attempt: Attempt, samples: int, largest: int) -> None:
-    """Try few samples, as in an evaluation. What fails there counts if the worker's own first batch fails as well: some
-    models take batches of one size only, or give what the loss needs only in training. What only another device than
-    this one can do is not judged.
     """
     failure: UserError | None = None
     for count, training in ((min(FEW, samples), False), (largest, True)):

@@ -93,15 +93,6 @@ def test_runs_two_samples_in_evaluation_mode(run, tmp_path):
     assert (tmp_path / "seen").read_text() == "2 False\n"
 
 
-def test_a_last_batch_of_one_sample_is_refused_where_the_model_does_not_take_it(run):
-    code, _, err = run(global_batch_size=39)
-    assert (code, err.count("\n")) == (2, 1)
-    assert "the last batch of an epoch has one sample, as 40 leave one over of batches of 39: take another" in err
-    assert "Expected more than 1 value per channel" in err
-    linear = "\ndef custom_model():\n    return torch.nn.Linear(2, 1)\n"
-    assert run(global_batch_size=38) == run(linear, global_batch_size=39) == (0, "", "")
-
-
 def test_refuses_what_horovod_cannot_bear_and_says_where_it_is_missing(run, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setenv("HOROVOD_CYCLE_TIME", "1")
