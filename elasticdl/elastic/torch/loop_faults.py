@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import sys
-from collections.abc import Callable, Container, Iterator, Sequence
 from types import FrameType
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-import torch
-
-from elasticdl.common.errors import ElasticDLError, UserError
+from elasticdl.common.errors import ElasticDLError
 from elasticdl.common.reason import one_line
-
-
-def storage_of(tensor: torch.Tensor) -> int:
-    """By which views of one another are known."""
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):  # a sparse one has none
-        return id(tensor)
-
 
 HINT = "and begin that loop with gradients on (with torch.no_grad() around it, it is given whole batches, for an evaluation)"
 NO_BATCH = (
@@ -39,72 +24,33 @@ GRADIENT_OF_PART = (
 )
 # Who stood where a worker was told that the job stands.
 NOBODY_IS_LEFT = "this worker has passed by batches that nobody who is left has trained on: it is started again"
-P = ParamSpec("P")
-Result = TypeVar("Result")
+# Backward passes for which there is no sum to which their gradients could be added.
+STEPPED_ALREADY = "loss.backward() was called again after optimizer.step() on the same batch: expected one step for each batch, or for several"
+STEPPED_BY_ANOTHER = (
+    "loss.backward() was called after an optimizer's step() on the same batch, and before another's, as for a GAN: a plain loop has one sum of "
+    "gradients for each batch. Make all backward passes before the first step, or take Lightning's manual optimization"
+)
 
 
-class Keeper(Protocol):
-    fault: Exception | None  # that ends training
-    job: Any
+def looked_between(place: str) -> str:
+    return (
+        f"gradients were looked at ({place}, perhaps by the step of an optimizer that elastic.prepare() was not given) between two "
+        "backward passes of one step, where they are not complete: look at them after the last"
+    )
 
 
-KeeperT = TypeVar("KeeperT", bound=Keeper)
+# What is behind an exception of the script's on a worker that has come later, or where workers have come and gone.
+ON_ITS_WAY = (
+    "raised on a worker that was catching up, on a stand-in for a batch (elastic.catching_up() is True; it has samples of the first batch of "
+    "the epoch, and the model's answer from memory): leave out there what needs real ones (docs/plain_loop.md, When a worker joins)"
+)
 
 
-def lasting(method: Callable[Concatenate[KeeperT, P], Result]) -> Callable[Concatenate[KeeperT, P], Result]:
-    """Once it has said that training can't go on, it says so again: a script may swallow any exception, and go on."""
-
-    @functools.wraps(method)
-    def wrapped(self: KeeperT, /, *args: P.args, **kwargs: P.kwargs) -> Result:
-        if self.fault is not None:
-            raise self.fault
-        try:  # and not `kept`, as this is called several times a step
-            return method(self, *args, **kwargs)
-        except Exception as error:
-            _keep(self, error)
-            raise
-
-    return wrapped
-
-
-@contextlib.contextmanager
-def kept(keeper: Keeper) -> Iterator[None]:
-    """As `lasting`, of what is done within."""
-    try:
-        yield
-    except Exception as error:
-        _keep(keeper, error)
-        raise
-
-
-def _keep(keeper: Keeper, error: Exception) -> None:
-    if isinstance(error, ElasticDLError) or error is keeper.job.failure:
-        keeper.fault = error
-
-
-def require_backward(*, has_batch: bool, has_stepped: bool, is_reduced: bool, looked_at: str) -> None:
-    """The script calls ``loss.backward()``. ``has_stepped``: an optimizer, on the batches in hand. ``is_reduced``: their gradients are
-    summed. ``looked_at``: for the script has looked at them there.
-
-    Raises:
-        UserError: where there is no sum to which its gradients could be added.
-    """
-    if not has_batch:
-        raise UserError(
-            "loss.backward() was called again after optimizer.step() on the same batch: expected one step for each batch, or "
-            "for several"
-        )
-    if has_stepped:
-        raise UserError(
-            "loss.backward() was called after an optimizer's step() on the same batch, and before another's, as for a GAN: a plain "
-            "loop has one sum of gradients for each batch. Make all backward passes before the first step, or take Lightning's manual "
-            "optimization"
-        )
-    if is_reduced:
-        raise UserError(
-            f"gradients were looked at ({looked_at}, perhaps by the step of an optimizer that elastic.prepare() was not given) between two "
-            "backward passes of one step, where they are not complete: look at them after the last"
-        )
+def resized(before: int, now: int) -> str:
+    return (
+        f"the number of workers has changed, and this worker's part of a batch from {before} to {now} samples: what a loop keeps of the "
+        "samples of a batch for the next one, such as the hidden state of an RNN, no longer fits; make it anew where its size is another"
+    )
 
 
 def ended_on_stand_ins(epoch: int, jobs_epoch: int) -> str:
@@ -180,14 +126,7 @@ def works_on_another_batch(place: str) -> str:
     )
 
 
-def require_own(given: Sequence[Any], kept: Container[int]) -> None:
-    """The model is called with these. ``kept``: storages of what was computed on the way.
-
-    Raises:
-        UserError: some of it is from there.
-    """
-    if kept and any(isinstance(leaf, torch.Tensor) and storage_of(leaf) in kept for leaf in given):
-        raise UserError(
-            "the model is called with what it has answered to a batch before, as with the hidden state of an RNN, and this worker has come "
-            "between the two: it can come where that begins anew, at the begin of an epoch"
-        )
+ANSWERED_BEFORE = (
+    "the model is called with what it has answered to a batch before, as with the hidden state of an RNN, and this worker has come "
+    "between the two: it can come where that begins anew, at the begin of an epoch"
+)

@@ -21,17 +21,17 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Container, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from weakref import ReferenceType
 
 import torch
 
-from elasticdl.common.errors import UserError
+from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.elastic.core.plan import MicroBatch
 from elasticdl.elastic.torch import loop_faults
 from elasticdl.elastic.torch.approach import Approach, Beginning, Standing, moved
-from elasticdl.elastic.torch.loop_faults import lasting, place_in_script, storage_of
-from elasticdl.elastic.torch.torn_step import NotedBatch, Tape, Watch, weighed_backward
+from elasticdl.elastic.torch.loop_faults import place_in_script
+from elasticdl.elastic.torch.torn_step import NotedBatch, Tape, Watch, storage_of, weighed_backward
 from elasticdl.elastic.torch_kit.gradients import LoopGradients, Remedy
 from elasticdl.elastic.torch_kit.host import OpenBatch, Outcome
 from elasticdl.elastic.torch_kit.loop_state import LoopState
@@ -66,23 +66,6 @@ class Order:
         self.outside = streams()
 
 
-# What can't be right on a worker that has come later, or where workers have come and gone, each in one line.
-#
-# The others go on without a newcomer that raises on its way, or where it stands first.
-
-ON_ITS_WAY = (
-    "raised on a worker that was catching up, on a stand-in for a batch (elastic.catching_up() is True; it has samples of the first batch of "
-    "the epoch, and the model's answer from memory): leave out there what needs real ones (docs/plain_loop.md, When a worker joins)"
-)
-
-
-def resized(before: int, now: int) -> str:
-    return (
-        f"the number of workers has changed, and this worker's part of a batch from {before} to {now} samples: what a loop keeps of the "
-        "samples of a batch for the next one, such as the hidden state of an RNN, no longer fits; make it anew where its size is another"
-    )
-
-
 class Hints:
     """What may be behind an exception that the script raises."""
 
@@ -99,7 +82,7 @@ class Hints:
             return
         now, is_next = len(part.indices), last.batch.epoch == batch.epoch
         changes = is_next and last.most != now and len(last.batch.indices) == len(batch.indices)
-        self._resized = resized(last.most, now) if changes else ""
+        self._resized = loop_faults.resized(last.most, now) if changes else ""
 
     def step_made(self) -> None:
         self._of_stand_ins = []
@@ -110,7 +93,7 @@ class Hints:
         return {storage_of(each) for each in self._of_stand_ins}
 
     def about(self, *, on_its_way: bool) -> str:
-        return ON_ITS_WAY if on_its_way else self._resized
+        return loop_faults.ON_ITS_WAY if on_its_way else self._resized
 
 
 # Means over the global batch that a plain loop asks for, of what it has made of a worker's part.
@@ -169,6 +152,26 @@ class Values(types.SimpleNamespace):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+def lasting(method: Callable[Concatenate[LoopHost, P], Result]) -> Callable[Concatenate[LoopHost, P], Result]:
+    """Once it has said that training can't go on, it says so again: a script may swallow any exception, and go on."""
+
+    @functools.wraps(method)
+    def wrapped(self: LoopHost, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        if self.fault is not None:
+            raise self.fault
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            self.keep_fault(error)
+            raise
+
+    return wrapped
 
 
 class LoopHost(JoinedHost):
@@ -257,17 +260,28 @@ class LoopHost(JoinedHost):
 
     def batches(self) -> Iterator[Any]:
         """What the script is given in this epoch."""
-        with loop_faults.kept(self):
-            first = 0
-            if self._joined is None:
-                first = yield from self._approach.stand_ins(self._order.drawn)
-                if first == len(self._order.drawn):
-                    return
-                self._begin(self._order.drawn[first])
-                self._draw(self._order.drawn[first].epoch)
-            for sample in self.participant.batches(first):
-                with self._watch.around_batch() if self.participant.open_batches else contextlib.nullcontext():
-                    yield sample
+        try:
+            yield from self._batches()
+        except Exception as error:
+            self.keep_fault(error)
+            raise
+
+    def _batches(self) -> Iterator[Any]:
+        first = 0
+        if self._joined is None:
+            first = yield from self._approach.stand_ins(self._order.drawn)
+            if first == len(self._order.drawn):
+                return
+            self._begin(self._order.drawn[first])
+            self._draw(self._order.drawn[first].epoch)
+        for sample in self.participant.batches(first):
+            with self._watch.around_batch() if self.participant.open_batches else contextlib.nullcontext():
+                yield sample
+
+    def keep_fault(self, error: Exception) -> None:
+        """To say it again, if training can't go on."""
+        if isinstance(error, ElasticDLError) or error is self.job.failure:
+            self.fault = error
 
     def end_epoch(self) -> None:
         """There is no further batch in this epoch."""
@@ -448,12 +462,12 @@ class LoopHost(JoinedHost):
         if self.is_idle:
             loss.backward(**kwargs)  # type: ignore[no-untyped-call]
             return
-        loop_faults.require_backward(
-            has_batch=bool(self.participant.open_batches),
-            has_stepped=self._gradients.has_stepped(),
-            is_reduced=self.participant.is_reduced,
-            looked_at=self.hints.looked_at,
-        )
+        if not self.participant.open_batches:
+            raise UserError(loop_faults.STEPPED_ALREADY)
+        if self._gradients.has_stepped():
+            raise UserError(loop_faults.STEPPED_BY_ANOTHER)
+        if self.participant.is_reduced:
+            raise UserError(loop_faults.looked_between(self.hints.looked_at))
         assert given is not None, "it is in hand"
         self._gradients.begin()
         self._is_fresh = False

@@ -25,12 +25,11 @@ from torch.utils import _pytree
 
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.elastic.torch.loop_faults import (
+    ANSWERED_BEFORE,
     COPIED_ON_ITS_WAY,
     OTHER_THREAD,
     changes_a_parameter,
     place_in_script,
-    require_own,
-    storage_of,
     works_on_another_batch,
 )
 from elasticdl.elastic.torch_kit.buffers import modules_of
@@ -62,6 +61,14 @@ class OfTensors(Generic[V]):
     def items(self) -> Iterator[tuple[torch.Tensor, V]]:
         """Of those that are still there."""
         return ((tensor, value) for of, value in self._known.values() if (tensor := of()) is not None)
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """By which views of one another are known."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):  # a sparse one has none
+        return id(tensor)
 
 
 class Name:
@@ -230,7 +237,8 @@ class Tape:
         """
         leaves = leaves_of((args, kwargs))
         self._require_present(leaves)
-        require_own(leaves, self._kept)
+        if self._kept and any(isinstance(leaf, torch.Tensor) and storage_of(leaf) in self._kept for leaf in leaves):
+            raise UserError(ANSWERED_BEFORE)
 
     def note_model(
         self, model: torch.nn.Module, args: Any, kwargs: Any, result: Any, put_back: Callable[[], None] = _nothing
