@@ -363,17 +363,25 @@ class Participant:
         """Be in another world, in which the open batches are divided anew."""
         self.state.reducer.reset_buffers()
         self._host.take_back()
-        attributes, noted = self.state.attributes, self.open_batches[0].noted if self.open_batches else None
-        counted = attributes.note() if noted is not None else None
-        if noted is not None:  # others may be sent the state, and in the next world it is saved
-            attributes.put_back(noted)
-        self.leave(failure)
-        self.is_torn = not self.is_catching_up
+        with self._as_before_step():  # others may be sent the state, and in the next world it is saved
+            self.leave(failure)
+            self.is_torn = not self.is_catching_up
         if self.is_catching_up:
             self.open_batches.clear()
-        elif counted is not None:
-            attributes.put_back(counted)
         self._host.give_back()
+
+    @contextlib.contextmanager
+    def _as_before_step(self) -> Iterator[None]:
+        """Within, attributes are as they were when the script had made nothing of the open batches. Afterwards they are as it has left them."""
+        attributes, noted = self.state.attributes, self.open_batches[0].noted if self.open_batches else None
+        if noted is None:
+            yield
+            return
+        counted = attributes.note()
+        attributes.put_back(noted)
+        yield
+        if not self.is_catching_up:
+            attributes.put_back(counted)
 
     def drop(self, error: Exception) -> None:
         """The step can't be made again of what the script has done."""
@@ -436,7 +444,8 @@ class Participant:
 
     def _begin_again(self) -> None:
         self.state.reducer.reset_buffers()  # the script may have gone on
-        self.state.begin_step()
+        with self._as_before_step():  # newcomers begin the step so, with which this worker is compared
+            self.state.begin_step()
         self.state.reducer.drop_gradients()
 
     def _mend(self) -> None:
