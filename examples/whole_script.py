@@ -122,7 +122,7 @@ def main():
         for name, part in parts.items():
             part.load_state_dict(saved[name])
         first = saved["epoch"]
-    model, optimizer, loader, values = elastic.prepare(model, optimizer, loader, values)
+    model, optimizer, loader, values = elastic.prepare(model, optimizer, loader, values, start_epoch=first)
 
     for epoch in range(first, args.epochs):
         bar = tqdm(loader, f"epoch {epoch + 1}")

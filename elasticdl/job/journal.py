@@ -130,7 +130,6 @@ _SECONDS = _COUNT | float
 _LINES = Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=100)]
 _NUMBER = Annotated[int, Field(gt=-(2**63), lt=2**63)] | float
 _NUMBERS = dict[str, _NUMBER]
-_BY_EPOCH = dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], _NUMBER]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +215,6 @@ _KINDS = (
     Kind("checkpoint_failed", {**_WORKER, **_STEP, "path": "", "reason": ""}, logging.WARNING, "warning: no checkpoint at step {step}: {reason}",
          marked=True, of_worker={"step": _COUNT, "path": str, "reason": str}),
     Kind("collective", {**_WORKER, "engine": "what sums gradients over workers: horovod or torch"}, of_worker={"engine": str}),
-    Kind("epoch_began", {**_WORKER, "epoch": "from 0; of a plain loop", "marks": "by epoch, of the model at its beginning: by these a worker that "
-         "comes later knows a checkpoint of the script's own"}, of_worker={"epoch": _EPOCH, "marks": _BY_EPOCH}),
     Kind("resumed", {**_WORKER, **_STEP, "epoch": "", "samples": "", "path": ""}, said="resumed at step {step} from {path}", marked=True,
          of_worker={"step": _COUNT, "epoch": _EPOCH, "samples": _COUNT, "path": str}),
     Kind("exported", {**_WORKER, "path": ""}, said="model written to {path}", marked=True, of_worker={"path": str}),

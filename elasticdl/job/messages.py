@@ -11,7 +11,6 @@ from typing import Any
 
 # What the messages between master and worker are made of, and what both cores keep in this form.
 
-MOST_MARKS = 100
 # Scope and key of the entry that rank 0 makes in the store of each world: what its data and its model are. It may have so many bytes.
 FACTS = ("job", "facts")
 MOST_FACTS = 1 << 18
@@ -37,11 +36,6 @@ class Member:
 def standing(members: Sequence[Member]) -> int:
     """Of ``members`` in rank order, how many stand with rank 0; they come first. 0: nobody holds any state."""
     return sum(1 for _ in takewhile(lambda member: member.stands_with(members[0]), members))
-
-
-def newest_marks(marks: Mapping[int, float]) -> dict[int, float]:
-    """Of the model's marks at the beginning of epochs, those that are kept: a script goes on from a checkpoint that is not old."""
-    return {epoch: marks[epoch] for epoch in sorted(marks)[-MOST_MARKS:]}
 
 
 @dataclass(frozen=True, slots=True)

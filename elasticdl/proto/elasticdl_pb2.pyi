@@ -220,29 +220,20 @@ class LastWordTaken(_message.Message):
     def __init__(self) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("job_name", "heartbeat_interval", "generation", "epoch", "epoch_steps", "marks", "facts")
-    class MarksEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: int
-        value: float
-        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+    __slots__ = ("job_name", "heartbeat_interval", "generation", "epoch", "epoch_steps", "facts")
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     EPOCH_STEPS_FIELD_NUMBER: _ClassVar[int]
-    MARKS_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
     job_name: str
     heartbeat_interval: float
     generation: int
     epoch: int
     epoch_steps: int
-    marks: _containers.ScalarMap[int, float]
     facts: bytes
-    def __init__(self, job_name: _Optional[str] = ..., heartbeat_interval: _Optional[float] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., epoch_steps: _Optional[int] = ..., marks: _Optional[_Mapping[int, float]] = ..., facts: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, job_name: _Optional[str] = ..., heartbeat_interval: _Optional[float] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., epoch_steps: _Optional[int] = ..., facts: _Optional[bytes] = ...) -> None: ...
 
 class Change(_message.Message):
     __slots__ = ("world_version", "reason")

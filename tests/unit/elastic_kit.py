@@ -183,7 +183,17 @@ class PlainScript:
     """One worker's plain loop on a board, prepared as by `elastic.prepare`."""
 
     def __init__(
-        self, rank, board, model, optimizer, loader, values=dict, session=None, check_state="off", kind=SumOfThreads
+        self,
+        rank,
+        board,
+        model,
+        optimizer,
+        loader,
+        values=dict,
+        session=None,
+        check_state="off",
+        kind=SumOfThreads,
+        start=None,
     ):
         collective = kind(rank, board)
         self.context = ElasticContext(
@@ -193,7 +203,7 @@ class PlainScript:
         self.context.session.jobs_place = lambda: (0, 0)
         self.context.join = lambda state: self._join(state, collective.world)
         self.model, self.optimizer = model, optimizer
-        self.host = LoopHost(self.context, model, optimizer, OwnLoader(loader), values, lambda: None)
+        self.host = LoopHost(self.context, model, optimizer, OwnLoader(loader), values, lambda: None, start=start)
         for each in each_of(optimizer):
             _speak_to(self.host, each)
         self.loader = PreparedLoader(loader, self.host)

@@ -38,7 +38,7 @@ class Experts(torch.nn.Module):
 class Member:
     """A script in a job of one worker. ``join(state)``: what it finds in its first world. ``stands``: where it was told that the job does."""
 
-    def __init__(self, make_model=Experts, stands=(0, 0), join=None, before=None, **options):
+    def __init__(self, make_model=Experts, stands=(0, 0), join=None, before=None, start=None, **options):
         torch.manual_seed(0)
         random.seed(0)
         np.random.seed(0)
@@ -49,7 +49,7 @@ class Member:
         self.plain = DataLoader(make_data(), batch_size=15, **(options or {"shuffle": True}))
         self.values = elastic.values(history=())  # as `elastic.prepare` is given it
         values = {"prepared_0": self.values}
-        script = PlainScript(0, Board(1), self.model, self.optimizer, self.plain, values=lambda: values)
+        script = PlainScript(0, Board(1), self.model, self.optimizer, self.plain, values=lambda: values, start=start)
         self.loader, self.host, self.job = script.loader, script.host, script.context
         self.job.session.jobs_place = lambda: stands
         self.kept, self.orders, self.passed, self.joined_at = [], {}, 0, None

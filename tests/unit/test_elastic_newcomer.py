@@ -272,7 +272,7 @@ def test_a_newcomer_that_goes_on_from_another_checkpoint_is_refused(begins, come
     member = Member(before=begins)
     train(member)
     late = late_of(member, before=comes)
-    refused(r"another optimizer's state than where the job began.* give --no_resume", lambda: train(late))
+    refused(r"another optimizer's state than where the job began.* start_epoch=start", lambda: train(late))
     train(late_of(member, before=begins))
 
 

@@ -11,7 +11,7 @@ import pytest
 from elasticdl.job import messages as m
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import dump_entry, read_journal
-from elasticdl.job.messages import MOST_MARKS, Pace
+from elasticdl.job.messages import Pace
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core import events as i
@@ -131,22 +131,6 @@ def test_a_resumed_job_does_not_claim_the_epochs_before():
     assert (training.step, training.samples) == (50, 1600)
     assert told.epochs(51, epoch=3, now=1.0) == []
     assert (training.step, training.samples, training.epochs_done) == (51, 51 * 32, 3)
-
-
-def test_the_newest_marks_of_epochs_are_kept_until_the_state_is_lost():
-    training = Told().training
-
-    def tell(marks):
-        training.notice(to_event(0, notice("epoch_began", epoch=0, marks=marks)).said)
-
-    tell({"0": 2.5})
-    tell({"1": 2.75})
-    assert training.marks == {0: 2.5, 1: 2.75}
-    assert pb.Welcome(marks=training.snapshot().marks).marks == {0: 2.5, 1: 2.75}
-    tell({str(epoch): float(epoch) for epoch in range(2, MOST_MARKS + 2)})
-    assert list(training.marks) == list(range(2, MOST_MARKS + 2))
-    training.lose_state()
-    assert training.marks == {}
 
 
 def test_the_numbers_go_on_where_an_earlier_master_was():
@@ -286,10 +270,6 @@ def notice(event, /, **fields):
         notice("exported", path=5),
         notice("evaluation", metrics={"accuracy": "good"}),
         notice("evaluation", metrics={"accuracy": 10**400}),
-        notice("epoch_began", epoch=1, marks={"1": "good"}),
-        notice("epoch_began", epoch=1, marks={"1": 10**400}),
-        notice("epoch_began", epoch=1, marks={"one": 1.0}),
-        notice("epoch_began", epoch=1, marks={str(2**31): 1.0}),
         notice("evaluation", step=-1, metrics={"loss": 0.5}),  # TensorBoard's file has no way to write it
         notice("resumed", path="x", step=2**63),
         notice("resumed", path="x", step=1, epoch=2**31),

@@ -73,7 +73,6 @@ class Session:
         self._stepping = False
         self._orders: deque[p.Instruction] = deque()  # to the training thread
         self._jobs_place: tuple[int, int] | None = None
-        self._jobs_marks: dict[int, float] = {}
         self._jobs_facts = b""
         self._start = SlowStart()
         self._closing = threading.Event()
@@ -133,11 +132,6 @@ class Session:
                 self._changed.wait_for(lambda: self._jobs_place is not None, WELCOME_SECONDS)
             return self._jobs_place or (0, 0)
 
-    def jobs_marks(self) -> dict[int, float]:
-        """Of the model at the beginning of epochs, as the master said when it was last reached, and as this worker has told it."""
-        self.jobs_place()
-        return dict(self._jobs_marks)
-
     def jobs_facts(self) -> bytes:
         """What rank 0 has told by `tell_facts`, if the job had trained when this worker came; else empty."""
         self.jobs_place()
@@ -147,14 +141,6 @@ class Session:
         """On rank 0, in each world: for workers that come later. Too many are left out."""
         if len(facts) <= MOST_FACTS:
             self._put(self.core.world.version, FACTS, facts)
-
-    def tell_marks(self, marks: Mapping[int, float]) -> None:
-        """Epochs have begun with these marks, at least one; the master is told those that it does not know."""
-        # Where the job begins anew the master has forgotten what it has said of the one before.
-        known = self.jobs_marks() if len(marks) > 1 else {}
-        if news := {str(each): mark for each, mark in marks.items() if known.get(each) != mark}:
-            self._jobs_marks = dict(marks)
-            self.notify("epoch_began", epoch=max(marks), marks=news)
 
     # -- the stream's thread --
 
@@ -168,7 +154,6 @@ class Session:
         if message.HasField("welcome"):
             with self._changed:
                 self._jobs_place = message.welcome.epoch, message.welcome.epoch_steps
-                self._jobs_marks = dict(message.welcome.marks)
                 self._jobs_facts = message.welcome.facts
                 self._changed.notify_all()
         event = to_event(message)

@@ -3,7 +3,7 @@
 The script is given a stand-in for each batch that the job has trained on. Most of the way it goes before this worker asks for a world, so that
 nobody waits for it.
 
-With it how the epoch of a script's own checkpoint is found, and what is answered from memory.
+With it with which epoch a script begins that has read a checkpoint of its own, and what is answered from memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,96 +25,28 @@ from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader, Stand
 from elasticdl.elastic.torch_kit.participant import ScriptPosition
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.training.nested import leaves as leaves_of
-from elasticdl.job.messages import newest_marks
 
-# Where in the job the first loop of a worker's script is: at its top, or where a checkpoint of the script's own was written.
-#
-# A checkpoint is known by a mark: the norm of the trained parameters, which each step changes. A job has one for the beginning of each epoch.
+# Where in the job the first loop of a script is: at its top, or where the script says that its own checkpoint was written.
 
 Moved = tuple[int, float]
 _CLOSE = 1e-3
-_EQUAL = 1e-12  # sums in double precision may be added up in another order
+UNSAID = (
+    "the optimizer has a state already, and elastic.prepare() was not told with which epoch the loop begins: a worker that comes later is refused if "
+    "the script has written another checkpoint since: give prepare(..., start_epoch=start)"
+)
+OTHER_STATE = (
+    "elastic.prepare() was given another optimizer's state than where the job began, and was not told with which epoch the loop begins: give "
+    "prepare(..., start_epoch=start), the number of epochs that the script's checkpoint has seen, and 0 without one"
+)
 
 
-def moved(slots: Iterable[Mapping[Any, Any]]) -> Moved:
+def moved(optimizers: Iterable[torch.optim.Optimizer]) -> Moved:
     """Of what optimizers keep for each parameter: how many tensors, and their norm. None before the first step."""
-    states = [value for each in slots for state in each.values() for value in state.values()]
-    tensors = [each for each in states if isinstance(each, torch.Tensor)]
-    return len(tensors), _norm(tensors)
-
-
-def mark_of(optimizers: Sequence[torch.optim.Optimizer]) -> float:
-    """Of the parameters that are trained: one number, another one after each step."""
-    return _norm(each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"])
-
-
-def _norm(tensors: Iterable[torch.Tensor]) -> float:
+    states = [value for each in optimizers for state in each.state.values() for value in state.values()]
+    tensors = [each.detach() for each in states if isinstance(each, torch.Tensor)]
     # One after the other: in double precision all of them may be more than the memory holds.
-    kept = (each.detach().to(torch.complex128 if each.is_complex() else torch.float64) for each in tensors)
-    return math.hypot(*(float(torch.linalg.vector_norm(each.to_dense())) for each in kept))
-
-
-class Beginning:
-    """With what a script's loop begins: the optimizers as they were given to `elastic.prepare`.
-
-    A script may go on from a checkpoint of its own. On a worker that comes later that may be one which the job has written since.
-    """
-
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self.moved = moved(each.state for each in optimizers)
-        self._mark = mark_of(optimizers)
-
-    def epoch(self, marks: Mapping[int, float]) -> int:
-        """Of the job, which the first loop of the script is: 0, unless the script has read what the job has written.
-
-        Args:
-            marks: of the job, `mark_of` at the beginning of its epochs.
-
-        Raises:
-            UserError: it may be one of several, between which the parameters have not changed.
-        """
-        epoch, *others = self._like(marks) or [0]
-        if epoch and others:
-            raise UserError(
-                f"the script has read the parameters that this job had after epoch {epoch} and still had after epoch {others[-1]}, as with a "
-                "learning rate of 0, so nobody knows with which epoch its loop begins: a worker can come later once a step has changed them and "
-                "the script has written that"
-            )
-        return epoch
-
-    def is_newer(self, marks: Mapping[int, float]) -> bool:
-        """Whether the script has read what was written since, such as before an evaluation that still lasts."""
-        return self.moved[0] > 0 and 0 in marks and not self._like(marks)
-
-    def _like(self, marks: Mapping[int, float]) -> list[int]:
-        return [epoch for epoch, each in sorted(marks.items()) if math.isclose(self._mark, each, rel_tol=_EQUAL)]
-
-    def require_states(self, epoch: int, jobs: Moved) -> None:
-        """``jobs``: as the job's optimizers are at present.
-
-        Raises:
-            UserError: the script has read parameters alone, and may begin at its top nevertheless.
-        """
-        if jobs[0] and not self.moved[0]:
-            raise UserError(
-                f"the script has read the parameters that this job had after epoch {epoch}, and not the optimizer's state, so nobody knows "
-                "with which epoch its loop begins: write and read optimizer.state_dict(), too, or read only what an earlier job has written"
-            )
-
-    def require_top(self, jobs: Moved) -> None:
-        """``jobs``: as the one did that has begun the job.
-
-        Raises:
-            UserError: the script has read a checkpoint since, and its loop begins elsewhere.
-        """
-        if self.moved[0] == jobs[0] and math.isclose(self.moved[1], jobs[1], rel_tol=_CLOSE, abs_tol=1e-12):
-            return
-        raise UserError(
-            "elastic.prepare() was given another optimizer's state than where the job began: the script goes on from a checkpoint that "
-            "was written since, within an epoch or long ago. A worker that comes later is sent the job's state: write such a checkpoint at "
-            "the end of an epoch, with all optimizers, or read only what an earlier job has written, under another name. After `elasticdl "
-            "stop` the job goes on from what was kept: give --no_resume if the script's own checkpoint is to count"
-        )
+    kept = (each.to(torch.complex128 if each.is_complex() else torch.float64) for each in tensors)
+    return len(tensors), math.hypot(*(float(torch.linalg.vector_norm(each.to_dense())) for each in kept))
 
 
 # What a worker does that has come later, on its script's way to where the job stands: as little as the script allows.
@@ -262,59 +194,52 @@ class Standing:
 class Approach:
     """Of one script."""
 
-    def __init__(self, job: ElasticContext, model: torch.nn.Module, data: OwnLoader, began: Beginning) -> None:
-        self.begins = Standing()  # the script, its first loop
+    def __init__(
+        self, job: ElasticContext, model: torch.nn.Module, data: OwnLoader, start: int | None, began_with: Moved
+    ) -> None:
+        """``start``: the epoch with which the script's first loop begins, if the script says so. ``began_with``: of its optimizers."""
+        self.begins = Standing(start or 0)  # the script, its first loop
         self.stands = self.begins  # behind the last batch that it was given, or a stand-in for that
         # Epochs, and batches of the next, that are passed by before this worker asks for a world.
         self.jobs_place = 0, 0
+        self.began_with = began_with
+        self._is_told = start is not None
         self._job = job
         self._data = data
-        self._began = began
         self._from_memory = ModelFromMemory(model)
 
     def begin(self) -> None:
         """The script begins its first loop."""
-        marks = self._job.session.jobs_marks()
-        # What was written since the newest mark only the job's state tells: others wait while this worker passes batches by.
-        self.jobs_place = (0, 0) if self._began.is_newer(marks) else self._job.session.jobs_place()
-        self.stands = self.begins = Standing(self._began.epoch(marks))
+        self.jobs_place = self._job.session.jobs_place()
 
     def epoch_after(self, loops: int) -> int:
         """Of the job, that follows so many loops of the script."""
         return self.begins.epoch + loops
 
-    def joins(self, position: ScriptPosition, start: tuple[int, int], states: Moved) -> tuple[int, int]:
-        """This worker is in a world. Returns where the job has to be by now: at ``start``, unless the script has passed nothing by.
+    @property
+    def has_checkpoint(self) -> bool:
+        """The script has read one of its own."""
+        return bool(self.begins.epoch or self.began_with[0])
 
-        ``states``: of the job's optimizers.
+    def joins(self, position: ScriptPosition, at: Progress) -> None:
+        """This worker is in a world; the job stands ``at`` this place.
 
         Raises:
-            UserError: it was another epoch, and the script has passed batches by already; or which one it was is not known.
+            UserError: the script's loop has begun elsewhere.
         """
-        epoch = self._began.epoch(position.marks)
-        if self.stands == self.begins:
-            self.stands = self.begins = Standing(epoch)
-            start = 0, 0
-        if epoch == 0 or epoch != self.begins.epoch:
-            self._began.require_top(position.began_with)
-        else:
-            self._began.require_states(epoch, states)
-        return start
-
-    def epoch_begins(self, epoch: int, position: ScriptPosition, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """The job begins this epoch. A worker that comes later may go on from a checkpoint which the script has written just before."""
-        if self._job.under_master:
-            self.note_mark(epoch, position, optimizers)
-            self._tell(position)
-
-    def note_mark(self, epoch: int, position: ScriptPosition, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """So the parameters are after the epoch before this one, also if that was the last: then a worker that comes later has an empty loop."""
-        if math.isfinite(mark := mark_of(optimizers)):
-            position.marks = newest_marks({**position.marks, epoch: mark})
-
-    def _tell(self, position: ScriptPosition) -> None:
-        if self._job.rank == 0 and position.marks:
-            self._job.session.tell_marks(position.marks)
+        if self._is_told:
+            # Where the others wait at their end the last epoch is not over, though the script has read its checkpoint.
+            if self.begins.epoch > at.epoch + 1:
+                raise UserError(
+                    f"elastic.prepare(start_epoch={self.begins.epoch}) is ahead of the job, which stands in epoch {at.epoch + 1}: after `elasticdl stop` "
+                    "the job goes on from what was kept: give --no_resume if the script's own checkpoint is to count"
+                )
+            return
+        here, there = self.began_with, position.began_with
+        if here[0] != there[0] or not math.isclose(here[1], there[1], rel_tol=_CLOSE, abs_tol=1e-12):
+            raise UserError(OTHER_STATE)
+        if here[0] and self._job.rank == 0 and self._job.world.is_first:
+            self._job.warn(UNSAID)
 
     def stand_ins(self, drawn: Sequence[GlobalBatch]) -> Generator[Any, None, int]:
         """One for each batch of this epoch that is passed by. Returns the number of the batch that comes next."""
@@ -333,17 +258,21 @@ class Approach:
         """The script is given a stand-in next."""
         self._from_memory.begin_batch()
 
-    def ends(self, position: ScriptPosition) -> list[torch.Tensor]:
+    def ends(self) -> list[torch.Tensor]:
         """The worker stands where the job stands. Returns what the model has answered last, on a stand-in."""
-        self._tell(position)  # of what an earlier job has kept the master has not heard
         log.info("has caught up: %d batches of others in %.3f s", self._from_memory.batches, self._from_memory.seconds)
         return self._from_memory.end()
+
+    @property
+    def has_passed_by(self) -> bool:
+        """The script was given stand-ins, or a loop without a batch."""
+        return self.stands != self.begins
 
     @property
     def is_short(self) -> bool:
         """Whether the script stands before the place at which this worker would have asked for a world. Not without any loop, as after
         reading the last checkpoint: then it waits for the others' end."""
-        return self.stands != self.begins and (self.stands.epoch, self.stands.batches) < self.jobs_place
+        return self.has_passed_by and (self.stands.epoch, self.stands.batches) < self.jobs_place
 
     def is_short_of(self, at: Progress) -> bool:
         return (at.epoch, at.position) > (self.stands.epoch, self.stands.samples)

@@ -27,9 +27,9 @@ from weakref import ReferenceType
 import torch
 
 from elasticdl.common.errors import ElasticDLError, UserError
-from elasticdl.elastic.core.plan import MicroBatch
+from elasticdl.elastic.core.plan import MicroBatch, Progress
 from elasticdl.elastic.torch import loop_faults
-from elasticdl.elastic.torch.approach import Approach, Beginning, Standing, moved
+from elasticdl.elastic.torch.approach import Approach, Standing, moved
 from elasticdl.elastic.torch.loop_faults import place_in_script
 from elasticdl.elastic.torch.torn_step import NotedBatch, Tape, Watch, storage_of, weighed_backward
 from elasticdl.elastic.torch_kit.gradients import LoopGradients, Remedy
@@ -186,8 +186,10 @@ class LoopHost(JoinedHost):
         values: Callable[[], dict[str, Any]],
         on_left: Callable[[], None],
         share: float = 1.0,
+        start: int | None = None,
     ) -> None:
-        """``values``: asked at the first batch for what else travels. ``on_left``: this worker leaves for good. ``share``: see `Participant`."""
+        """``values``: asked at the first batch for what else travels. ``on_left``: this worker leaves for good. ``share``: see `Participant`.
+        ``start``: see `Approach`."""
         super().__init__(job, on_left)
         self.fault: Exception | None = None  # which has ended the script, if it was not swallowed
         self._model = model
@@ -201,8 +203,7 @@ class LoopHost(JoinedHost):
         self._passes_more = 0  # by this script, than there were batches
         self._is_owed = False  # the batch in hand is a stand-in for one that others were given once more
         self._watch = Watch(model, self)
-        self._began = Beginning(each_of(optimizer))
-        self._approach = Approach(job, model, data, self._began)
+        self._approach = Approach(job, model, data, start, moved(each_of(optimizer)))
         self._epochs = 0  # begun by the script
         self._last: NotedBatch | None = None
         self._means = Means(job)
@@ -253,7 +254,6 @@ class LoopHost(JoinedHost):
         self._epochs += 1
         if self._joined is not None and not self._joined.is_catching_up:
             self._joined.position.note_streams(epoch, self._data.draws, since=self._joined.state.progress.epoch)
-            self._approach.epoch_begins(epoch, self._joined.position, each_of(self._optimizer))
         if self._repeats:
             raise UserError("a step that was torn was made after the loop over its batches, which can't be given again")
         self._draw(epoch)
@@ -309,22 +309,20 @@ class LoopHost(JoinedHost):
 
     def _begin(self, batch: GlobalBatch) -> None:
         """Be in a world. The script asks for this batch."""
-        position = ScriptPosition(self._began.moved)
+        position, start = ScriptPosition(self._approach.began_with), self._approach.begins.epoch
         if self._epochs == 0:
-            position.note_streams(0, self._data.draws, since=0)
+            position.note_streams(start, self._data.draws, since=start)
         values = {**self._values(), "place": position, "gradients": self._gradients}
         self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
         remedy = Remedy("loss.backward()") if self.job.under_master else None  # else all is as without elasticdl
         state = LoopState(self.job, self._model, self._optimizer, values, self._data, remedy=remedy)
         self._gradients.weighed = state.reducer.weighed
         self._joined = Participant(self.job, state, self, position, self._data, share=self._share)
+        if start:
+            self.job.loaded(Progress(start))
         self._joined.join()
-        theirs = state.sent()["optimizer"]
-        slots = moved(each["state"] for each in theirs.get("optimizers", [theirs]))
-        if self._approach.joins(position, batch.start, slots) > (
-            state.progress.epoch,
-            state.progress.position,
-        ):
+        self._approach.joins(position, at := state.progress)
+        if self._approach.has_passed_by and batch.start > (at.epoch, at.position):
             self._fail_alone(loop_faults.NOBODY_IS_LEFT)
             sys.exit(1)
 
@@ -402,7 +400,7 @@ class LoopHost(JoinedHost):
 
     def arrives(self, batch: GlobalBatch | None) -> None:
         self._last = self._means.steps_loss = None
-        self.hints.arrived(self._approach.ends(self.participant.position))
+        self.hints.arrived(self._approach.ends())
 
     # -- what the script does with a batch --
 
@@ -542,15 +540,14 @@ class LoopHost(JoinedHost):
         """Return when the scripts of all workers are done; the state that they end with, if there is one."""
         epoch = self._approach.epoch_after(self._epochs)
         if self._joined is None:
-            if not (self._epochs or self.job.comes_later or self._began.moved[0]):
+            if not (self._epochs or self.job.comes_later or self._approach.has_checkpoint):
                 return None
             if self._approach.is_short:
                 self._fail_alone(loop_faults.ended_on_stand_ins(epoch, self._approach.jobs_place[0] + 1))
                 return None
             self._begin(GlobalBatch(epoch, 0, 0, ()))
-        if not self.is_catching_up:
-            self._approach.note_mark(epoch, self.participant.position, each_of(self._optimizer))
-        elif self._approach.is_short_of(at := self.participant.state.progress):
+        at = self.participant.state.progress
+        if self.is_catching_up and self._approach.is_short_of(at):
             self._fail_alone(loop_faults.ended_on_stand_ins(epoch, at.epoch + 1))
             return None
         if state := super().finish():

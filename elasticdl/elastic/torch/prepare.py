@@ -69,7 +69,13 @@ class PlainLoop:
         self._host: LoopHost | None = None  # from `prepare` on
 
     def prepare(
-        self, model: Any, optimizer: Any = None, loader: Any = None, *others: Any, **unknown: Any
+        self,
+        model: Any,
+        optimizer: Any = None,
+        loader: Any = None,
+        *others: Any,
+        start_epoch: int | None = None,
+        **unknown: Any,
     ) -> tuple[Any, ...]:
         """Make a plain training loop elastic: ``model, optimizer, loader = elastic.prepare(model, optimizer, loader)``.
 
@@ -82,6 +88,7 @@ class PlainLoop:
             loader: a ``torch.utils.data.DataLoader``, whose batch size is that of the global batch.
             *others: further optimizers, and objects with ``state_dict``, such as a GradScaler, whose state travels to workers that
                 come later.
+            start_epoch: how many epochs the checkpoint has seen that the script has read before, 0 without one: with this epoch its loop begins.
 
         Returns:
             Model, optimizer, loader and the others, in order, to be used from now on.
@@ -94,6 +101,10 @@ class PlainLoop:
             raise UserError(
                 f"elastic.prepare: {what}expected prepare(model, optimizer, loader): of the batches of that DataLoader each worker is given its part. If "
                 "the script draws its batches otherwise, as from a replay buffer, make a data set with __len__ and __getitem__ of them"
+            )
+        if start_epoch is not None and (type(start_epoch) is not int or start_epoch < 0):
+            raise UserError(
+                f"elastic.prepare(start_epoch={start_epoch!r}): expected a number of epochs, 0 at the beginning"
             )
         given, steps = optimizer, 1
         known = sys.modules.get("elasticdl.ga.torch.optim")  # of what nobody has imported, nothing is imported
@@ -122,7 +133,9 @@ class PlainLoop:
             return {f"{PREPARED}{number}": each for number, each in enumerate(every)}
 
         trained = Optimizers(optimizers) if len(optimizers) > 1 else optimizer
-        self._host = host = LoopHost(job, model, trained, batches, travelling, self._runtime.leave, share=1.0 / steps)
+        self._host = host = LoopHost(
+            job, model, trained, batches, travelling, self._runtime.leave, 1.0 / steps, start_epoch
+        )
         self._runtime.train_in_place(host.finish, lambda: host.hints.about(on_its_way=host.is_on_its_way))
         for each in optimizers:
             _speak_to(host, each)

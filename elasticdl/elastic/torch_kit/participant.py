@@ -57,7 +57,6 @@ class ScriptPosition(Piece):
     def __init__(self, began_with: tuple[int, float] = (0, 0.0)) -> None:
         """``began_with``: of the optimizers, as the script has given them."""
         self.began_with = began_with
-        self.marks: dict[int, float] = {}  # of the model at the beginning of an epoch, for the newest epochs
         self.streams: dict[int, bytes] = {}  # of an epoch, the random streams with which it begins
         self.draws: dict[int, bytes] = {}  # of an epoch, what else its order is drawn from
         self.answers = Answers()
@@ -105,13 +104,12 @@ class ScriptPosition(Piece):
 
     def dump(self) -> dict[str, Any]:
         kept = {"streams": dict(self.streams), "draws": dict(self.draws), "answers": self.answers.state_dict()}
-        return {**kept, "began_with": self.began_with, "marks": dict(self.marks), "repeats": list(self.repeats)}
+        return {**kept, "began_with": self.began_with, "repeats": list(self.repeats)}
 
     def load(self, dumped: dict[str, Any]) -> None:
         self.streams, self.draws, self._seed = dict(dumped["streams"]), dict(dumped["draws"]), (-1, 0)
         self.answers.load_state_dict(dumped["answers"])
         self.began_with = dumped.get("began_with", self.began_with)
-        self.marks = dict(dumped.get("marks", {}))
         self.repeats = list(dumped.get("repeats", []))
 
 

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from elasticdl.common.errors import first_finding
 from elasticdl.common.reason import describe, parse
-from elasticdl.job.messages import Finished, Notice, Progress, StepReport, StepTimes, newest_marks
+from elasticdl.job.messages import Finished, Notice, Progress, StepReport, StepTimes
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.events import Record
 from elasticdl.master.core.values import LIVE, Crashes, Outcome, Phase, WorkerState, World
@@ -330,7 +330,6 @@ class TrainingSnapshot:
     # The step after which the workers' states were compared last, and of how many they were one.
     compared_step: int = field(default=0, compare=False)
     compared_workers: int = field(default=0, compare=False)
-    marks: Mapping[int, float] = field(default_factory=dict, compare=False)  # of the model, at the beginning of epochs
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,8 +443,6 @@ class Training(TrainingSnapshot):
             self._take_metrics(told.get("metrics"))
         elif notice.event == "collective":
             self.collective = str(told.get("engine", ""))
-        elif notice.event == "epoch_began":
-            self._take_marks(told.get("marks", {}))
         elif notice.event == "resumed":
             self.step, self.epoch = int(told.get("step", self.step)), int(told.get("epoch", self.epoch))
             self.epoch_steps = 0
@@ -460,7 +457,6 @@ class Training(TrainingSnapshot):
         """Nobody holds the state any more; the step that was lost. Who goes on tells where it begins."""
         lost, self.step, self.samples = self.step, 0, 0
         self.epoch = self.epoch_steps = 0
-        self.marks = {}
         return lost
 
     # ---- what is asked ----
@@ -521,9 +517,6 @@ class Training(TrainingSnapshot):
     def _take_metrics(self, metrics: Any) -> None:
         if metrics:
             self.metrics = dict(metrics)
-
-    def _take_marks(self, told: Mapping[str, float]) -> None:
-        self.marks = newest_marks({**self.marks, **{int(epoch): float(mark) for epoch, mark in told.items()}})
 
     def _per_second(self, now: float, column: int) -> float:
         """The first report only marks where counting begins, up to the last one."""

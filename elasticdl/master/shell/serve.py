@@ -248,7 +248,7 @@ class Master:
 
     def _welcome(self) -> pb.Welcome:
         job, training = self._job, self._job.training
-        stands = ("epoch", "epoch_steps", "marks") if job.phase is Phase.RUNNING else ()
+        stands = ("epoch", "epoch_steps") if job.phase is Phase.RUNNING else ()
         return pb.Welcome(
             job_name=self.job_dir.name,
             heartbeat_interval=min(self.spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT, SLOWEST_HEARTBEAT),

@@ -81,7 +81,7 @@ def train(curve, epochs):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=5)
     parts = {"model": model, "optimizer": optimizer, "scaler": scaler}
     begins, step = go_on(curve, **parts)
-    model, optimizer, loader, scaler = elastic.prepare(model, optimizer, loader, scaler)
+    model, optimizer, loader, scaler = elastic.prepare(model, optimizer, loader, scaler, start_epoch=begins)
     for epoch in range(begins, epochs):
         for i, batch in enumerate(loader):
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
