@@ -2,7 +2,7 @@
 
 from collections import deque
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy, Progress, epoch_order, equal_shares
 from elasticdl.elastic.core.protocol import Member, World
 from elasticdl.elastic.torch_kit.loaders import ElasticSampler
-from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnCursor, OwnLoader
+from elasticdl.elastic.torch_kit.own_loader import OwnCursor, OwnLoader
 from elasticdl.elastic.training.cursor import Cursor
 
 
@@ -206,18 +206,26 @@ def ours(stands):
     return sampler
 
 
-def scripts_own(stands):
-    loader = OwnLoader(DataLoader(range(50), batch_size=16))
-    return OwnCursor(loader, loader.of_epoch(0), GlobalBatch.plan, stands)
-
-
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("stands", [0, 2, 4])
-@pytest.mark.parametrize("make", [ours, scripts_own])
-def test_a_cursor_gives_the_batches_that_are_left_divided_among_the_workers(make, stands, workers):
-    cursor: Cursor = make(stands)
+def test_a_cursor_gives_the_batches_that_are_left_divided_among_the_workers(stands, workers):
+    cursor: Cursor = ours(stands)
     wholes = [list(range(50))[start : start + 16] for start in range(0, 50, 16)][stands:]
     for _ in range(2):  # it is not moved on by asking
         plans = list(cursor.batches(workers))
         assert [list(plan.whole) for plan in plans] == wholes
         assert [plan.shares for plan in plans] == [equal_shares(len(whole), workers) for whole in wholes]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("stands", [0, 2])
+def test_a_cursor_in_a_scripts_own_loader_loads_the_parts_that_are_left(stands, workers):
+    loader = OwnLoader(DataLoader(range(48), batch_size=16, collate_fn=list))
+    order = loader.of_epoch(0)
+    members = tuple(Member(rank, "h", 0, False) for rank in range(workers))
+    found = []
+    for rank in range(workers):
+        cursor = OwnCursor(loader, order, lambda batch, rank=rank: batch.plan(workers).whole_run(rank))
+        found.append([cursor.take(number, World.of(1, members, rank)) for number in range(stands, 3)])
+    wholes = [list(chain(*parts)) for parts in zip(*found, strict=True)]
+    assert wholes == [list(range(start, start + 16)) for start in (0, 16, 32)][stands:]

@@ -10,7 +10,7 @@ import pickle
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, count
+from itertools import accumulate, chain, count, islice
 from typing import Any
 
 import numpy as np
@@ -265,31 +265,24 @@ class OwnCursor:
     """A cursor in an epoch of the script's own loader."""
 
     def __init__(
-        self,
-        loader: OwnLoader,
-        order: Sequence[GlobalBatch],
-        divide: Callable[[GlobalBatch, int], BatchPlan],
-        number: int = 0,
+        self, loader: OwnLoader, order: Sequence[GlobalBatch], part_of: Callable[[GlobalBatch], MicroBatch]
     ) -> None:
-        """``order``: of the epoch. ``divide``: a batch among so many workers. ``number``: of the batch that comes first."""
-        self.number = number  # of the batch that comes next
+        """``order``: of the epoch. ``part_of``: what this worker has of a batch in the present world."""
         self._loader = loader
         self._order = order
-        self._divide = divide
+        self._part_of = part_of
         self._parts: Iterator[Any] = iter(())
-        self._world = -1  # version of that whose parts these are
-
-    def batches(self, workers: int) -> Iterator[BatchPlan]:
-        for number in range(self.number, len(self._order)):
-            yield self._divide(self._order[number], workers)
+        self._next = (
+            -1,
+            -1,
+        )  # the number of the batch that comes next, and the version of the world whose parts these are
 
     def take(self, number: int, world: World) -> Any:
         """This worker's part of a batch, loaded. The parts of the next ones are loaded ahead, for as long as the world stays."""
-        if (number, world.version) != (self.number, self._world):
-            self.number, self._world = number, world.version
-            parts = (plan.whole_run(world.rank) for plan in self.batches(world.size))
+        if (number, world.version) != self._next:
+            parts = (self._part_of(batch) for batch in islice(self._order, number, None))
             first = next(parts)
             self._parts = self._loader.load(chain([first], parts), first.seed)
         sample = next(self._parts)
-        self.number += 1
+        self._next = number + 1, world.version
         return sample

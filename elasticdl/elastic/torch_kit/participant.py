@@ -229,7 +229,7 @@ class Participant:
         """
         assert self.data is not None, "there is a loader"
         number = first
-        cursor = OwnCursor(self.data, self.drawn, self.divide)
+        cursor = OwnCursor(self.data, self.drawn, self.part_of)
         stand_in: StandIn | None = None
         while (number := self._host.next_number(number)) < len(self.drawn):
             if not self.begins(self.drawn[number]):
