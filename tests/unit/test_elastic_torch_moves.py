@@ -280,10 +280,29 @@ class Target(torch.nn.Module):
         self.net = torch.nn.Linear(3, 1)
         self.target = copy.deepcopy(self.net).requires_grad_(False)
 
-    def forward(self, x):
+    def follow(self):
         for own, other in zip(self.target.parameters(), self.net.parameters(), strict=True):
             own.data.mul_(0.9).add_(other.data, alpha=0.1)
+
+    def forward(self, x):
+        self.follow()
         return self.net(x)
+
+
+class FollowsBehind(Target):
+    def forward(self, x):
+        return self.net(x)
+
+
+def test_a_target_network_may_follow_behind_each_batch():
+    script = Plain(0, Board(1), 64, 8, None, FollowsBehind)
+    for number, (x, y) in enumerate(script.loader):
+        mse_loss(script.model(x), y).backward()
+        if number % 2:
+            script.optimizer.step()
+            script.optimizer.zero_grad()
+        script.model.follow()
+    assert not torch.equal(script.model.target.weight, Target().target.weight)
 
 
 @pytest.mark.parametrize("kind", [Library, Plain])

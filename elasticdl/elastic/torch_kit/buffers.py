@@ -252,21 +252,23 @@ class FrozenParameters:
         self._before: list[tuple[str, torch.nn.Parameter, torch.Tensor]] = []  # names, and checksums
 
     def begin(self) -> None:
-        """The passes of a step come next."""
+        """Passes come next. Between them, as behind a batch of several, a script may change what it likes."""
         self._before = [(name, each, _sum_bits(each)) for name, each in self._frozen()] if self._steps_left else []
 
     def require_unchanged(self) -> None:
         """Raises:
         UserError: a pass has changed one.
         """
-        self._steps_left -= bool(self._steps_left)
-        before, self._before = self._before, []
-        for name, each, bits in before:
+        for name, each, bits in self._before:
             if not torch.equal(_sum_bits(each), bits):
                 raise UserError(
                     f"the forward pass changes {name}, which is not trained, as of a target network, and a step may take several passes: update the target "
                     "network after optimizer.step()"
                 )
+
+    def end_step(self) -> None:
+        self._steps_left -= bool(self._before)
+        self._before = []
 
     def _frozen(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         for root in self._roots:

@@ -276,6 +276,7 @@ class Participant:
         if not self.open_batches:
             self.state.begin_step()
             self.position.answers.begin_step(self.state.step + 1)
+        self.state.reducer.begin_passes()
         given = self._host.opened(batch, self.part_of(batch), sample)
         given.most = len(given.part.indices)
         self.open_batches.append(given)

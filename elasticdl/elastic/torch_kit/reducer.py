@@ -386,7 +386,6 @@ class GradientReducer:
                 self._warn = None
         else:
             self._buffers.begin()
-        self.begin_passes()
         self.passes.begin()
 
     def drop_gradients(self) -> None:
@@ -396,7 +395,7 @@ class GradientReducer:
         self.weighed.begin(every)
 
     def begin_passes(self) -> None:
-        """Of the step's micro-batches the first comes next."""
+        """A micro-batch comes next, and behind it perhaps more."""
         self._frozen.begin()
 
     def moved(self) -> list[torch.Tensor]:
@@ -413,7 +412,7 @@ class GradientReducer:
         ``weight``: its part of the global batch. ``is_first``: it is the very first of the step.
 
         Raises:
-            UserError: a buffer has changed its shape, or has no mean.
+            UserError: a buffer has changed its shape, or has no mean, or the forward pass has changed a parameter that is not trained.
         """
         self._votes[vote.SAMPLES] += samples
         if not isinstance(loss, torch.Tensor):
@@ -423,6 +422,7 @@ class GradientReducer:
         else:
             self._loss += loss.detach().to(self._loss) * samples
             self._has_loss, self._read_loss = True, None
+        self._frozen.require_unchanged()
         alone = self._collective.world.size == 1
         self._buffers.add(weight, is_first=is_first, alone=alone)
 
@@ -433,8 +433,9 @@ class GradientReducer:
         workers. A further pass costs a second sum; after one the passes are counted whatever ``last`` says. A world that breaks meanwhile is told of by `close`.
 
         Raises:
-            UserError: gradients are there that no such pass has made.
+            UserError: gradients are there that no such pass has made, or the forward pass has changed a parameter that is not trained.
         """
+        self._frozen.require_unchanged()
         self._made += 1
         if last is None or not self._is_trusted:
             last = last is not False and self._made == self._expected
@@ -483,13 +484,13 @@ class GradientReducer:
         losses were weighed by sample counts already.
 
         Raises:
-            UserError: gradients were made otherwise, the workers train different parameters, or a forward pass changes one that is not trained.
+            UserError: gradients were made otherwise, or the workers train different parameters.
             WorldBroken: gradients are gone, or a newcomer is refused; parameters and buffers are untouched.
         """
         self.weighed.require()
         self._votes[vote.LEAVING], self._votes[vote.STOPPING] = leaving, stopping
         vote.mark(self._votes, batch, state)
-        self._frozen.require_unchanged()
+        self._frozen.end_step()
         self._buffers.close(share, is_first=self._collective.world.rank == 0)
         self.passes.end()
         if self._collective.world.size == 1:
