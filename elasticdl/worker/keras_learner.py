@@ -82,9 +82,9 @@ class ZooDriver(KerasDriver, Callback, Driver):
             self.rate.factor *= after / before
             self._state.rate.ask_again()
 
-    def pack(self, *, whole: bool = True) -> dict[str, Any]:
+    def pack(self) -> dict[str, Any]:
         rate = None if self.rate is None else [self.rate.factor, self.rate.epoch]
-        return {**super().pack(whole=whole), "rate": rate}
+        return {**super().pack(), "rate": rate}
 
     def unpack(self, packed: dict[str, Any]) -> None:
         super().unpack(packed)

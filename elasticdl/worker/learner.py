@@ -143,7 +143,7 @@ class CheckpointWriter:
         self._session.notify("checkpoint", step=step, path=path, seconds=seconds, held=held + awaited * seconds)
 
 
-FORMAT = 2  # of checkpoints
+FORMAT = 3  # of checkpoints
 REMEDY = "give another --checkpoint_dir"
 
 
@@ -190,9 +190,8 @@ class Driver:
     def enter(self, world: World) -> None:
         """In each world, before the members are brought to one state."""
 
-    def agree(self, *, entering: bool) -> bool:
-        """On ``entering`` a world, and at the end of each epoch: bring what the callbacks keep to one state; tell whether training
-        is to stop here."""
+    def agree(self) -> bool:
+        """In each world, and at the end of each epoch: bring what the callbacks keep to one state; tell whether training is to stop here."""
         return False
 
     def stops_after_step(self) -> bool:
@@ -201,12 +200,6 @@ class Driver:
 
     def complete(self) -> None:
         """All steps are made: the model is what is to be saved after this, once however often it is called."""
-
-    def pack(self) -> dict[str, Any]:
-        """What a checkpoint holds of the callbacks."""
-        return {}
-
-    def unpack(self, packed: dict[str, Any]) -> None: ...
 
 
 class Learner(ABC):
@@ -234,7 +227,6 @@ class Learner(ABC):
         self.ledger = Ledger()
         self.store = open_store(spec, self.codec.suffix)
         self._make(module)
-        self.state.beside = self._extra, self._load_extra
 
     def evaluate(self) -> Evaluation | None:
         """Over all members; None if there is no evaluation data."""
@@ -247,7 +239,6 @@ class Learner(ABC):
             "format": FORMAT,
             "state": codec.copy(self.state.state_dict()),
             "origin": self.state.origin,
-            "extra": codec.copy(self._extra()),
         }
         return lambda file: codec.write(copied, file)
 
@@ -263,7 +254,6 @@ class Learner(ABC):
         checkpoint, loaded = readable
         saved, it = loaded["state"], f"checkpoint {checkpoint.path}"
         load_saved(self.state, it, saved, loaded["origin"], self.state.load_state_dict, REMEDY)
-        self._load_extra(loaded.get("extra", {}))
         return checkpoint
 
     def _read(self, file: IO[bytes]) -> dict[str, Any]:
@@ -271,12 +261,6 @@ class Learner(ABC):
         if not isinstance(loaded, dict) or loaded.get("format") != FORMAT:
             raise ValueError(f"not a checkpoint of format {FORMAT}")
         return loaded
-
-    def _extra(self) -> dict[str, Any]:
-        return {"callbacks": self.driver.pack()}
-
-    def _load_extra(self, extra: dict[str, Any]) -> None:
-        self.driver.unpack(extra.get("callbacks", {}))
 
     # -- what differs between frameworks --
 

@@ -93,7 +93,7 @@ class Trainer(EpochDriver[Ledger]):
         self._learner.catch_up(lambda: self._tell_epoch(self.state.progress.epoch))
         self._call("on_world_change", world.size, world.rank)
         self._tell_totals()
-        self._stopping = self._learner.driver.agree(entering=True)
+        self._stopping = self._learner.driver.agree()
 
     # -- training --
 
@@ -139,7 +139,7 @@ class Trainer(EpochDriver[Ledger]):
             self._ended_epoch = epoch
             metrics = {f"val_{name}": value for name, value in ledger.metrics.items()}
             self._call("on_epoch_end", epoch, {"loss": ledger.epoch_loss, **metrics})
-        self._stopping = self._learner.driver.agree(entering=False) or self._stopping
+        self._stopping = self._learner.driver.agree() or self._stopping
 
     def _complete(self) -> None:
         self._evaluate()

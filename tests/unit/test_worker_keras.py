@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from refusal_kit import refused
-from worker_keras_kit import BreakingCollective, make_job, spec_maker
+from worker_keras_kit import make_job, spec_maker
 from worker_kit import Script, function
 
 import keras  # isort: skip
@@ -223,14 +223,8 @@ def test_a_newcomer_has_what_the_callbacks_of_rank_0_keep(make_spec):
     old = trained(make_spec(stopping, num_epochs=2))
     new = make_job(make_spec(stopping, num_epochs=2), Script(size=2, rank=1))
     mine, theirs = (job.learner.callbacks[-1] for job in (new, old))
-    members = (Member(0, "h", 8, True), Member(1, "h", 0, False))
-    sender = BreakingCollective()
-    sender.world, new.context.collective.world = World.of(2, members, 0), World.of(2, members, 1)
-    sender.broadcast_bytes = lambda data, name: setattr(new.context.collective, "root_bytes", data) or data
-    old.context.collective = sender
-    theirs.agree(entering=True)
-    new.learner.driver.enter(new.context.world)
-    assert not new.learner.driver.agree(entering=True)
+    new.learner.driver.enter(World.of(2, (Member(0, "h", 8, True), Member(1, "h", 0, False)), 1))
+    new.learner.state.receive(old.learner.state.sent())
     ours, other = mine.callbacks[0], theirs.callbacks[0]
     assert (ours.wait, ours.best, ours.best_epoch) == (other.wait, other.best, other.best_epoch)
     assert all(map(np.array_equal, ours.best_weights, other.best_weights))

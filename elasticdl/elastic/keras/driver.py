@@ -140,8 +140,8 @@ class KerasDriver:
         self._ledger: EpochLedger = state.values["ledger"]
         self._keepers = [Keeper(callback) for callback in callbacks]
         self._active: list[keras.callbacks.Callback] = []  # those that run here
-        self._ended_epoch = -1
-        state.begun.before_load, state.callbacks.compare = self._catch_up, self._compared
+        self._begun_epoch = self._ended_epoch = -1
+        state.callbacks.driver = self
         self._begun_step = 0
         self._ended = False
         self._logs: dict[str, float] = {}
@@ -161,8 +161,8 @@ class KerasDriver:
             if not keeper.has_begun:
                 self._begin(keeper, resumes=began and not world.is_first)
 
-    def agree(self, *, entering: bool) -> bool:
-        """Take over what rank 0's callbacks keep, as far as it is needed; tell whether rank 0 wants to stop.
+    def agree(self) -> bool:
+        """Take over what those of rank 0's callbacks keep that run only there; tell whether rank 0 wants to stop.
 
         Raises:
             WorldBroken: a member was lost meanwhile.
@@ -170,15 +170,11 @@ class KerasDriver:
         self._context.advance(Activity.WAIT)
         world = self._context.world
         if self.callbacks and world.size > 1:
-            whole = entering and world.needs_sync
-            mine = (
-                {"stop": bool(self._model.stop_training), "kept": self.pack(whole=whole)} if world.rank == 0 else None
-            )
+            kept = {str(number): each.changed() for number, each in enumerate(self._keepers) if _writes(each.callback)}
+            mine = {"stop": bool(self._model.stop_training), "kept": kept} if world.rank == 0 else None
             roots = from_root(self._context.collective, mine, "elasticdl.callbacks")
-            if whole and not world.stands_with_root(world.rank):
-                self.unpack(roots["kept"])
-            elif not whole and world.rank != 0:
-                self._load(roots["kept"]["callbacks"])
+            if world.rank != 0:
+                self._load(roots["kept"])
             self._model.stop_training = roots["stop"]
         self._context.advance(Activity.UPDATE)
         return bool(self._model.stop_training)
@@ -195,35 +191,43 @@ class KerasDriver:
         self._model.stop_training = bool(of_all(self._context.collective, stop, "elasticdl.stop")[0])
         return bool(self._model.stop_training)
 
-    def pack(self, *, whole: bool = True) -> Attributes:
-        """What a newcomer or a resumed training needs; by reference. Not ``whole``: of callbacks only those that run on rank 0."""
-        kept = {}
-        for number, keeper in enumerate(self._keepers):
-            if whole or _writes(keeper.callback):
-                kept[str(number)] = keeper.changed()
-                for attribute in keeper.left_behind():
-                    self._context.warn(
-                        f"the callback {type(keeper.callback).__name__} has {attribute}, which is not sent to workers that join: there it "
-                        "is as on_train_begin left it; numbers, texts, flags, arrays, and lists and dicts of these are sent"
-                    )
+    def pack(self) -> Attributes:
+        """What a newcomer or a resumed training needs; by reference."""
+        for keeper in self._keepers:
+            for attribute in keeper.left_behind():
+                self._context.warn(
+                    f"the callback {type(keeper.callback).__name__} has {attribute}, which is not sent to workers that join: there it "
+                    "is as on_train_begin left it; numbers, texts, flags, arrays, and lists and dicts of these are sent"
+                )
         return {
-            "callbacks": kept,
-            "begun_epoch": self._state.begun.epoch,
+            "callbacks": {str(number): keeper.changed() for number, keeper in enumerate(self._keepers)},
+            "begun_epoch": self._begun_epoch,
             "ended_epoch": self._ended_epoch,
             "begun_step": self._begun_step,
             "ended": self._ended,
         }
 
     def unpack(self, packed: Attributes) -> None:
-        self._state.begun.epoch, self._ended_epoch = packed["begun_epoch"], packed["ended_epoch"]
+        """An epoch that has begun on others, or before a stop, begins here; what the callbacks keep and set is that of the others."""
+        if self._begun_epoch < packed["begun_epoch"]:
+            for callback in self._active:
+                callback.on_epoch_begin(packed["begun_epoch"], {})
+        self._begun_epoch, self._ended_epoch = packed["begun_epoch"], packed["ended_epoch"]
         self._begun_step, self._ended = packed["begun_step"], packed["ended"]
         self._load(packed["callbacks"])
+
+    def compared(self) -> dict[str, Any]:
+        """What travels, by the callbacks' names; of those that run on every worker."""
+        shared = [each for each in self._keepers if not _writes(each.callback)]
+        names = [type(each.callback).__name__ for each in shared]
+        titles = [name if names.count(name) == 1 else f"{name}#{number}" for number, name in enumerate(names)]
+        return {"callbacks": {title: each.changed() for title, each in zip(titles, shared, strict=True)}}
 
     # -- epochs, steps and evaluations, in Keras's order --
 
     def on_epoch_begin(self, epoch: int) -> None:
-        if self._state.begun.epoch < epoch:
-            self._state.begun.epoch = epoch
+        if self._begun_epoch < epoch:
+            self._begun_epoch = epoch
             self.tell("on_epoch_begin", epoch, {})
 
     def make_step(self, batch: StepBatch) -> float:
@@ -270,13 +274,6 @@ class KerasDriver:
 
     # -- what callbacks keep --
 
-    def _catch_up(self, epoch: int) -> None:
-        """Begin an epoch that has begun before this worker came, or the training was resumed; what it sets is loaded next."""
-        if self._state.begun.epoch < epoch:
-            self._state.begun.epoch = epoch
-            for callback in self._active:
-                callback.on_epoch_begin(epoch, {})
-
     def _begin(self, keeper: Keeper, *, resumes: bool) -> None:
         callback = keeper.callback
         if resumes and isinstance(callback, keras.callbacks.CSVLogger):
@@ -288,13 +285,6 @@ class KerasDriver:
         callback.on_train_begin({})
         keeper.begin()
         put(callback, kept)
-
-    def _compared(self) -> dict[str, Any]:
-        """What travels, by the callbacks' names; of those that run on every worker."""
-        shared = [each for each in self._keepers if not _writes(each.callback)]
-        names = [type(each.callback).__name__ for each in shared]
-        titles = [name if names.count(name) == 1 else f"{name}#{number}" for number, name in enumerate(names)]
-        return {"callbacks": {title: each.changed() for title, each in zip(titles, shared, strict=True)}}
 
     def _load(self, kept: Mapping[str, Attributes]) -> None:
         for number, changed in kept.items():

@@ -228,7 +228,6 @@ class Fit(EpochDriver[FitLedger]):
         self.driver = KerasDriver(
             context, state, given.callbacks, epochs=options.epochs, steps=steps, verbose=options.verbose
         )
-        state.beside = self.driver.pack, self.driver.unpack
         if stages.present > 1:
             state.cannot_be_kept = f"a script that begins anew does not come to fit() number {stages.present} by itself"
 
@@ -256,7 +255,7 @@ class Fit(EpochDriver[FitLedger]):
 
     def on_world(self, world: World) -> None:
         self._tell_totals()
-        self._stopping = self.driver.agree(entering=True)
+        self._stopping = self.driver.agree()
 
     def _begin_epoch(self, epoch: int) -> None:
         self.driver.on_epoch_begin(epoch)
@@ -289,7 +288,7 @@ class Fit(EpochDriver[FitLedger]):
             self._tell(validation, 3 * before + 3)
             logs.update({f"val_{name}": value for name, value in found.items()})
         self.driver.on_epoch_end(epoch, logs)
-        self._stopping = self.driver.agree(entering=False) or self._stopping
+        self._stopping = self.driver.agree() or self._stopping
         self._context.resume_clock()
 
     def _complete(self) -> None:

@@ -115,36 +115,22 @@ class RateSetting(Settings):
             self._optimizer.learning_rate = rate
 
 
-class BegunEpoch(Local):
-    """The last epoch that callbacks were told of. Before another state is loaded, they are told of the one that it is in."""
-
-    name = "begun_epoch"
-    travels = True
-
-    def __init__(self) -> None:
-        self.epoch = -1
-        self.before_load: Callable[[int], None] = lambda epoch: None
-
-    def dump(self) -> int:
-        return self.epoch
-
-    def load(self, dumped: int) -> None:
-        self.before_load(dumped)
-
-    def missing(self) -> None:
-        self.before_load(-1)
-
-
-class CallbacksParts(Local):
-    """What callbacks keep, to be compared. It travels by itself."""
+class Callbacks(Local):
+    """What a training's callbacks keep, as its driver says. It is loaded before all else: an epoch begins for them, which may set other parts."""
 
     name = "callbacks"
+    travels = True
+    driver: Any = None  # a `KerasDriver`
 
-    def __init__(self) -> None:
-        self.compare: Callable[[], Mapping[str, Any]] = dict
+    def dump(self) -> dict[str, Any]:
+        return self.driver.pack() if self.driver is not None else {}
+
+    def load(self, dumped: dict[str, Any]) -> None:
+        if self.driver is not None:
+            self.driver.unpack(dumped)
 
     def compared(self) -> Mapping[str, Any]:
-        return self.compare()
+        return self.driver.compared() if self.driver is not None else {}
 
 
 def tensors_of(job: ElasticContext) -> Tensors:
@@ -179,7 +165,7 @@ class KerasState(state.TrainingState):
     """See `elasticdl.elastic.training.state.TrainingState`."""
 
     _remedy = "call state.accumulate(inputs, labels) exactly once for each micro-batch"
-    _own_names = state.TrainingState._own_names | {"model", "optimizer", "loader", "train_step", "begun", "callbacks"}
+    _own_names = state.TrainingState._own_names | {"model", "optimizer", "loader", "train_step", "callbacks"}
     _job: ElasticContext
 
     def _shapes(self) -> dict[str, str]:
@@ -201,18 +187,16 @@ class KerasState(state.TrainingState):
         self.optimizer = train_step.optimizer
         self.train_step = train_step
         self.loader = loader
-        self.begun = BegunEpoch()
-        self.callbacks = CallbacksParts()
+        self.callbacks = Callbacks()
         self._sums: tf.Tensor | None = None
         self._agreed = -1  # version of the world whose members have found that they train the same variables
         self._whole: tuple[Any, Any, Part] | None = None  # the step's only micro-batch, in a world of one
         self._hold(
-            self.begun,
+            self.callbacks,
             Variables("model", lambda: self.model.variables),
             Variables("optimizer", lambda: self.optimizer.variables),
             Variables("captured", lambda: train_step.captured),
             InHand(self._drop),
-            self.callbacks,
         )
 
     def warn(self, message: str) -> None:

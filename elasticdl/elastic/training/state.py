@@ -7,7 +7,7 @@ Where training stands, and what of it is safe when, is the business of the worke
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import IO, Any, ClassVar
 
 from elasticdl.common.errors import UserError
@@ -34,8 +34,6 @@ from elasticdl.elastic.training.pieces import (
     load_all,
 )
 
-BESIDE = "beside"
-
 
 class TrainingState(ABC):
     """A list of pieces: model, optimizer, position in the data, and any further values as attributes.
@@ -57,7 +55,6 @@ class TrainingState(ABC):
             "begins_as_told",
             "resumed",
             "cannot_be_kept",
-            "beside",
         }
     )
 
@@ -91,8 +88,6 @@ class TrainingState(ABC):
         self.begins_as_told = False  # the script says from which checkpoint of its own it goes on, and means that one
         self.resumed: tuple[str, Mapping[str, Any]] | None = None  # a kept state that was loaded, and its origin
         self.cannot_be_kept = ""  # why no other job could go on from it, if so
-        # Takes what else a file holds, and puts it.
-        self.beside: tuple[Callable[[], Any], Callable[[Any], None]] | None = None
         self._position = Position(start, has_state=has_state)
         self._job = job
         self._tensors = tensors
@@ -264,8 +259,7 @@ class TrainingState(ABC):
 
     def write(self, file: IO[bytes], **more: Any) -> None:
         """All of the state, for a worker of the same job, or of one that goes on from it. ``more``: beside it."""
-        beside = {BESIDE: self.beside[0]()} if self.beside is not None else {}
-        self._tensors.write({**self.sent(to_file=True), **beside, **more}, file)
+        self._tensors.write({**self.sent(to_file=True), **more}, file)
 
     def unpack(self, file: IO[bytes]) -> Any:
         """What `write` has written; nothing is loaded."""
@@ -277,8 +271,6 @@ class TrainingState(ABC):
 
     def load(self, unpacked: dict[str, Any]) -> None:
         self.receive(unpacked)
-        if self.beside is not None and BESIDE in unpacked:
-            self.beside[1](unpacked[BESIDE])
 
     def misfit(self, saved: dict[str, Any]) -> str:
         """Why the state that was saved is not one of this model and optimizer; empty if nothing speaks against it."""
