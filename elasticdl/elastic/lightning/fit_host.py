@@ -49,7 +49,6 @@ from elasticdl.elastic.torch_kit.refusals import (
     require_plain,
 )
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
-from elasticdl.elastic.torch_kit.torch_pieces import copy_tensor
 from elasticdl.elastic.training.attributes import Holder
 from elasticdl.elastic.training.kept_state import require_origin
 from elasticdl.elastic.training.pieces import Piece
@@ -83,7 +82,6 @@ class Gradients(Piece):
 
     name = "gradients"
     is_value = True
-    copy_tensor = staticmethod(copy_tensor)
 
     def __init__(self, parameters: Callable[[], Sequence[torch.nn.Parameter]]) -> None:
         self._parameters = parameters

@@ -125,32 +125,10 @@ def tensors_of(job: ElasticContext) -> Tensors:
     )
 
 
-def copy_tensor(value: Any, before: Any) -> torch.Tensor | None:
-    """See `elasticdl.elastic.training.pieces.CopyTensor`."""
-    if not _is_whole(value):
-        return None
-    alike = _is_whole(before) and (before.shape, before.dtype) == (value.shape, value.dtype)
-    made: torch.Tensor = before if alike and before.device == value.device else torch.empty_like(value)
-    with torch.no_grad():
-        return made.copy_(value)
-
-
-def _is_whole(value: Any) -> bool:
-    """A plain tensor that shares its memory with no other."""
-    return (
-        type(value) is torch.Tensor
-        and not value.requires_grad
-        and value.layout is torch.strided
-        and value.is_contiguous()
-        and value.untyped_storage().nbytes() == value.numel() * value.element_size()
-    )
-
-
 class Model(Trained):
     """Parameters and persistent buffers."""
 
     name = "model"
-    copy_tensor = staticmethod(copy_tensor)
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
@@ -178,7 +156,6 @@ class Outside(Trained):
     """What is in no ``state_dict`` of the model: parameters that only the optimizer has, and buffers that are not persistent."""
 
     name = "outside"
-    copy_tensor = staticmethod(copy_tensor)
 
     def __init__(self, modules: Modules, parameters: Callable[[], Iterable[torch.nn.Parameter]]) -> None:
         """``parameters``: those of the optimizer."""
@@ -235,7 +212,6 @@ class Slots(Trained):
     """What an optimizer works out itself, as momentum. It is dumped with the optimizer's settings, as PyTorch does it."""
 
     name = "optimizer"
-    copy_tensor = staticmethod(copy_tensor)
 
     def __init__(self, optimizer: Any, job: ElasticContext) -> None:
         self._optimizer = optimizer
@@ -383,8 +359,6 @@ class MovedByPasses(Local):
 
 class TorchValue(Value):
     """See `elasticdl.elastic.training.pieces.Value`."""
-
-    copy_tensor = staticmethod(copy_tensor)
 
     @property
     def makes_model(self) -> bool:
