@@ -217,15 +217,12 @@ def test_other_data_are_no_matter_between_two_epochs(tmp_path):
     assert other.state.step == 3
 
 
-@pytest.mark.parametrize(
-    ("own", "means_it", "taken"), [(1, False, True), (1, True, False), (2, False, False), (3, False, False)]
-)
-def test_of_a_checkpoint_of_the_scripts_own_and_a_kept_state_the_later_is_taken(tmp_path, own, means_it, taken):
+@pytest.mark.parametrize(("own", "taken"), [(1, True), (2, False), (3, False)])
+def test_of_a_checkpoint_of_the_scripts_own_and_a_kept_state_the_later_is_taken(tmp_path, own, taken):
     kept = tmp_path / "kept"
     Job(kept).train(stop_after=2)
     job = Job(kept)
     job.context.loaded(Progress(0, 20, own, 20))
-    job.state.begins_as_told = means_it
     resume(job)
     assert job.state.step == (2 if taken else own)
     if not taken:

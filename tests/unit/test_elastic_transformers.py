@@ -17,7 +17,7 @@ from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.torch_kit.agreements import Wishes
 from elasticdl.elastic.transformers import Seq2SeqTrainer, Trainer, elastic_trainer, patch
 from elasticdl.elastic.transformers.trainer_host import Items
-from elasticdl.elastic.transformers.writing import is_meant, to_resume_from
+from elasticdl.elastic.transformers.writing import to_resume_from
 
 
 @pytest.fixture(autouse=True)
@@ -289,12 +289,3 @@ def test_transformers_of_before_its_trainer_had_epochs_is_refused_in_one_line(tm
     ours = make(Trainer, tmp_path)
     monkeypatch.delattr(transformers.Trainer, "_run_epoch")
     refused(r"is too old: install 5\.3 or a later version", ours.train)
-
-
-def test_a_checkpoint_that_is_not_the_latest_is_meant(tmp_path):
-    for step in (10, 20):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
-    (tmp_path / "checkpoint-30").mkdir()  # is being written
-    given = [True, None, *(f"{tmp_path}/checkpoint-{name}" for name in ("20", "20/", "10")), "hub/name"]
-    assert [is_meant(each) for each in given] == [False, False, False, False, True, False]

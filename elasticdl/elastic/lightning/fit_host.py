@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy.typing as npt
@@ -92,13 +91,6 @@ class Gradients(Piece):
     def load(self, dumped: dict[str, Any]) -> None:
         for parameter, gradient in zip(self._parameters(), dumped["gradients"], strict=True):
             parameter.grad = None if gradient is None else gradient.to(parameter.device)
-
-
-def _is_latest(checkpoint: Path) -> bool:
-    """Of those in its folder; else the script means this one."""
-    if not checkpoint.exists():  # it is in some storage
-        return False
-    return all(each.stat().st_mtime <= checkpoint.stat().st_mtime for each in checkpoint.parent.glob("*.ckpt"))
 
 
 # When training stops: ``trainer.should_stop`` of any worker is that of all, at once.
@@ -298,7 +290,6 @@ class FitHost(MovableHost):
         state.attributes.foreign = of_lightning(module)
         state.attributes.add(*holders_of(trainer))
         if trainer.global_step:  # of a checkpoint that the script has named
-            state.begins_as_told = trainer.ckpt_path is not None and not _is_latest(Path(trainer.ckpt_path))
             self.job.loaded(Progress(trainer.current_epoch, 0, trainer.global_step))
         self._runtime.train_in_place(self.finish)
         self.join(Participant(self.job, state, self, place, in_pieces=not self.is_manual))

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 class Carried(Protocol):
     """See `elasticdl.elastic.training.state.TrainingState`."""
 
-    begins_as_told: bool
     resumed: tuple[str, Mapping[str, Any]] | None
     cannot_be_kept: str
 
@@ -118,7 +117,7 @@ class KeptState:
             return ""
         store = self._store()
         newest = next(iter(store.newest_first()), None)
-        if newest is not None and state.step and (state.begins_as_told or newest.step <= state.step):
+        if newest is not None and state.step and newest.step <= state.step:
             tell(
                 f"the script goes on from step {state.step} by a checkpoint of its own: {newest.path}, which was kept of step "
                 f"{newest.step}, is left alone"

@@ -52,7 +52,6 @@ class TrainingState(ABC):
             "values",
             "sources",
             "stopping",
-            "begins_as_told",
             "resumed",
             "cannot_be_kept",
         }
@@ -85,7 +84,6 @@ class TrainingState(ABC):
         self.values = values
         self.sources = list(sampler.sources) if sampler is not None else []  # the data, as others must have them
         self.stopping = False  # this member's vote for ending the training; only rank 0's is looked at
-        self.begins_as_told = False  # the script says from which checkpoint of its own it goes on, and means that one
         self.resumed: tuple[str, Mapping[str, Any]] | None = None  # a kept state that was loaded, and its origin
         self.cannot_be_kept = ""  # why no other job could go on from it, if so
         self._position = Position(start, has_state=has_state)

@@ -23,7 +23,6 @@ from elasticdl.elastic.torch_kit.tensors import own as runtime
 from elasticdl.elastic.transformers.trainer_host import TrainerHost
 from elasticdl.elastic.transformers.writing import (
     follow_rank,
-    is_meant,
     tell_checkpoint,
     tell_evaluation,
     to_resume_from,
@@ -216,7 +215,6 @@ class Elastic:
 
 
 def _checkpoint_for(trainer: Any, given: str | bool | None) -> str | bool | None:
-    trainer._elastic.begins_as_told = is_meant(given)
     return to_resume_from(given, trainer._get_output_dir(None), comes_later=trainer._elastic.job.comes_later)
 
 

@@ -203,8 +203,8 @@ class TrainerHost(MovableHost):
         super().__init__(job, on_left, TrainerSnapshot(trainer))
         self._trainer = trainer
         self._wishes: Wishes | None = None  # from the first world on
+        self._may_wish = True  # this worker, after a step
         self._asks = True  # after a step; it was told with the step's gradients that some worker `may_wish`
-        self.begins_as_told = False  # the script names the checkpoint that it means
         self.part = 1.0  # this worker's, of the batch that the last pass was made on
         self._iterator: Iterator[Any] | None = None  # over the present epoch
         self._is_in_step = False  # of which the trainer has a batch
@@ -260,10 +260,11 @@ class TrainerHost(MovableHost):
         state = LoopState(self.job, trainer.model, optimizer, values, remedy=REMEDY)
         state.attributes.add(*holders_of(trainer))
         state.sources += [data.source, *named_sources(EVALUATION, trainer.eval_dataset)]
-        state.batches, state.begins_as_told = data, self.begins_as_told
+        state.batches = data
         if done := self._place.done():  # by a checkpoint that the trainer has loaded
             self.job.loaded(done)
         participant = Participant(self.job, state, self, values["place"], data)
+        self._may_wish = may_wish(trainer)
         self._wishes = Wishes(participant.agreements, "the callbacks' decisions", FLAGS, stops=STOPS)
         trainer.accelerator.backward = functools.partial(self._backward, trainer.accelerator.backward)
         self._step_together(trainer.optimizer)
@@ -407,7 +408,7 @@ class TrainerHost(MovableHost):
             else [0.0, 0.0]
             for given in self.participant.open_batches
         ]
-        return {"passes": passes, "wishes": [float(may_wish(self._trainer))]}
+        return {"passes": passes, "wishes": [float(self._may_wish)]}
 
     def heard(self, rides: Rides) -> bool:
         if self.job.size > 1 and bool(rides["passes"].all(axis=1).any()):

@@ -76,16 +76,6 @@ def whole_checkpoint(folder: str) -> str | None:
     return os.path.join(folder, max(found)[1]) if found else None
 
 
-def is_meant(given: str | bool | None) -> bool:
-    """Whether ``train(resume_from_checkpoint=...)`` names one that is not the latest in its folder: the script means that one."""
-    return isinstance(given, str) and os.path.isdir(given) and not _is_latest(given)
-
-
-def _is_latest(given: str) -> bool:
-    latest = whole_checkpoint(os.path.dirname(os.path.abspath(given)))
-    return latest is not None and os.path.samefile(given, latest)
-
-
 def to_resume_from(given: str | bool | None, folder: str, *, comes_later: bool) -> str | bool | None:
     """What to give ``train(resume_from_checkpoint=...)`` in place of ``given``.
 
