@@ -19,6 +19,7 @@ from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import Member, World, WorldBroken
 from elasticdl.elastic.torch_kit.streams import RandomStreams
 from elasticdl.elastic.torch_kit.torch_pieces import PREPARED
+from elasticdl.elastic.training.data_facts import TRAINING, Source
 from elasticdl.tensorflow import keras
 
 POLICY = BatchPolicy(16, None)
@@ -122,6 +123,10 @@ def frozen(member):
         member.model[0].requires_grad_(False)
 
 
+def other_data(member):
+    member.state.sources = [Source.of(TRAINING, list(range(51)))]
+
+
 def other_buffer(member):
     member.model.register_buffer("more", torch.zeros(2))
     member.state.reducer._buffers.find()  # as one that comes with it
@@ -133,6 +138,8 @@ def other_buffer(member):
         (elastic_kit, other_rate, 1, "optimizer.param_groups.0.lr is 0.1 on worker 0 and 0.2 on worker 2"),
         (elastic_kit, scaled(1.01), 3, "model.0.weight differs by 0.0"),
         (elastic_kit, frozen, 1, "the workers train different parameters, of which this one has 2"),
+        (elastic_kit, other_data, 3, "its training data have 51 samples, the job's 50"),
+        (elastic_keras_kit, other_data, 3, "its training data have 51 samples, the job's 50"),
         (elastic_kit, other_buffer, 1, "the models of the workers have different buffers"),
         (elastic_keras_kit, other_rate, 1, "optimizer.learning_rate is 0.1 on worker 0 and 0.2 on worker 2"),
         (elastic_keras_kit, scaled(1.01), 3, "/kernel"),
