@@ -67,7 +67,6 @@ class TorchState(state.TrainingState):
         "optimizer",
         "loader",
         "attributes",
-        "foreign_attributes",
         "reducer",
     }
     sampler: ElasticSampler | None
