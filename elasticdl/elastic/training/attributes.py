@@ -17,7 +17,7 @@ import sys
 import sysconfig
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,10 +35,7 @@ OF_THE_PROCESS = (
     *(ModuleType, type, io.IOBase, logging.Logger, threading.Thread, threading.Event, type(threading.Lock())),
     *(FunctionType, MethodType, BuiltinFunctionType, functools.partial),
 )
-
 OF_DATA = ("__array__", "state_dict", "bit_generator", "get_state", "getstate")  # an array, a metric, a random stream
-
-
 LARGE = object()  # in the place of a copy
 
 
@@ -95,17 +92,6 @@ def put(holder: Any, values: Mapping[str, Any]) -> None:
     owner = vars(holder)
     for name, value in values.items():
         owner[name] = assigned(owner.get(name), value)
-
-
-def left_behind(
-    holder: Any, foreign: Collection[str], tools: tuple[type, ...] = (), is_array: IsForeign = lambda _: False
-) -> Iterator[tuple[str, Any]]:
-    """What is not sent, although a user may count on it. ``tools``: kinds of objects that nobody does."""
-    tools = (*OF_THE_PROCESS, *tools)
-    for name, value in vars(holder).items():
-        is_tool = name in foreign or isinstance(value, tools)
-        if not is_tool and not is_plain(value, is_array):
-            yield name, value
 
 
 def small_copy(value: Any, arrays: Arrays) -> Any:
@@ -284,11 +270,13 @@ class Attributes:
 
     def _name_what_stays(self, holder: Holder) -> None:
         """Warn of what can't be sent, so that a newcomer has another one; of a module's, if it was set since training began."""
-        own = {id(each.what) for each in self._holders()}
-        for name, value in left_behind(holder.what, holder.foreign, self._arrays.tools, self._arrays.is_array):
+        own, tools = {id(each.what) for each in self._holders()}, (*OF_THE_PROCESS, *self._arrays.tools)
+        for name, value in holder.items():
             place = (holder.name, name)
             is_old = holder.is_of_model and self._first.get(place) == id(value)
-            if not is_old and place not in self._named and id(value) not in own and _is_data(value):
+            if is_old or place in self._named or id(value) in own or isinstance(value, tools):
+                continue
+            if _is_data(value) and not is_plain(value, self._arrays.is_array):
                 self._named.add(place)
                 what = f"{holder.title}: {name}, a {type(value).__name__}"
                 self._tell(f"{what}, is not sent to workers that come later: {holder.remedy}")
