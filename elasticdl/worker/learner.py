@@ -158,7 +158,6 @@ class Ledger(EpochLedger):
     """
 
     evaluation: dict[str, Any] = field(default_factory=dict)  # the last one: step, epoch, samples, metrics
-    checkpointed_step: int = 0
     finished_epochs: int = 0
 
     @property

@@ -185,16 +185,12 @@ class Trainer(EpochDriver[Ledger]):
             self._context.session.notify("evaluation", **evaluation, seconds=self._evaluation_seconds)
 
     def _checkpoint(self) -> None:
-        ledger, step = self._ledger, self.state.step
-        if self._checkpoints is None or ledger.checkpointed_step >= step:
-            return
-        ledger.checkpointed_step = step
-        if self._context.rank == 0:
-            self._checkpoints.begin(step, self._learner.copy)
+        """Again where another worker has become rank 0 meanwhile: the one before may not have finished it."""
+        if self._checkpoints is not None and self._context.rank == 0:
+            self._checkpoints.begin(self.state.step, self._learner.copy)
 
     def _finish_checkpoint(self, seconds: float) -> None:
         if self._checkpoints is not None:
-            self._ledger.checkpointed_step = self.state.step
             alive = functools.partial(self._context.advance, Activity.ALIVE)
             self._checkpoints.finish(self.state.step, self._learner.copy, time.monotonic() + seconds, alive)
 
