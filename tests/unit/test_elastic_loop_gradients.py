@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch.loop_host import LoopHost
+from elasticdl.elastic.torch_kit.loop_state import IN_PLACE
 from elasticdl.elastic.torch_kit.refusals import Optimizers, look_before_steps, refuse_others
 
 
@@ -263,6 +264,17 @@ def test_a_worker_that_ends_before_the_others_is_told_of_whatever_rides(monkeypa
             rarely(member, leave)
 
     in_threads(ended, range(2))
+
+
+@pytest.mark.parametrize("is_in_place", [True, False])
+def test_a_scheduler_that_was_not_given_is_told_of_where_a_newcomer_begins_with_it_anew(is_in_place):
+    member, told = Trainee(0, Board(1), BatchPolicy(16, None)), []
+    member.context.warn = told.append
+    torch.optim.lr_scheduler.StepLR(member.optimizer, 1)
+    if is_in_place:
+        member.state._kind = IN_PLACE
+    member.state.sync(member.context.collective.world)
+    assert ["a scheduler sets" in line for line in told] == [True] * (not is_in_place)
 
 
 @pytest.mark.parametrize("values", [{}, {"norm": torch.nn.BatchNorm1d(2)}])

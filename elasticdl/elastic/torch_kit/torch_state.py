@@ -127,7 +127,8 @@ class TorchState(state.TrainingState):
 
     def sync(self, world: World) -> None:
         if world.is_first and world.rank == 0:
-            self._warn_of_scheduler()
+            if not self._kind.is_in_place:  # there the script itself steps it as often on every worker
+                self._warn_of_scheduler()
             strangers = outside_parameters(self._modules(), self.parameters())
             if strangers:
                 shapes = [str(tuple(each.shape)) for each in strangers[:3]] + ["..."] * (len(strangers) > 3)
