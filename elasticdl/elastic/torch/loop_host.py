@@ -40,7 +40,6 @@ from elasticdl.elastic.torch_kit.participant import EpochBegin, JoinedHost, Part
 from elasticdl.elastic.torch_kit.refusals import Optimizers, each_of, refuse_others
 from elasticdl.elastic.torch_kit.streams import RandomStreams, restore_streams, streams
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, sum_of_all
-from elasticdl.elastic.training.pieces import Piece
 
 # The order in which the samples of an epoch are trained on, as it is drawn on a worker.
 
@@ -210,7 +209,6 @@ class LoopHost(JoinedHost):
         self._gradients = LoopGradients(optimizer)
         self._scalers: list[torch.amp.GradScaler] = []
         self._unused: list[Tape] = []  # of batches of this loop since the last step, without gradients
-        self._counted: list[tuple[Piece, Any]] = []  # in values of the script, in the step that is torn
         self._is_fresh = True  # no gradient was made of the open batches
         self._unsure: list[Callable[[], object]] = []  # what rank 0 may not have done: gradients were not summed since
         self.hints = Hints()
@@ -352,7 +350,8 @@ class LoopHost(JoinedHost):
 
     @lasting
     def asks_for(self, batch: GlobalBatch) -> bool:
-        self._approach.stands = Standing.behind(batch)
+        if self.participant.is_catching_up:
+            self._approach.stands = Standing.behind(batch)
         self._turn()
         return False
 
@@ -556,15 +555,21 @@ class LoopHost(JoinedHost):
 
     # -- a step that is torn --
 
-    def take_back(self) -> None:
+    @contextlib.contextmanager
+    def as_before_step(self) -> Iterator[None]:
         open_batches = self._noted_batches
         if any(given.tape.is_lost for given in open_batches):  # who is sent the state next has to know
             self._note_repeat(open_batches[0], open_batches[-1])
-        if not self._counted:  # else it is torn again
-            own = [each for each in self.participant.state.pieces if isinstance(getattr(each, "value", None), Values)]
-            self._counted = [(each, copy.deepcopy(each.dump())) for each in own]
-            for piece, _ in self._counted:
-                piece.undo()
+        own = [each for each in self.participant.state.pieces if isinstance(getattr(each, "value", None), Values)]
+        counted = [copy.deepcopy(each.dump()) for each in own]
+        for piece in own:
+            piece.undo()
+        try:
+            yield
+        finally:
+            for piece, values in zip(own, counted, strict=True):
+                piece.load(values)
+        self._make_up()
 
     def remake(self, given: OpenBatch, sample: Any, weight: float) -> None:
         assert isinstance(given, NotedBatch)
@@ -575,14 +580,7 @@ class LoopHost(JoinedHost):
 
         given.remake(sample, weight, backward)
 
-    def give_back(self) -> None:
-        self._make_up()
-        while self._counted:
-            piece, counted = self._counted.pop()
-            piece.load(counted)
-
     def cannot_remake(self, first: OpenBatch, last: OpenBatch, error: Exception) -> None:
-        self._counted.clear()  # the script does it all once more
         self._note_repeat(first, last)
         self._repeats = first, error
         if first.batch.epoch != last.batch.epoch:

@@ -170,8 +170,10 @@ class Host:
 
     # -- a step that is torn --
 
-    def take_back(self) -> None:
-        """A step is torn: have what the script has changed in place for it be as before. Others may be sent the state then."""
+    def as_before_step(self) -> AbstractContextManager[None]:
+        """Around the way to the next world, when a step is torn: what the script has changed for the step is as before it, as others may be sent
+        the state. Afterwards it is as the script has left it."""
+        return contextlib.nullcontext()
 
     def begin_remake(self, open_batches: Sequence[tuple[OpenBatch, Sequence[SubBatch]]]) -> None:
         """These batches, of which this worker has these samples now, are made again next."""
@@ -183,9 +185,6 @@ class Host:
             WorldBroken: the step is torn again.
         """
         raise NotImplementedError
-
-    def give_back(self) -> None:
-        """The step was made again, here or by others: what `take_back` has taken back is as the script has left it."""
 
     def cannot_remake(self, first: OpenBatch, last: OpenBatch, error: Exception) -> None:
         """`remake` has raised this. Unless this method raises, the step is dropped, and the script is given the batches again."""

@@ -361,13 +361,14 @@ class Participant:
     def tear(self, failure: WorldBroken) -> None:
         """Be in another world, in which the open batches are divided anew."""
         self.state.reducer.reset_buffers()
-        self._host.take_back()
-        with self._as_before_step():  # others may be sent the state, and in the next world it is saved
+        with (
+            self._host.as_before_step(),
+            self._as_before_step(),
+        ):  # others may be sent the state, and in the next world it is saved
             self.leave(failure)
             self.is_torn = not self.is_catching_up
         if self.is_catching_up:
             self.open_batches.clear()
-        self._host.give_back()
 
     @contextlib.contextmanager
     def _as_before_step(self) -> Iterator[None]:
@@ -453,11 +454,9 @@ class Participant:
         Raises:
             WorldBroken: of the present world.
         """
-        self._host.take_back()
         self._begin_again()
         try:
             self.remake()
-            self._host.give_back()
         except WorldBroken:
             raise
         except Exception as error:  # noqa: BLE001  whatever the script's functions say of other samples
