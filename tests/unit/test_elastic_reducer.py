@@ -1,4 +1,4 @@
-"""The steps of a reducer on several workers: gradients that come late or are withdrawn, parameters without one, and numbers that ride along."""
+"""The steps of a reducer on several workers: gradients that come late, parameters without one, and numbers that ride along."""
 
 from dataclasses import replace
 
@@ -153,35 +153,15 @@ def test_the_order_of_sums_is_the_same_where_one_worker_begins_them_within_the_p
     assert together(work) == [([2.0] * 4, 3), ([2.0] * 4, 0)]
 
 
-@pytest.mark.parametrize(("launches", "again"), [({0, 1}, True), ({0, 1}, False), ({0}, False)])
-def test_what_a_script_clears_after_its_last_pass_does_not_count(launches, again):
+def test_what_a_script_clears_behind_its_last_pass_is_refused():
     def work(worker):
         worker.step(ONES)
         worker.open()
-        worker.backward(*ONES, last=worker.rank in launches)
-        worker.reducer.withdraw(worker.parameters[1:])
-        for parameter in worker.parameters[1:]:
-            parameter.grad = None
-        if again:
-            worker.backward(None, 5.0, None, 7.0, last=False)
-        worker.close()
-        return worker.gradients
-
-    expected = [2.0, 10.0, None, 14.0] if again else [2.0, None, None, None]
-    assert together(work, leaves_missing_grads_none=True) == [expected] * 2
-
-
-def test_workers_of_which_one_clears_its_gradients_are_told():
-    def work(worker):
-        worker.step(ONES)
-        worker.open()
+        worker.backward(*ONES, last=False)
+        worker.reducer.require_not_begun(worker.parameters)
         worker.backward(*ONES, last=True)
-        if worker.rank == 0:
-            worker.reducer.withdraw(worker.parameters)
-        with pytest.raises(
-            UserError, match="some workers have cleared the gradients of their last backward pass"
-        ) as told:
-            worker.close()
+        with pytest.raises(UserError, match=r"^gradients were cleared behind the last backward pass of a step") as told:
+            worker.reducer.require_not_begun(worker.parameters)
         return "\n" in str(told.value)
 
     assert together(work) == [False] * 2

@@ -451,7 +451,7 @@ class LoopHost(JoinedHost):
         given = self._last
         if given and not self.is_idle and self._may_be_torn and not self._is_fresh and not self.participant.is_reduced:
             given.tape.note_dropped()
-            self.participant.state.reducer.withdraw(tensors)
+            self.participant.state.reducer.require_not_begun(tensors)
 
     @lasting
     def backward(self, loss: torch.Tensor, kwargs: dict[str, Any]) -> None:

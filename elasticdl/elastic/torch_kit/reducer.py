@@ -109,7 +109,6 @@ class Buckets:
         self._failure: WorldBroken | None = None  # in the middle of a backward pass
         self._present: dict[int, bool] = {}  # whether a parameter had a gradient when its sum began, by its id
         self._late: dict[int, torch.Tensor] = {}  # gradients, by the numbers of the early parameters
-        self._withdrawn: set[int] = set()  # ids of parameters
         own = OwnHook(self._accumulated)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(own)  # type: ignore[no-untyped-call]
@@ -126,9 +125,9 @@ class Buckets:
         finally:
             self._missing = []
 
-    def withdraw(self, parameters: Iterable[torch.Tensor]) -> None:
-        """What this worker has given to sums that have begun is not to count: the script has cleared these gradients."""
-        self._withdrawn.update(id(each) for each in parameters if self._present.get(id(each)))
+    def have_begun(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Whether this worker has given a gradient of one of these to its sum."""
+        return any(self._present.get(id(each)) for each in parameters)
 
     def begin_early(self) -> None:
         """Begin what could have begun within the backward pass. Gradients that come after this are late.
@@ -142,11 +141,11 @@ class Buckets:
             self._begin_next()
 
     def take_late(self) -> bool:
-        """After `begin_early`. Returns whether this worker has late gradients, or has withdrawn some."""
+        """After `begin_early`. Returns whether this worker has late gradients."""
         for number, parameter in enumerate(self._early):
             if parameter.grad is not None:
                 self._late[number], parameter.grad = parameter.grad, None
-        return bool(self._late or self._withdrawn)
+        return bool(self._late)
 
     def present(self) -> list[bool]:
         """Of each parameter, whether this worker has given a gradient to its sum, or is about to."""
@@ -172,28 +171,16 @@ class Buckets:
 
         Raises:
             WorldBroken: gradients are gone.
-            UserError: some members have withdrawn a gradient that others let stand.
         """
         sums = [each.grad for each in self._early]
-        every = list(enumerate(self._early))
-        marks = torch.tensor(
-            [[id(e) in self._withdrawn for _, e in every], [i in self._late for i, _ in every]]
-        ).float()
-        for number, parameter in every:  # some of which may be frozen by now
+        marks = torch.tensor([number in self._late for number in range(len(self._early))]).float()
+        for number, parameter in enumerate(self._early):  # some of which may be frozen by now
             parameter.grad = self._late.get(number)
         Buckets(self._early, [marks], self._collective, launches=False).finish(scale)
         given = dict(zip(map(id, self._parameters), workers, strict=True))
-        for parameter, before, withdrawn, late in zip(self._early, sums, *marks.tolist(), strict=True):
-            if withdrawn and withdrawn != given[id(parameter)]:
-                raise UserError(
-                    "some workers have cleared the gradients of their last backward pass, and others have not: let the loop "
-                    "clear them by what all workers know, and not by what one has seen of a batch"
-                )
-            if withdrawn:
-                given[id(parameter)] = late
-                continue
+        for parameter, before, late in zip(self._early, sums, marks.tolist(), strict=True):
             given[id(parameter)] += late
-            assert before is not None, "sums were handed out"
+            assert before is not None and parameter.grad is not None, "sums were handed out"
             parameter.grad = before.add_(parameter.grad) if late else before
         return list(given.values())
 
@@ -201,8 +188,8 @@ class Buckets:
         """A step begins; the last one may be torn. Returns whether a transfer that was left alone may still write here."""
         transfers, self._transfers = self._transfers, []
         self._failure = None
-        for noted in (self._present, self._late, self._withdrawn):
-            noted.clear()
+        self._present.clear()
+        self._late.clear()
         return any(map(self._collective.in_flight, transfers))
 
     def close(self) -> None:
@@ -458,10 +445,17 @@ class GradientReducer:
         if self._launched_at and self._buckets is not None and self._agreed == self._collective.world.version:
             self._buckets.begin_early()
 
-    def withdraw(self, parameters: Iterable[torch.Tensor]) -> None:
-        """The script clears the gradients of these before the step is closed. All workers do so."""
-        if self._buckets is not None:
-            self._buckets.withdraw(parameters)
+    def require_not_begun(self, parameters: Iterable[torch.Tensor]) -> None:
+        """The script clears the gradients of these before the step is closed.
+
+        Raises:
+            UserError: their sums have begun.
+        """
+        if self._buckets is not None and self._buckets.have_begun(parameters):
+            raise UserError(
+                "gradients were cleared behind the last backward pass of a step, within which the workers have begun to sum them: leave a batch out before its "
+                "backward(), by what all workers know, as by elastic.mean(loss)"
+            )
 
     def ride(self, name: str, numbers: npt.ArrayLike) -> None:
         """Have a few numbers summed with this step's gradients. All members give the same names and shapes in a step."""
