@@ -180,8 +180,10 @@ class Buckets:
         given = dict(zip(map(id, self._parameters), workers, strict=True))
         for parameter, before, late in zip(self._early, sums, marks.tolist(), strict=True):
             given[id(parameter)] += late
-            assert before is not None and parameter.grad is not None, "sums were handed out"
-            parameter.grad = before.add_(parameter.grad) if late else before
+            more = parameter.grad
+            assert before is not None, "sums were handed out"
+            assert more is not None, "these, too"
+            parameter.grad = before.add_(more) if late else before
         return list(given.values())
 
     def forget(self) -> bool:
