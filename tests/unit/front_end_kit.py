@@ -17,8 +17,7 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import World, WorldBroken
 from elasticdl.elastic.core.worker import WorkerCore
-from elasticdl.elastic.torch_kit.host import Outcome
-from elasticdl.elastic.torch_kit.participant import Participant
+from elasticdl.elastic.torch_kit.participant import Outcome, Participant
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 
 

@@ -16,8 +16,8 @@ from torch.nn.functional import cross_entropy
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch.loop_host import Hints
-from elasticdl.elastic.torch_kit.host import OpenBatch
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch
+from elasticdl.elastic.torch_kit.participant import OpenBatch
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.training.runtime import ScriptRuntime
 

@@ -32,12 +32,11 @@ from elasticdl.elastic.lightning.trainer_state import (
 )
 from elasticdl.elastic.torch_kit.agreements import Agreements, Wishes
 from elasticdl.elastic.torch_kit.gradients import Remedy
-from elasticdl.elastic.torch_kit.host import OpenBatch, Outcome, SubBatch
+from elasticdl.elastic.torch_kit.host import MovableHost
 from elasticdl.elastic.torch_kit.loop_state import IN_PLACE, LoopState
 from elasticdl.elastic.torch_kit.model_attributes import holders_of_callbacks
-from elasticdl.elastic.torch_kit.movable import MovableHost
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
-from elasticdl.elastic.torch_kit.participant import Participant, ScriptPosition
+from elasticdl.elastic.torch_kit.participant import OpenBatch, Outcome, Participant, ScriptPosition, SubBatch
 from elasticdl.elastic.torch_kit.reducer import Rides
 from elasticdl.elastic.torch_kit.refusals import (
     TRAINS_ONCE,

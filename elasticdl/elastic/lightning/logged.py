@@ -19,7 +19,7 @@ import torch
 
 from elasticdl.elastic.core.vote import SIZE, all_equal, pieces
 from elasticdl.elastic.lightning import private
-from elasticdl.elastic.torch_kit.host import OpenBatch
+from elasticdl.elastic.torch_kit.participant import OpenBatch
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, HostCopy
 
 Table = npt.NDArray[np.float64]

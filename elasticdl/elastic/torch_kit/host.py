@@ -1,191 +1,171 @@
-"""What one front end adds to a `elasticdl.elastic.torch_kit.participant.Participant`."""
+"""What the hosts of front ends have in common, from the beginning to the end of a script.
+
+And of those whose trainer's loop can begin anywhere: it passes by what the job has done, and goes on from there.
+"""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
-import numpy.typing as npt
-import torch
-
-from elasticdl.elastic.core.plan import MicroBatch, Progress, StepPlan
+from elasticdl.elastic.torch_kit.loop_state import LoopState
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch
-from elasticdl.elastic.torch_kit.reducer import Rides
-from elasticdl.elastic.torch_kit.tensors import HostCopy
-from elasticdl.elastic.training.attributes import Noted
+from elasticdl.elastic.torch_kit.participant import Host, Participant
+from elasticdl.elastic.torch_kit.streams import RandomStreams
+from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.training.pieces import Piece
+
+# Where a job stands that has no further step.
+NO_EPOCH = 2**31
 
 
-class Outcome(Enum):
-    """What becomes of the open batches."""
+class TrainerPlace(Piece):
+    """Where a trainer stands between two steps: its next batch, the random streams, and numbers of its own.
 
-    MADE = "the gradients are everybody's; the parameters may change"
-    BEHIND = "the other workers have made this step; this worker is on its way to where they are"
-    DROPPED = "the script must be given these batches again"
-
-
-def _contents(tensor: torch.Tensor) -> tuple[int, int]:
-    """As long as the tensor is kept, these differ from those of any other, and after a change in place."""
-    return tensor.data_ptr(), tensor._version
-
-
-@dataclass(slots=True)
-class OpenBatch:
-    """A batch that the script has been given, of whose step the parameters have not changed yet."""
-
-    batch: GlobalBatch
-    part: MicroBatch
-    sample: Any = None
-    is_repeated: bool = False  # given once more, or will be
-    backwards: int = 0  # backward passes that were made of it
-    most: int = 0  # samples of the part when it was given, which are those of one pass
-    noted: Noted | None = None  # in attributes, before the script has made anything of it
-    losses: list[tuple[HostCopy, float]] = field(default_factory=list)  # of its passes, and how each is weighed
-    begun: tuple[tuple[int, int], HostCopy] | None = None  # of the pass that is being made: which loss, and its copy
-
-    def begin_loss(self, loss: torch.Tensor) -> None:
-        """A pass is made of this loss next. It comes to the host while the device is on that pass, which nobody has to wait for."""
-        self.begun = _contents(loss), HostCopy(loss.detach().sum())
-
-    def add_loss(self, loss: torch.Tensor, weight: float) -> None:
-        """A pass was made, or is made next, of this loss."""
-        of, copy = self.begun or (None, None)
-        self.begun = None
-        if copy is None or of != _contents(loss):
-            copy = HostCopy(loss.detach().sum())
-        self.losses.append((copy, weight))
-
-    @property
-    def objective(self) -> float:
-        """The weighed sum of the losses of its passes."""
-        return sum(float(copy.wait()) * weight for copy, weight in self.losses)
-
-    def begin_again(self) -> None:
-        """Its gradients are made again, of another part."""
-        self.losses.clear()
-
-    def forget(self) -> None:
-        """Its step is made: what the script has computed of it may go."""
-        self.sample = None
-
-
-@dataclass(frozen=True, slots=True)
-class SubBatch:
-    """Samples of a batch as the script's loader gives them; ``weight``: their part of the mean over the batch."""
-
-    content: Any
-    weight: float
-    samples: int
-
-
-def plan_of(open_batches: Sequence[OpenBatch], progress: Progress) -> StepPlan:
-    """The step on these batches."""
-    first, last = open_batches[0].batch, open_batches[-1].batch
-    whole = last.indices if first is last else [index for given in open_batches for index in given.batch.indices]
-    after = Progress(last.epoch, last.end, progress.step + 1, progress.samples + len(whole))
-    parts = tuple(given.part for given in open_batches)
-    return StepPlan(first.epoch, progress.step + 1, len(whole), after, parts, last.is_last, whole)
-
-
-class Host:
-    """A front end, as its participant sees it. It must have `left` and `remake`; the other methods have a default.
-
-    What a front end calls, in this order; docs/worker_side.md says more, under "A trainer of another library":
-
-    - `ScriptRuntime.init_in_place`, and `train_in_place` with `JoinedHost.finish` (`elasticdl.elastic.training.runtime`; the process's own is
-      `elasticdl.elastic.torch_kit.tensors.own`).
-    - `Participant.join`; the `ScriptPosition` is the value ``place`` of the `LoopState`. Where another's state has come by that, the worker is catching up.
-    - For each epoch `Participant.begin_epoch` and `Participant.batches`. A loop that passes by what is done calls `Participant.arrive` before
-      them (`elasticdl.elastic.torch_kit.movable.MovableHost`). One that catches up by stand-ins draws as the others have drawn.
-    - For each pass `Participant.backward`; before gradients are looked at, `Participant.settle`; after the update `Participant.close`.
-      While it is catching up, none of these, and no update.
-    - After the last step `LoopState.last_step_made`.
-
-    What loads a batch may draw from the global random streams, and so may a pass. A host puts them back after both (`Participant.apart`), so
-    that all workers go on to draw alike.
+    What is received waits until the trainer stands there, as it may be in the middle of a step. A torn step is made again in place: nothing
+    has to be undone.
     """
 
-    # -- batches --
+    name = "trainer"
+    is_value = True
+    shows_the_way = True
 
-    def next_number(self, number: int) -> int:
-        """The number of the batch that comes next in its epoch: ``number``, unless batches are given again."""
-        return number
+    def __init__(self) -> None:
+        self.received: dict[str, Any] | None = None
+        self.epoch = self.batch = 0  # the number of the next batch in its epoch
+        self.outside = b""  # random streams, as the script knows them outside of batches
 
-    def asks_for(self, batch: GlobalBatch) -> bool:
-        """The script asks for this batch. Returns whether it has given up the batches before, of which it made no step."""
-        return False
+    @abstractmethod
+    def read(self) -> dict[str, Any]:
+        """The trainer's numbers, as they were when `note` was called; this may be in the middle of the step after it."""
 
-    def stands_before(self, batch: GlobalBatch) -> None:
-        """The script is between two steps, and asks for this batch: from here a newcomer goes on. The world changes next, perhaps."""
+    @abstractmethod
+    def apply(self, numbers: dict[str, Any]) -> None:
+        """Set those that `read` has given, on another worker perhaps."""
 
-    def owes(self, batch: GlobalBatch) -> bool:
-        """Whether this worker, which is catching up, is given a stand-in more before it stands before this batch: others were given one again."""
-        return False
+    def note(self, epoch: int, batch: int) -> None:
+        """The trainer is between two steps."""
+        self.epoch, self.batch = epoch, batch
 
-    def passed_by(self, batch: GlobalBatch) -> None:
-        """The script is given a stand-in next, in the place of this batch."""
+    def arrive(self) -> None:
+        """The trainer stands where the job stands."""
+        content, self.received = self.received, None
+        assert content is not None, "a place was received"
+        self.apply(content)
+        self.outside = content["outside"]
+        self.note(content["epoch"], content["batch"])
 
-    def loading(self, batch: GlobalBatch) -> AbstractContextManager[None]:
-        """Around the loading of this worker's part: it draws random numbers."""
-        return contextlib.nullcontext()
+    # -- as a piece of the training state --
 
-    def opened(self, batch: GlobalBatch, part: MicroBatch, sample: Any) -> OpenBatch:
-        """The script is given ``sample``, its part of this batch."""
-        return OpenBatch(batch, part, sample)
+    def keep(self) -> None: ...
 
-    def step_over(self) -> None:
-        """The parameters have changed by the open batches, or stay as they are for good."""
+    def undo(self) -> None: ...
 
-    # -- a step --
+    def dump(self) -> dict[str, Any]:
+        outside = self.outside or RandomStreams.capture()
+        return {"epoch": self.epoch, "batch": self.batch, **self.read(), "outside": outside}
 
-    def rides(self) -> Mapping[str, npt.ArrayLike]:
-        """Small numbers, by name, that are summed with the gradients of the open batches; of the same names and shapes on all workers."""
-        return {}
+    def load(self, dumped: dict[str, Any]) -> None:
+        self.received = dumped
 
-    def heard(self, rides: Rides) -> bool:
-        """The sums over all workers. Returns whether the step may be made of these batches. If not, its gradients are made again, by `remake`.
 
-        Raises:
-            UserError: the workers can't make one step.
-        """
-        return True
+class JoinedHost(Host):
+    """A host that has its participant, once the front end has made that. It must have `remake`."""
 
-    # -- worlds --
+    def __init__(self, job: ElasticContext, on_left: Callable[[], None]) -> None:
+        """``on_left``: this worker leaves for good; see `ScriptRuntime.leave`."""
+        self.job = job
+        self._on_left = on_left
+        self._joined: Participant | None = None
 
-    def rank_known(self) -> None:
-        """This worker's rank may be another one, or is no longer that of a worker that catches up."""
+    @property
+    def participant(self) -> Participant:
+        assert self._joined is not None, "training has begun"
+        return self._joined
 
-    def arrives(self, batch: GlobalBatch | None) -> None:
-        """This worker stands where the job stands; the job's state takes effect next. ``batch``: the next one, if it is within an epoch."""
+    @property
+    def is_catching_up(self) -> bool:
+        """The trainer is on its way to where the job stands."""
+        return self._joined is not None and self._joined.is_catching_up
 
-    def arrived(self, batch: GlobalBatch | None) -> None:
-        """It has the job's state."""
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker writes files and prints: true on one, and never on one whose state is another's yet."""
+        return self.job.known_rank == 0 and not self.is_catching_up
+
+    def finish(self) -> LoopState | None:
+        """Return when the scripts of all workers are done; the state that they end with, if there is one."""
+        participant = self._joined
+        if participant is None:
+            return None
+        if participant.is_catching_up:
+            participant.arrive()
+        return participant.state if participant.end() else None
 
     def left(self) -> None:
-        """This worker leaves for good. Its process ends with status 0."""
-        raise NotImplementedError
+        self._on_left()
 
-    # -- a step that is torn --
 
-    def as_before_step(self) -> AbstractContextManager[None]:
-        """Around the way to the next world, when a step is torn: what the script has changed for the step is as before it, as others may be sent
-        the state. Afterwards it is as the script has left it."""
-        return contextlib.nullcontext()
+class MovableHost(JoinedHost):
+    """A host that is called where the trainer's loop comes to an epoch (`go_to`), asks for its batches (`take`), and ends (`end_of_training`)."""
 
-    def begin_remake(self, open_batches: Sequence[tuple[OpenBatch, Sequence[SubBatch]]]) -> None:
-        """These batches, of which this worker has these samples now, are made again next."""
+    def __init__(self, job: ElasticContext, on_left: Callable[[], None], place: TrainerPlace) -> None:
+        """``place``: is among the values of the training state."""
+        super().__init__(job, on_left)
+        self._place = place
+        self._begins = (0, 0)  # the present epoch, and the number of the batch that it is begun with
 
-    def remake(self, given: OpenBatch, sample: Any, weight: float) -> None:
-        """Add the gradients of ``sample``, a piece of a batch, by `Participant.backward` with this weight.
+    def join(self, participant: Participant) -> None:
+        """Be in a world. On rank 0 of the first one, which has its own state, the trainer stands where the job stands."""
+        self._joined = participant
+        self._place.outside = RandomStreams.capture()
+        participant.join()
+        if self._place.received is None:
+            participant.arrive()
 
-        Raises:
-            WorldBroken: the step is torn again.
-        """
-        raise NotImplementedError
+    def go_to(self, epoch: int, first: int = 0) -> int | None:
+        """The number of the batch to begin this epoch with, which is ``first`` unless the job stands elsewhere; None: not in this epoch."""
+        participant, received = self.participant, self._place.received
+        participant.close()  # a callback may have ended the last epoch in the middle of a step
+        if participant.is_catching_up and received is not None:
+            if epoch < received["epoch"]:
+                return None
+            participant.arrive()
+            first = received["batch"]
+        self._begins = epoch, first
+        return first
 
-    def cannot_remake(self, first: OpenBatch, last: OpenBatch, error: Exception) -> None:
-        """`remake` has raised this. Unless this method raises, the step is dropped, and the script is given the batches again."""
-        raise error
+    def take(self, draw: Callable[[int], Sequence[GlobalBatch]] | None = None) -> Iterator[Any]:
+        """The batches of the epoch that `go_to` was called for, each as this worker's part of it. ``draw``: the order, as `Participant.begin_epoch`."""
+        participant, (epoch, first) = self.participant, self._begins
+        participant.begin_epoch(epoch, draw)
+        if first and (self._place.epoch, self._place.batch) == self._begins:
+            # It has come within the epoch, and has drawn the order once more.
+            RandomStreams.restore(self._place.outside)
+        return participant.batches(first)
+
+    def end_of_training(self) -> None:
+        """There is no further step."""
+        if self.is_catching_up and self._place.received is not None:
+            self.participant.arrive()
+        self._place.note(NO_EPOCH, 0)
+        self.participant.state.last_step_made()
+
+    # -- for the participant --
+
+    def stands_before(self, batch: GlobalBatch) -> None:
+        # A step of one worker is not torn: its state is sent from here alone, with the streams as they are then.
+        self._place.outside = RandomStreams.capture() if self.job.size > 1 else b""
+        self._place.note(batch.epoch, batch.number)
+
+    def loading(self, batch: GlobalBatch) -> AbstractContextManager[None]:
+        return self.participant.apart(batch)
+
+    def arrived(self, batch: GlobalBatch | None) -> None:
+        if self._place.received is not None:
+            self._place.arrive()
+            RandomStreams.restore(self._place.outside)
+        at = self._place.epoch, self._place.batch
+        assert batch is None or at == (batch.epoch, batch.number), f"the job stands at {at}, and this worker at {batch}"

@@ -25,11 +25,10 @@ from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.torch_kit.agreements import Wishes
 from elasticdl.elastic.torch_kit.gradients import Remedy
-from elasticdl.elastic.torch_kit.host import OpenBatch, Outcome, SubBatch
+from elasticdl.elastic.torch_kit.host import MovableHost, TrainerPlace
 from elasticdl.elastic.torch_kit.loop_state import LoopState
-from elasticdl.elastic.torch_kit.movable import MovableHost, TrainerPlace
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
-from elasticdl.elastic.torch_kit.participant import Participant, ScriptPosition
+from elasticdl.elastic.torch_kit.participant import OpenBatch, Outcome, Participant, ScriptPosition, SubBatch
 from elasticdl.elastic.torch_kit.reducer import Rides
 from elasticdl.elastic.torch_kit.refusals import refuse_new_groups, refuse_others
 from elasticdl.elastic.torch_kit.streams import RandomStreams
@@ -81,7 +80,7 @@ OF_EACH_WORKER = ("log_history", "total_flos", "num_input_tokens_seen", "statefu
 
 
 class TrainerSnapshot(TrainerPlace):
-    """See `elasticdl.elastic.torch_kit.movable.TrainerPlace`."""
+    """See `elasticdl.elastic.torch_kit.host.TrainerPlace`."""
 
     def __init__(self, trainer: Any) -> None:
         super().__init__()
