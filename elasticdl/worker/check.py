@@ -20,7 +20,7 @@ from elasticdl.job.spec import JobSpec
 def check(spec: JobSpec) -> None:
     """Raises UserError if the job can't be trained; one line says why."""
     # Imported here: what these import may be what is missing.
-    from elasticdl.worker.frameworks import build_model, framework_of, import_learner, set_defaults
+    from elasticdl.worker.learner import build_model, framework_of, import_learner, set_defaults
     from elasticdl.worker.zoo import load_module
 
     refuse_variables(os.environ)

@@ -31,8 +31,16 @@ from elasticdl.elastic.training.evaluation import Array, Evaluation, Evaluator, 
 from elasticdl.elastic.training.kept_state import aside
 from elasticdl.job.spec import JobSpec
 from elasticdl.tensorflow import keras, tf
-from elasticdl.worker.frameworks import KERAS, kind_of, make_optimizer
-from elasticdl.worker.learner import Codec, Driver, Learner, largest_micro_batch, rate_rules
+from elasticdl.worker.learner import (
+    KERAS,
+    Codec,
+    Driver,
+    Learner,
+    kind_of,
+    largest_micro_batch,
+    make_optimizer,
+    rate_rules,
+)
 from elasticdl.worker.zoo import (
     OWN_CALLBACKS,
     Attempt,

@@ -24,8 +24,7 @@ from elasticdl.elastic.core.protocol import Stopped
 from elasticdl.elastic.link.session import MasterConnection, Session, prepare_horovod
 from elasticdl.elastic.training.runtime import failure_of
 from elasticdl.job.spec import JobSpec
-from elasticdl.worker.frameworks import build_model, framework_of, import_learner, set_defaults
-from elasticdl.worker.learner import batch_policy
+from elasticdl.worker.learner import batch_policy, build_model, framework_of, import_learner, set_defaults
 from elasticdl.worker.trainer import Trainer
 from elasticdl.worker.zoo import load_module
 

@@ -27,8 +27,7 @@ from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.evaluation import Array, Evaluator, require_rows
 from elasticdl.elastic.training.kept_state import aside
 from elasticdl.job.spec import JobSpec
-from elasticdl.worker.frameworks import TORCH, make_optimizer
-from elasticdl.worker.learner import Codec, Learner, largest_micro_batch, rate_rules
+from elasticdl.worker.learner import TORCH, Codec, Learner, largest_micro_batch, make_optimizer, rate_rules
 from elasticdl.worker.zoo import (
     Attempt,
     ModelModule,

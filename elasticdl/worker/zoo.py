@@ -136,7 +136,7 @@ class ModelModule:
     custom_model: Function
     model_params: Mapping[str, object]  # with which to call it
     loss: Function
-    optimizer: Function  # its parameters depend on the framework: see `elasticdl.worker.frameworks.make_optimizer`
+    optimizer: Function  # its parameters depend on the framework: see `elasticdl.worker.learner.make_optimizer`
     dataset: Function
     eval_metrics_fn: Function | None
     callbacks: Function | None

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from benchmarks.sample_records import consumed
 from elasticdl.elastic.core.plan import epoch_order
 from elasticdl.job.spec import JobSpec
-from elasticdl.worker.frameworks import build_model
+from elasticdl.worker.learner import build_model
 from elasticdl.worker.zoo import load_module
 
 STEPS = 120  # that are compared with PyTorch's own

@@ -26,7 +26,7 @@ TRAIN = (
 @pytest.fixture
 def curve(monkeypatch):
     """Losses of every step as Keras alone makes them: one process, whole batches, none of this project but the order."""
-    from elasticdl.worker.frameworks import build_model, set_defaults
+    from elasticdl.worker.learner import build_model, set_defaults
     from elasticdl.worker.zoo import load_module
 
     monkeypatch.setattr("sys.path", list(sys.path))

@@ -17,8 +17,8 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.keras.tensorflow_adapter import prepare_devices
 from elasticdl.worker.check import check
-from elasticdl.worker.frameworks import build_model, set_defaults
 from elasticdl.worker.keras_learner import KerasEvaluator, OneFeature, name_metrics, one_feature
+from elasticdl.worker.learner import build_model, set_defaults
 from elasticdl.worker.zoo import Datasets, load_module
 
 

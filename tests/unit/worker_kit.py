@@ -20,8 +20,7 @@ from elasticdl.elastic.torch_kit.reducer import STEP
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, TorchTensors
 from elasticdl.job import messages as m
 from elasticdl.job.spec import JobSpec
-from elasticdl.worker.frameworks import build_model
-from elasticdl.worker.learner import Learner, batch_policy
+from elasticdl.worker.learner import Learner, batch_policy, build_model
 from elasticdl.worker.torch_learner import TorchLearner
 from elasticdl.worker.trainer import Trainer
 from elasticdl.worker.zoo import load_module
