@@ -244,7 +244,7 @@ class Tape:
         self, model: torch.nn.Module, args: Any, kwargs: Any, result: Any, put_back: Callable[[], None] = _nothing
     ) -> None:
         """The script has called it. ``put_back``: what it kept in attributes before."""
-        leaves, modes = leaves_of((args, kwargs)), _modes_of(model)
+        leaves, modes = leaves_of((args, kwargs)), _modes_of(model) if self.may_be_torn else []
 
         def as_then() -> None:
             if _modes_of(model) != modes:
@@ -252,7 +252,7 @@ class Tape:
             put_back()
 
         self._require_made(leaves, type(model).__name__)
-        self.is_for_model, self._trains = True, self._trains or any(each.training for each in model.modules())
+        self.is_for_model, self._trains = True, self._trains or any(each[0] for each in modes)
         self._note(model, args, kwargs, leaves, result, as_then)
 
     def note_backward(self, loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
@@ -366,7 +366,7 @@ class Tape:
 
     def _require_made(self, leaves: Sequence[Any], name: str) -> None:
         """By functions that are noted."""
-        for leaf in leaves:
+        for leaf in leaves if self.may_be_torn else ():
             if self._obstacle or not isinstance(leaf, torch.Tensor) or leaf.grad_fn is None:
                 continue
             if (made := self._made.get(leaf)) is None:
