@@ -347,6 +347,30 @@ def test_what_a_callback_of_keras_keeps_is_told():
     assert line.startswith("after step 4 callbacks.Watches.wait is not there on worker 0 and 3 on worker 1: ")
 
 
+def test_what_a_layer_of_the_scripts_own_keeps_is_compared():
+    class Scaled(keras.layers.Layer):
+        def __init__(self, factor):
+            super().__init__(name="scaled")
+            self.factor, self.seen = factor, [1]
+
+        def call(self, inputs):
+            return inputs * self.factor
+
+    x, y = numbers()
+    board, told = elastic_keras_kit.Board(2), []
+    members = [Fitting(dense(Scaled(rank + 1.0)), data_of(x, y), [], check_state="epoch") for rank in range(2)]
+
+    def work(rank):
+        check = members[rank].fit.state._check
+        check._worker_id, check._tell = rank, told.append
+        members[rank].join(rank, board)
+        members[rank].train()
+
+    elastic_keras_kit.run_all(range(2), work)
+    (line,) = told
+    assert line.startswith("after step 0 Scaled scaled.factor is 1 on worker 0 and 2 on worker 1: ")
+
+
 # -- a plain loop --
 
 

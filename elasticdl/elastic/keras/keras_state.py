@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING,
 from elasticdl.elastic.keras.loader import ElasticContext, ElasticDataLoader
 from elasticdl.elastic.keras.step import SEED_NAME, Part, TrainStep
 from elasticdl.elastic.training import state
+from elasticdl.elastic.training.attributes import Arrays, Attributes, Holder, is_scripts_own
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.pieces import Array, InHand, Local, Settings, Tensors, Trained, array_marks, as_array
 from elasticdl.tensorflow import keras, tf
@@ -133,6 +134,34 @@ class Callbacks(Local):
         return self.driver.compared() if self.driver is not None else {}
 
 
+class LayerAttributes(Local):
+    """What layers of the script's own keep beside variables, and a forward pass may read: it is compared, and stays each worker's own."""
+
+    name = "attributes"
+
+    def __init__(self, model: keras.Model) -> None:
+        of_keras = frozenset(vars(keras.Model()))
+        self._attributes = Attributes(lambda: _holders(model, of_keras), Arrays(), lambda _: None)
+
+    def compared(self) -> Mapping[str, Any]:
+        return self._attributes.compared()
+
+
+def _holders(model: keras.Model, of_keras: frozenset[str]) -> Iterator[Holder]:
+    pending, seen = [model], set()
+    while pending:
+        layer = pending.pop(0)
+        kind: Any = type(layer)
+        if id(layer) not in seen:
+            seen.add(id(layer))
+            pending += [
+                *getattr(layer, "layers", ()),
+                *(each for each in vars(layer).values() if isinstance(each, keras.Layer)),
+            ]
+            if is_scripts_own(kind):
+                yield Holder(layer.name, f"{kind.__name__} {layer.name}", layer, of_keras, is_of_model=True)
+
+
 def tensors_of(job: ElasticContext) -> Tensors:
     return Tensors(
         lambda arrays: array_marks([_host_array(each) for each in arrays]),
@@ -196,6 +225,7 @@ class KerasState(state.TrainingState):
             Variables("model", lambda: self.model.variables),
             Variables("optimizer", lambda: self.optimizer.variables),
             Variables("captured", lambda: train_step.captured),
+            LayerAttributes(self.model),
             InHand(self._drop),
         )
 
