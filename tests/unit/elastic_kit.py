@@ -189,7 +189,7 @@ class PlainScript:
         model,
         optimizer,
         loader,
-        values=dict,
+        values=(),
         session=None,
         check_state="off",
         kind=SumOfThreads,
@@ -203,7 +203,7 @@ class PlainScript:
         self.context.session.jobs_place = lambda: (0, 0)
         self.context.join = lambda state: self._join(state, collective.world)
         self.model, self.optimizer = model, optimizer
-        self.host = LoopHost(self.context, model, optimizer, OwnLoader(loader), values, lambda: None, start=start)
+        self.host = LoopHost(self.context, model, optimizer, OwnLoader(loader), dict(values), lambda: None, start=start)
         for each in each_of(optimizer):
             _speak_to(self.host, each)
         self.loader = PreparedLoader(loader, self.host)

@@ -49,7 +49,7 @@ class Member:
         self.plain = DataLoader(make_data(), batch_size=15, **(options or {"shuffle": True}))
         self.values = elastic.values(history=())  # as `elastic.prepare` is given it
         values = {"prepared_0": self.values}
-        script = PlainScript(0, Board(1), self.model, self.optimizer, self.plain, values=lambda: values, start=start)
+        script = PlainScript(0, Board(1), self.model, self.optimizer, self.plain, values=values, start=start)
         self.loader, self.host, self.job = script.loader, script.host, script.context
         self.job.session.jobs_place = lambda: stands
         self.kept, self.orders, self.passed, self.joined_at = [], {}, 0, None

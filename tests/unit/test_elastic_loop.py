@@ -27,7 +27,7 @@ from elasticdl.elastic.training.runtime import ScriptRuntime
 def prepared(model, optimizer, loader, **options):
     """As `elastic.prepare` in a script that runs alone."""
     context = ElasticContext.connect(BatchPolicy(16, None), seed=0, environ={})
-    host = LoopHost(context, model, optimizer, OwnLoader(loader), dict, lambda: None, **options)
+    host = LoopHost(context, model, optimizer, OwnLoader(loader), {}, lambda: None, **options)
     _speak_to(host, optimizer)
     return PreparedLoader(loader, host), host
 
@@ -106,7 +106,7 @@ def test_one_worker_at_most_is_the_first_before_there_is_a_world(worker_id, plac
     loop = PlainLoop(runtime)
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters())
-    loop._host = LoopHost(job, model, optimizer, OwnLoader(DataLoader(make_data())), dict, lambda: None)
+    loop._host = LoopHost(job, model, optimizer, OwnLoader(DataLoader(make_data())), {}, lambda: None)
     assert loop.rank() == (expected or int(place > (0, 0)))  # with a world, too: this one's script has not begun
     assert loop.catching_up() == (place > (0, 0))
 

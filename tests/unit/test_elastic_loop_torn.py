@@ -53,7 +53,7 @@ class Member:
         self.values = elastic.values(steps=0)
         if board is not None:
             values = {"prepared_0": self.values}
-            self.script = PlainScript(rank, board, self.model, self.optimizer, self.loader, values=lambda: values)
+            self.script = PlainScript(rank, board, self.model, self.optimizer, self.loader, values=values)
             self.script.context.warn = self.warnings.append
             self.script.context.change_world = self.change_world
             self.loader = self.script.loader

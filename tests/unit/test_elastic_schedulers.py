@@ -44,7 +44,7 @@ def train(make, *, per_step, told=(0, 0), state=None, is_given=True):
     scheduler = make(optimizer)
     arguments = (1.0,) if isinstance(scheduler, s.ReduceLROnPlateau) else ()
     loader = DataLoader(DATA, batch_size=BATCHES)
-    script = PlainScript(0, Board(1), model, optimizer, loader, lambda: {"scheduler": scheduler} if is_given else {})
+    script = PlainScript(0, Board(1), model, optimizer, loader, {"scheduler": scheduler} if is_given else {})
     view = script.host
     script.context.session.jobs_place = lambda: told
     if state is not None:

@@ -182,12 +182,12 @@ class LoopHost(JoinedHost):
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | Optimizers,
         data: OwnLoader,
-        values: Callable[[], dict[str, Any]],
+        values: dict[str, Any],
         on_left: Callable[[], None],
         share: float = 1.0,
         start: int | None = None,
     ) -> None:
-        """``values``: asked at the first batch for what else travels. ``on_left``: this worker leaves for good. ``share``: see `Participant`.
+        """``values``: what else travels, by name. ``on_left``: this worker leaves for good. ``share``: see `Participant`.
         ``start``: see `Approach`."""
         super().__init__(job, on_left)
         self.fault: Exception | None = None  # which has ended the script, if it was not swallowed
@@ -310,7 +310,7 @@ class LoopHost(JoinedHost):
         position, start = ScriptPosition(self._approach.began_with), self._approach.begins.epoch
         if self._epochs == 0:
             position.note_streams(start, self._data.draws, since=start)
-        values = {**self._values(), "place": position, "gradients": self._gradients}
+        values = {**self._values, "place": position, "gradients": self._gradients}
         self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
         remedy = Remedy("loss.backward()") if self.job.under_master else None  # else all is as without elasticdl
         state = LoopState(self.job, self._model, self._optimizer, values, self._data, remedy=remedy)

@@ -80,14 +80,14 @@ class PlainLoop:
         """Make a plain training loop elastic: ``model, optimizer, loader = elastic.prepare(model, optimizer, loader)``.
 
         The loop is otherwise unchanged. The loader's batches are the global batches, of each of which the script is given
-        this worker's part. The optimizers' schedulers are found, and further modules that they train (docs/plain_loop.md).
+        this worker's part. Further modules that the optimizers train are given along (docs/plain_loop.md).
 
         Args:
             model: the ``torch.nn.Module`` that is trained.
             optimizer: one of torch's, or an `elasticdl.ga.torch.optim.Optimizer` around one.
             loader: a ``torch.utils.data.DataLoader``, whose batch size is that of the global batch.
             *others: further optimizers, and objects with ``state_dict``, such as a GradScaler, whose state travels to workers that
-                come later.
+                come later, and further modules.
             start_epoch: how many epochs the checkpoint has seen that the script has read before, 0 without one: with this epoch its loop begins.
 
         Returns:
@@ -128,13 +128,11 @@ class PlainLoop:
                     "worker that comes later"
                 )
 
-        def travelling() -> dict[str, Any]:
-            every = [each for each in others if not isinstance(each, torch.optim.Optimizer)]
-            return {f"{PREPARED}{number}": each for number, each in enumerate(every)}
-
+        others_than_optimizers = [each for each in others if not isinstance(each, torch.optim.Optimizer)]
+        values = {f"{PREPARED}{number}": each for number, each in enumerate(others_than_optimizers)}
         trained = Optimizers(optimizers) if len(optimizers) > 1 else optimizer
         self._host = host = LoopHost(
-            job, model, trained, batches, travelling, self._runtime.leave, 1.0 / steps, start_epoch
+            job, model, trained, batches, values, self._runtime.leave, 1.0 / steps, start_epoch
         )
         self._runtime.train_in_place(host.finish, lambda: host.hints.about(on_its_way=host.is_on_its_way))
         for each in optimizers:
