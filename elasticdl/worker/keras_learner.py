@@ -7,7 +7,7 @@ import copy
 import functools
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -59,25 +59,15 @@ CALLBACKS = MappingProxyType({**OWN_CALLBACKS, "keras.callbacks.Callback": keras
 METRIC_ROWS = 4096  # that a Keras metric is given at once: some need hundreds of numbers for each
 
 
-class RateOfCallbacks:
-    """The rate by rules where Keras's callbacks set it as well: what they make of it is a factor, until a schedule gives another epoch's."""
-
-    def __init__(self, rate: float, schedule: Callable[[int], float] | None) -> None:
-        self._own, self._schedule = rate, schedule
-        self.factor, self.epoch = 1.0, 0
-
-    def __call__(self, epoch: int) -> float:
-        if self._schedule is None:
-            return self._own * self.factor
-        if epoch != self.epoch:
-            self.epoch, self.factor = epoch, 1.0
-        return float(self._schedule(epoch)) * self.factor
+SET_RATES = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
+TWO_RATES = (
+    "sets the learning rate, which goes by --learning_rate_scaling or by a schedule of elasticdl.callbacks: leave one of them out; that schedule and the "
+    "scaling go together"
+)
 
 
 class ZooDriver(KerasDriver, Callback, Driver):
     """Keras's own callbacks where the trainer calls ours, which are beside them."""
-
-    rate: RateOfCallbacks | None = None  # if it goes by rules
 
     def on_train_batch_end(self, step: int, logs: Logs) -> None:
         self.after_step({"loss": self._ledger.epoch_loss})
@@ -85,19 +75,8 @@ class ZooDriver(KerasDriver, Callback, Driver):
     def tell(self, hook: str, *arguments: Any) -> None:
         before = self._state.learning_rate
         super().tell(hook, *arguments)
-        after = self._state.learning_rate
-        if self.rate is not None and self._state.rate is not None and after != before and before:
-            self.rate.factor *= after / before
-            self._state.rate.ask_again()
-
-    def pack(self) -> dict[str, Any]:
-        rate = None if self.rate is None else [self.rate.factor, self.rate.epoch]
-        return {**super().pack(), "rate": rate}
-
-    def unpack(self, packed: dict[str, Any]) -> None:
-        super().unpack(packed)
-        if self.rate is not None and packed["rate"] is not None:
-            self.rate.factor, self.rate.epoch = packed["rate"]
+        if self._state.rate is not None and self._state.learning_rate != before:
+            raise UserError(f"callbacks(): {hook}() of one of Keras's {TWO_RATES}")
 
 
 class KerasLearner(Learner):
@@ -170,13 +149,10 @@ class KerasLearner(Learner):
         rules = rate_rules(self._spec, self._ours)
         if rules.schedule is None and rules.scaling is None:  # else a callback of Keras's may set the rate
             return
-        if any(isinstance(each, keras.callbacks.LearningRateScheduler) for each in self.driver.callbacks):
-            raise UserError(
-                "callbacks(): Keras's LearningRateScheduler sets the rate by itself: with --learning_rate_scaling, or beside another "
-                "schedule, give elasticdl.callbacks.LearningRateScheduler alone"
-            )
-        self.driver.rate = RateOfCallbacks(self.state.learning_rate, rules.schedule)
-        self.state.follow(replace(rules, schedule=self.driver.rate))
+        for callback in self.driver.callbacks:
+            if isinstance(callback, SET_RATES):
+                raise UserError(f"callbacks(): {type(callback).__name__} {TWO_RATES}")
+        self.state.follow(rules)
 
     def make_step(self, batch: StepBatch) -> float:
         return self.driver.make_step(batch)

@@ -197,7 +197,6 @@ DECAY = "keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.8)"
     ("given", "options", "left", "expected"),
     [
         (["Halve()"], {}, {6}, [0.1, 0.05, 0.025]),  # at the end of each epoch
-        (["Halve()"], {"learning_rate_scaling": "linear"}, {6}, [0.1, 0.05, 0.025]),
         (["keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))"], {}, {5, 6}, [0.1, 0.05, 0.1 / 3]),
         # A schedule that takes the rate so far is asked once an epoch in effect.
         ([DECAY], {}, {5, 6}, [0.08, 0.064, 0.0512]),
@@ -210,9 +209,14 @@ def test_the_rate_that_a_callback_sets_stays_in_force(make_spec, given, options,
     assert rates(job) == pytest.approx([rate for rate in expected for _ in range(4)])
 
 
-def test_a_scheduler_of_keras_s_beside_rules_is_refused(make_spec):
-    spec = make_spec(callbacks(DECAY), minibatch_size=10, learning_rate_scaling="linear")
-    refused("give elasticdl.callbacks.LearningRateScheduler alone", partial(trained, spec))
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [(DECAY, "LearningRateScheduler sets"), ("Halve()", r"on_epoch_end\(\) of one of Keras's sets")],
+    ids=["known", "own"],
+)
+def test_a_callback_that_sets_a_rate_that_goes_by_rules_is_refused(make_spec, given, said):
+    spec = make_spec(callbacks(given), minibatch_size=10, learning_rate_scaling="linear")
+    refused(f"{said} the learning rate, which goes by --learning_rate_scaling", partial(trained, spec))
 
 
 # -- members who differ --
