@@ -81,7 +81,7 @@ class Worker:
 
     def _prepare(self, rank, board):
         values = {"scheduler": self.scheduler}
-        script = PlainScript(rank, board, self.model, self.optimizer, self.loader, lambda: values, kind=Mortal)
+        script = PlainScript(rank, board, self.model, self.optimizer, self.loader, values, kind=Mortal)
         self.loader, self.host, self.mean, context = script.loader, script.host, script.host.mean, script.context
         context.warn = self.warnings.append
 

@@ -397,7 +397,7 @@ class Plain:
         values = {f"{PREPARED}0": self.average, f"{PREPARED}1": self.scheduler}
         loader = DataLoader(elastic_kit.make_data(), batch_size=16)
         self.script = elastic_kit.PlainScript(
-            rank, board, self.model, self.optimizer, loader, lambda: values, check_state="epoch"
+            rank, board, self.model, self.optimizer, loader, values, check_state="epoch"
         )
         self.script.context.warn = self.told.append
 
