@@ -98,6 +98,15 @@ def counts(member):
         member.step()
 
 
+def sums_up_after_the_pass(member):
+    """As for a log, before the step."""
+    for x, y in member.loader:
+        member.loss(x, y).backward()
+        member.counter += 1
+        member.table[0].add_(2)
+        member.step()
+
+
 def looks_at_sizes(member):
     """As people write it between a loader and a loss."""
     for x, y in member.loader:
@@ -202,7 +211,15 @@ def loads_beside(member):
 
 @pytest.mark.parametrize(
     "loop",
-    [counts, looks_at_sizes, accumulates, asks_before_the_step, asks_after_the_sum, loads_beside],
+    [
+        counts,
+        sums_up_after_the_pass,
+        looks_at_sizes,
+        accumulates,
+        asks_before_the_step,
+        asks_after_the_sum,
+        loads_beside,
+    ],
 )
 def test_a_step_that_is_torn_is_made_as_on_one_device(loop):
     survivor = compare(loop)
@@ -271,6 +288,13 @@ def has_a_loss_that_nobody_has_seen(member):
         member.step()
 
 
+def changes_what_it_has_used(member):
+    for x, y in member.loader:
+        (member.loss(x, y) + 0 * member.counter).backward()
+        member.counter.fill_(1)
+        member.step()
+
+
 def calls_in_other_modes(member):
     for x, y in member.loader:
         member.model.eval()
@@ -302,6 +326,7 @@ def changes_what_is_not_known(member):
         (computes_with_a_size, "size looks at a number before"),
         (fills_a_table, r"test_elastic_loop_torn.py:\d+: __setitem__ changes a tensor that was there before the batch"),
         (labels_itself, "changes a tensor that was there before the batch"),
+        (changes_what_it_has_used, "since it was used, a tensor was changed that was there before the batch"),
         (calls_in_other_modes, "since it was called, the model has been set to another mode"),
         (drops_a_part, r"test_elastic_loop_torn.py:\d+: gradients are dropped before the step"),
         (perturbs_its_samples, "looks at the gradient of what comes of the batch"),
@@ -322,7 +347,7 @@ def test_what_can_not_be_made_again_is_done_by_the_script_once_more(loop, words)
         [(0, TORN - 1, 1)],
         [(0, TORN, 1)],
     )  # the other may be lost before this one knows of the last sum
-    is_tried = loop in (calls_with_other_parameters, calls_in_other_modes)
+    is_tried = loop in (calls_with_other_parameters, calls_in_other_modes, changes_what_it_has_used)
     assert survivor.sent == [[] if is_tried else repeated], "known before it is tried"
 
 

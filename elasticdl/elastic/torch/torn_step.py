@@ -156,6 +156,7 @@ class _Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any
+    foreign: Sequence[tuple[torch.Tensor, int]]  # what was there before the batch, and its version
     with_gradient: bool
     autocast: tuple[tuple[str, torch.dtype], ...]  # devices on which it is enabled
     as_then: Callable[[], None]  # have what is called be as it was
@@ -194,6 +195,7 @@ class Tape:
         self._last_backward = 0  # so many calls are to be made again
         self._read = ""  # where the script has looked at numbers
         self._doubt = ""  # it did, and has computed further since
+        self._change = ""  # where it has changed first what was there before the batch
         self._obstacle = ""  # why it can't be made again
         leaves = leaves_of(sample)
         for leaf in leaves:
@@ -256,7 +258,7 @@ class Tape:
         self._note(model, args, kwargs, leaves, result, as_then)
 
     def note_backward(self, loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
-        self._hinder(f"{self._doubt} looks at a number before backward()" if self._doubt else "")
+        self._hinder(f"{self._doubt} looks at a number before backward()" if self._doubt else self._change)
         self._require_made([loss], "backward")
         self._add(BACKWARD, (loss,), kwargs, None)
         self._last_backward = max(len(self._calls), 1)  # 1 where an obstacle has cleared them
@@ -308,7 +310,7 @@ class Tape:
         Raises:
             CannotRemake: it can't be known.
         """
-        self._hinder(f"{self._doubt} looks at a number before elastic.mean()" if self._doubt else "")
+        self._hinder(f"{self._doubt} looks at a number before elastic.mean()" if self._doubt else self._change)
         if self._obstacle:
             raise CannotRemake(self._obstacle)
         made = self._remake(self._calls, sample, lambda loss, kwargs: None).get(self._made.get(value))
@@ -329,7 +331,10 @@ class Tape:
                 return present[leaf.name].shape[leaf.dimension]
             return present[leaf] if type(leaf) is Name else leaf
 
+        _, put_back = self._others
         for call in calls:
+            if any(_version_of(each) != before and storage_of(each) not in put_back for each, before in call.foreign):
+                raise CannotRemake("since it was used, a tensor was changed that was there before the batch")
             args, kwargs = _pytree.tree_map(exchanged, (call.args, call.kwargs))
             with contextlib.ExitStack() as modes:
                 modes.enter_context(torch.set_grad_enabled(call.with_gradient))
@@ -375,7 +380,8 @@ class Tape:
                 self._obstacle = f"{place_in_script(name)} takes what a torch.autograd.Function has made"
 
     def _require_own_change(self, tensor: torch.Tensor, name: str) -> None:
-        """A second pass of the script's changes it twice, if it does not come of the batch.
+        """If it does not come of the batch, a second pass changes it twice: of the script's, or by this tape. After the last backward() nothing is
+        made again.
 
         Raises:
             UserError: and then the model is another one.
@@ -386,7 +392,8 @@ class Tape:
         if name not in _CHANGES and storage in trained:
             raise UserError(changes_a_parameter(place_in_script(name)))
         if storage not in put_back:
-            self._hinder(f"{place_in_script(name)} changes a tensor that was there before the batch")
+            self._change = self._change or f"{place_in_script(name)} changes a tensor that was there before the batch"
+            self._hinder(self._change if name in _CHANGES else "")
 
     def _sizes(self, tensor: torch.Tensor, found: Any, dim: int | None = None) -> Any:
         """What the script is given in the place of ``found``, the sizes of a tensor, or that in one dimension."""
@@ -440,9 +447,11 @@ class Tape:
             return
         devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
         autocast = tuple((device, torch.get_autocast_dtype(device)) for device in devices)
+        tensors = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        foreign = [(each, _version_of(each)) for each in tensors if self._made.get(each) is None]
         args, kwargs = _mapped(lambda leaf: self._made.get(leaf) or leaf, (args, kwargs))
         result = self._name(result, is_of_batch=is_of_batch)
-        self._calls.append(_Call(function, args, kwargs, result, torch.is_grad_enabled(), autocast, as_then))
+        self._calls.append(_Call(function, args, kwargs, result, foreign, torch.is_grad_enabled(), autocast, as_then))
 
     def _name(self, made: Any, *, is_of_batch: bool, has_gradient: bool = False) -> Any:
         """``made`` with what stands for its tensors in their places."""
