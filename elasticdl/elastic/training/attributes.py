@@ -134,7 +134,7 @@ class Attributes:
         self._arrays = arrays
         self._tell = tell
         self._others: list[Holder] = []
-        self._first: dict[tuple[str, str], int] = {}  # marks of what was there when training began
+        self._first: dict[tuple[str, str], Any] = {}  # marks of what was there when training began
         self._small_first: dict[str, dict[str, Any]] = {}  # copies of it, by holder
         self._has_begun = False
         self._noted = Noted()  # at the last commit
@@ -165,7 +165,7 @@ class Attributes:
         values = []
         for owner, name in self._places or ():
             value = owner.get(name)
-            if type(value) in UNCHANGING:  # most are: they are noted before each step
+            if _is_fixed(value):  # most are: they are noted before each step
                 values.append((owner, name, value))
             elif (kept := self._small(value)) is not LARGE:  # else it stays as the step leaves it
                 values.append((owner, name, kept))
@@ -178,7 +178,8 @@ class Attributes:
                 if is_plain(owner[name], self._arrays.is_array):
                     del owner[name]
         for owner, name, value in noted.values:
-            owner[name] = self._taken_over(owner.get(name), value)
+            if owner.get(name) is not value:
+                owner[name] = self._taken_over(owner.get(name), value)
 
     def commit(self, *, may_be_torn: bool) -> None:
         """All is as it is between two steps."""
@@ -201,8 +202,8 @@ class Attributes:
                     found[name] = value
             if found:
                 sent[holder.name] = found
-            if self._has_begun:
-                self._name_what_stays(holder)
+        if self._has_begun:
+            self._name_what_stays()
         outline, arrays = take_apart(sent, self._arrays.is_array)
         arrays = {
             name: self._arrays.bare(each) if self._arrays.is_array(each) else each for name, each in arrays.items()
@@ -241,13 +242,17 @@ class Attributes:
         """Since training began."""
         return place in self._moved or (self._has_begun and self._first.get(place) != self._mark(value))
 
-    def _mark(self, value: Any) -> int:
-        """Of what is not plain, which object it is."""
+    def _mark(self, value: Any) -> Any:
+        """By which it is known whether a value has changed. Of what is not plain, which object it is."""
+        if _is_fixed(value):
+            return type(value), value
         is_plain_value = is_plain(value, self._arrays.is_array)
         return checksum(value, self._arrays.is_array, self._arrays.on_host) if is_plain_value else id(value)
 
     def _small(self, value: Any) -> Any:
         """A copy; `LARGE` if the value is, or is not plain."""
+        if _is_fixed(value):
+            return value
         if not is_plain(value, self._arrays.is_array):
             return LARGE
         try:
@@ -268,10 +273,12 @@ class Attributes:
             "large" if is_large else getattr(value, "__qualname__", type(value).__qualname__)
         )  # of a function its own
 
-    def _name_what_stays(self, holder: Holder) -> None:
+    def _name_what_stays(self) -> None:
         """Warn of what can't be sent, so that a newcomer has another one; of a module's, if it was set since training began."""
-        own, tools = {id(each.what) for each in self._holders()}, (*OF_THE_PROCESS, *self._arrays.tools)
-        for name, value in holder.items():
+        holders, tools = self._holders(), (*OF_THE_PROCESS, *self._arrays.tools)
+        own = {id(each.what) for each in holders}
+        every = [(holder, name, value) for holder in holders for name, value in holder.items() if not _is_fixed(value)]
+        for holder, name, value in every:
             place = (holder.name, name)
             is_old = holder.is_of_model and self._first.get(place) == id(value)
             if is_old or place in self._named or id(value) in own or isinstance(value, tools):
@@ -280,6 +287,11 @@ class Attributes:
                 self._named.add(place)
                 what = f"{holder.title}: {name}, a {type(value).__name__}"
                 self._tell(f"{what}, is not sent to workers that come later: {holder.remedy}")
+
+
+def _is_fixed(value: Any) -> bool:
+    """It can't change, nor can what is in it."""
+    return type(value) in UNCHANGING or (type(value) is tuple and all(map(_is_fixed, value)))
 
 
 def assigned(present: Any, value: Any, arrays: Arrays | None = None) -> Any:
