@@ -73,7 +73,7 @@ class Carried(Protocol):
     def misfit(self, saved: dict[str, Any]) -> str: ...
 
 
-FORMAT = 2
+FORMAT = 3
 KEPT = "kept"  # in the file, beside the state: what it is of
 REMEDY = "give --no_resume to begin anew"
 
