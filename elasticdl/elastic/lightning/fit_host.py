@@ -255,6 +255,7 @@ class FitHost(MovableHost):
         self._stopping: Stopping | None = None  # from the beginning of the loops
         self._begins_within = False  # an epoch, of which Lightning calls no hooks then
         self._given: GivenBatch | None = None
+        self._moves_by_hooks = False  # of the script
         self._on_sigterm: Any = None
         self._manual: Manual | None = None  # if the module's training step makes its own updates
 
@@ -290,6 +291,8 @@ class FitHost(MovableHost):
         state.attributes.add(*holders_of(trainer))
         if trainer.global_step:  # of a checkpoint that the script has named
             self.job.loaded(Progress(trainer.current_epoch, 0, trainer.global_step))
+        hooks = (module.transfer_batch_to_device, module.on_after_batch_transfer, trainer.datamodule)
+        self._moves_by_hooks = not all(_is_lightnings(each) for each in hooks if each is not None)
         self._runtime.train_in_place(self.finish)
         self.join(Participant(self.job, state, self, place, in_pieces=not self.is_manual))
         self._stopping = Stopping(trainer, self.participant.agreements, lambda: self._asks)
@@ -344,10 +347,7 @@ class FitHost(MovableHost):
 
     def moving(self) -> AbstractContextManager[None]:
         """Around the hooks that move a batch to its device, if they are the script's: they may draw."""
-        if self._given is None or not self.is_making or not self._trainer.training:
-            return nullcontext()
-        hooks = (self._trainer.lightning_module.on_after_batch_transfer, self._trainer.datamodule)
-        if all(_is_lightnings(each) for each in hooks if each is not None):
+        if not self._moves_by_hooks or self._given is None or not self.is_making or not self._trainer.training:
             return nullcontext()
         return self.participant.apart(self._given.batch, MOVING)
 
@@ -414,8 +414,9 @@ class FitHost(MovableHost):
         """Whether the optimizer may step now that the closure was evaluated."""
         if not self.is_making:
             return False
-        with torch.enable_grad():
-            self._reduce()  # where no backward has done it, as the training step was skipped
+        if not self.participant.is_reduced:  # as the training step was skipped, no backward has done it
+            with torch.enable_grad():
+                self._reduce()
         return not self.participant.is_catching_up
 
     @property

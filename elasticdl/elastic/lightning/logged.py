@@ -176,6 +176,8 @@ class Logged:
     def apply(self) -> None:
         """The step is made: what was found is what the script has logged."""
         found, self._found = self._found, []
+        if not found:
+            return
         with private.in_training_step(self._module):
             for (key, _), (value, size) in found:
                 like = self._results[key].value
