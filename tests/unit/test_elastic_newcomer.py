@@ -231,6 +231,25 @@ def test_labels_that_all_make_anew_are_those_of_the_others():
     require_as_others(after=relabel)
 
 
+def test_what_a_newcomer_was_sent_waits_until_it_has_arrived_and_is_sent_on_as_it_came():
+    member = Member()
+    train(member)
+    late = late_of(member, stands=(0, 0))
+    fresh = copy.deepcopy(late.model.state_dict())
+    batches = iter(late.loader)
+    next(batches)
+    state = late.host.participant.state
+    assert state.waits
+    assert state.sent() is member.kept[STANDS[0] * BATCHES + STANDS[1]]
+    assert state.progress.epoch == STANDS[0]
+    assert all(torch.equal(each, late.model.state_dict()[name]) for name, each in fresh.items())
+    state.go_back()
+    assert state.waits, "a world that breaks on the way takes nothing of it"
+    late.host.participant.arrive()
+    assert not state.waits
+    assert not any(torch.equal(each, late.model.state_dict()[name]) for name, each in fresh.items())
+
+
 def test_what_the_loop_calls_of_a_model_that_was_copied_on_the_way_is_refused():
     member = Member()
     member.teacher = None

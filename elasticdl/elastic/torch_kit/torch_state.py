@@ -62,13 +62,7 @@ class TorchState(state.TrainingState):
     """
 
     _value_piece = TorchValue
-    _own_names = state.TrainingState._own_names | {
-        "model",
-        "optimizer",
-        "loader",
-        "attributes",
-        "reducer",
-    }
+    _own_names = state.TrainingState._own_names | {"model", "optimizer", "loader", "attributes", "reducer"}
     sampler: ElasticSampler | None
     _job: ElasticContext
 
