@@ -95,11 +95,11 @@ def put(holder: Any, values: Mapping[str, Any]) -> None:
 
 
 def small_copy(value: Any, arrays: Arrays) -> Any:
-    """Of a plain value.
-
-    Raises:
-        TooLargeError: it is large.
-    """
+    """`LARGE` if the value is, or is not plain."""
+    if _is_fixed(value):
+        return value
+    if not is_plain(value, arrays.is_array):
+        return LARGE
     left = FEW
 
     def copied(value: Any) -> Any:
@@ -121,7 +121,10 @@ def small_copy(value: Any, arrays: Arrays) -> Any:
         items = [copied(item) for item in value]
         return deque(items, value.maxlen) if isinstance(value, deque) else kind(items)
 
-    return copied(value)
+    try:
+        return copied(value)
+    except TooLargeError:
+        return LARGE
 
 
 class Attributes:
@@ -153,7 +156,7 @@ class Attributes:
             self._has_begun = True
             for holder in self._holders():
                 self._first |= {(holder.name, name): self._mark(value) for name, value in holder.items()}
-                copies = ((name, self._small(value)) for name, value in holder.items())
+                copies = ((name, small_copy(value, self._arrays)) for name, value in holder.items())
                 self._small_first[holder.name] = {name: each for name, each in copies if each is not LARGE}
 
     # -- around a step --
@@ -167,7 +170,7 @@ class Attributes:
             value = owner.get(name)
             if _is_fixed(value):  # most are: they are noted before each step
                 values.append((owner, name, value))
-            elif (kept := self._small(value)) is not LARGE:  # else it stays as the step leaves it
+            elif (kept := small_copy(value, self._arrays)) is not LARGE:  # else it stays as the step leaves it
                 values.append((owner, name, kept))
         return Noted(values, self._names)
 
@@ -249,24 +252,13 @@ class Attributes:
         is_plain_value = is_plain(value, self._arrays.is_array)
         return checksum(value, self._arrays.is_array, self._arrays.on_host) if is_plain_value else id(value)
 
-    def _small(self, value: Any) -> Any:
-        """A copy; `LARGE` if the value is, or is not plain."""
-        if _is_fixed(value):
-            return value
-        if not is_plain(value, self._arrays.is_array):
-            return LARGE
-        try:
-            return small_copy(value, self._arrays)
-        except TooLargeError:
-            return LARGE
-
     def _taken_over(self, present: Any, value: Any) -> Any:
         """The value may be put once more, so what is small is copied."""
-        kept = self._small(value)
+        kept = small_copy(value, self._arrays)
         return assigned(present, value if kept is LARGE else kept, self._arrays)
 
     def _as_compared(self, value: Any) -> Any:
-        if (kept := self._small(value)) is not LARGE:
+        if (kept := small_copy(value, self._arrays)) is not LARGE:
             return kept
         is_large = is_plain(value, self._arrays.is_array)
         return (
