@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elasticdl.elastic.core.plan import StepPlan
-from elasticdl.elastic.core.position import WorkerState
 from elasticdl.elastic.core.protocol import Member, World
-from elasticdl.elastic.core.vote import Disagreement
+from elasticdl.elastic.core.training_step import Disagreement, WorkerState
 from elasticdl.job import messages as m
 from elasticdl.master.core import values
 from elasticdl.master.core.fleet import BURST, LEAST_BURST, LEAST_RATE

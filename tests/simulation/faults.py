@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticdl.elastic.core.position import WorkerState
+from elasticdl.elastic.core.training_step import WorkerState
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core.events import ExitCause

@@ -13,11 +13,10 @@ from unittest.mock import patch
 
 from elasticdl.common.backoff import TokenBucket
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core import vote as agreement
+from elasticdl.elastic.core import training_step as agreement
 from elasticdl.elastic.core.plan import Progress
-from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.protocol import Member, World
-from elasticdl.elastic.core.vote import Vote
+from elasticdl.elastic.core.training_step import Position, Vote
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.job import messages as m
 from elasticdl.master.core import events as e

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from elasticdl.common.credentials import Token, WorkerEnvironment
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.position import WorkerState
 from elasticdl.elastic.core.reporting import Activity
+from elasticdl.elastic.core.training_step import WorkerState
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.job import messages as m
 from elasticdl.master.core.events import ExitCause

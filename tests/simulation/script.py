@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core import vote as agreement
+from elasticdl.elastic.core import training_step as agreement
 from elasticdl.elastic.core.plan import Progress, StepPlan
-from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.core.reporting import Activity
-from elasticdl.elastic.core.vote import Disagreement, Vote
+from elasticdl.elastic.core.training_step import Disagreement, Position, Vote
 from elasticdl.elastic.training.data_facts import DataFacts
 from elasticdl.job import messages as m
 from elasticdl.master.core.events import ExitCause

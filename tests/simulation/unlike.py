@@ -8,7 +8,17 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from elasticdl.elastic.core.plan import SampleOrder, StepPlan
-from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, VOTE_SIZE, BatchFacts, Disagreement, Vote, mark
+from elasticdl.elastic.core.training_step import (
+    ENDED,
+    LEAVING,
+    LOSS,
+    SAMPLES,
+    VOTE_SIZE,
+    BatchFacts,
+    Disagreement,
+    Vote,
+    mark,
+)
 from elasticdl.elastic.training.data_facts import TRAINING, DataFacts, Source
 from tests.simulation.lineage import Model
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import BatchPolicy, Progress, SampleOrder, StepPlan
-from elasticdl.elastic.core.position import Position, WorkerState
 from elasticdl.elastic.core.protocol import Member, World
-from elasticdl.elastic.core.vote import Vote
+from elasticdl.elastic.core.training_step import Position, Vote, WorkerState
 from elasticdl.elastic.core.worker import WorkerCore
 
 S = WorkerState

@@ -6,8 +6,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.position import WorkerState
 from elasticdl.elastic.core.protocol import World
+from elasticdl.elastic.core.training_step import WorkerState
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.training.job import JobContext

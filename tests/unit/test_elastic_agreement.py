@@ -18,10 +18,18 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core import vote as agreement
+from elasticdl.elastic.core import training_step as agreement
 from elasticdl.elastic.core.plan import BatchPolicy, Progress, StepPlan, checksum_of
 from elasticdl.elastic.core.protocol import Member, World
-from elasticdl.elastic.core.vote import SAMPLES, VOTE_SIZE, BatchFacts, Disagreement, Vote, mark, newcomers_alone
+from elasticdl.elastic.core.training_step import (
+    SAMPLES,
+    VOTE_SIZE,
+    BatchFacts,
+    Disagreement,
+    Vote,
+    mark,
+    newcomers_alone,
+)
 from elasticdl.elastic.training.check import Check
 from elasticdl.elastic.training.data_facts import EVALUATION, TRAINING, DataFacts, Source
 from elasticdl.tensorflow import keras

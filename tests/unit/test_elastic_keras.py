@@ -20,7 +20,7 @@ import tensorflow as tf  # isort: skip
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.core.vote import VOTE_SIZE
+from elasticdl.elastic.core.training_step import VOTE_SIZE
 from elasticdl.elastic.keras.step import Part, TrainStep
 
 WHOLE = BatchPolicy(16, None, None)

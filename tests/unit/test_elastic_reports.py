@@ -8,10 +8,9 @@ from session_kit import FakeMaster
 from elasticdl.common.credentials import MASTER_TIMEOUT, Token, WorkerEnvironment
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import Progress
-from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.protocol import Member, World
 from elasticdl.elastic.core.reporting import KEPT_STEPS, Activity, Reporting
-from elasticdl.elastic.core.vote import Vote
+from elasticdl.elastic.core.training_step import Position, Vote
 from elasticdl.elastic.link.store import Refusal
 from elasticdl.job import messages as m
 
@@ -47,7 +46,7 @@ class Rank0:
 
     def add(self, *numbers):
         for number in numbers:
-            self.reporting.count(Progress(step=number), Vote(False, 8, 0.5), 0.1, 0.0, ends_epoch=False)
+            self.reporting.count(Progress(step=number), 0.5, 8, 0.1, 0.0, ends_epoch=False)
 
     def flush(self):
         self.sent += steps_of(self.reporting.flush())

@@ -15,7 +15,7 @@ from test_kubernetes_state import FakeApi
 from elasticdl.elastic.core.plan import Progress
 from elasticdl.elastic.core.protocol import Member, World
 from elasticdl.elastic.core.reporting import Reporting
-from elasticdl.elastic.core.vote import Vote
+from elasticdl.elastic.core.training_step import Vote
 from elasticdl.elastic.link.stream import Kept
 from elasticdl.job import messages as m
 from elasticdl.job.jobdir import JobDir

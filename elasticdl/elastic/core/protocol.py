@@ -108,7 +108,7 @@ class Command(Instruction, StrEnum):
 
 
 class SaveScope(Enum):
-    """What is saved of a training state; see `elasticdl.elastic.core.position`."""
+    """What is saved of a training state; see `elasticdl.elastic.core.training_step`."""
 
     WITH_PARAMETERS = "what moves with the parameters: buffers, the learning rate's rule"
     AT_COMMIT = (

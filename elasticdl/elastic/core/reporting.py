@@ -13,7 +13,6 @@ from itertools import takewhile
 
 from elasticdl.elastic.core.plan import Progress
 from elasticdl.elastic.core.protocol import World
-from elasticdl.elastic.core.vote import Vote
 from elasticdl.job import messages as m
 from elasticdl.job.messages import StepTimes
 
@@ -145,7 +144,15 @@ class Reporting:
         self._last_step_at = now
 
     def count(
-        self, progress: Progress, vote: Vote, learning_rate: float, now: float, *, ends_epoch: bool, compared: int = 0
+        self,
+        progress: Progress,
+        loss: float,
+        samples: int,
+        learning_rate: float,
+        now: float,
+        *,
+        ends_epoch: bool,
+        compared: int = 0,
     ) -> None:
         assert self._world is not None, "steps are made in a world"
         self.times.step_made(now)
@@ -155,8 +162,8 @@ class Reporting:
             m.StepReport(
                 step=progress.step,
                 epoch=progress.epoch,
-                loss=vote.loss,
-                samples=vote.samples,
+                loss=loss,
+                samples=samples,
                 learning_rate=learning_rate,
                 seconds=seconds,
                 world_version=self._world.version,

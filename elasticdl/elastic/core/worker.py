@@ -19,8 +19,8 @@ from dataclasses import replace
 
 from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.position import IN_TRAINING, IN_WORLD, StepCore, WorkerState
 from elasticdl.elastic.core.protocol import ALONE, Command, Trigger, World
+from elasticdl.elastic.core.training_step import IN_TRAINING, IN_WORLD, StepCore, WorkerState
 from elasticdl.job import messages as m
 
 # What becomes of a worker, seen from inside: what moves it from one state to the next, and what it does then.

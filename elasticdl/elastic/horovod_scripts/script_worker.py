@@ -27,9 +27,9 @@ from elasticdl.elastic.collectives.horovod import HorovodModule, HorovodWorld, i
 from elasticdl.elastic.collectives.port import world_broken
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import Progress
-from elasticdl.elastic.core.position import WorkerState
 from elasticdl.elastic.core.protocol import Stopped, World
 from elasticdl.elastic.core.reporting import Activity
+from elasticdl.elastic.core.training_step import WorkerState
 from elasticdl.elastic.link.session import MasterConnection, Session, prepare_horovod
 from elasticdl.elastic.link.store import KvServer
 from elasticdl.elastic.link.witness import current_frames

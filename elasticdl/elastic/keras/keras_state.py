@@ -21,7 +21,7 @@ from elasticdl.elastic.collectives.transfer import broadcast_state
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.plan import Progress
 from elasticdl.elastic.core.reporting import Activity
-from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING, VOTE_SIZE, Vote, mark
+from elasticdl.elastic.core.training_step import ENDED, LEAVING, LOSS, SAMPLES, STOPPING, VOTE_SIZE, Vote, mark
 from elasticdl.elastic.keras.loader import ElasticContext, ElasticDataLoader
 from elasticdl.elastic.keras.step import SEED_NAME, Part, TrainStep
 from elasticdl.elastic.training import state

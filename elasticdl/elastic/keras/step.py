@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.vote import VOTE_SIZE
+from elasticdl.elastic.core.training_step import VOTE_SIZE
 from elasticdl.tensorflow import keras, tf
 
 # How the sums of a step lie in one buffer: a traced function and the collective hand each other one tensor.
@@ -278,7 +278,7 @@ class Part:
     is_first: bool  # the step's very first: number 0 of rank 0
     seed: int  # of its random draws, 32 bits
     count: int  # of the micro-batch within the worker's step
-    ballot: Sequence[float] = (0.0,) * VOTE_SIZE  # what it adds to the vote (`elasticdl.elastic.core.vote`)
+    ballot: Sequence[float] = (0.0,) * VOTE_SIZE  # what it adds to the vote (`elasticdl.elastic.core.training_step`)
 
     def to_array(self) -> Any:
         return np.array([self.weight, self.is_first, self.seed, self.count, *self.ballot], np.float64)

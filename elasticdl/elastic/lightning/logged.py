@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from elasticdl.elastic.core.vote import SIZE, all_equal, pieces
+from elasticdl.elastic.core.training_step import SIZE, all_equal, pieces
 from elasticdl.elastic.lightning import private
 from elasticdl.elastic.torch_kit.participant import OpenBatch
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, HostCopy

@@ -23,8 +23,8 @@ from typing import Any, Protocol
 from elasticdl.common.credentials import CONNECTED, WorkerEnvironment, refuse_variables
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.position import WorkerState
 from elasticdl.elastic.core.protocol import World, horovod_host
+from elasticdl.elastic.core.training_step import WorkerState
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.link.store import Endpoint, Key, KvStore
 from elasticdl.elastic.link.stream import MasterStream

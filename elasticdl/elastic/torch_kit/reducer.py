@@ -17,9 +17,9 @@ import torch
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Collective, Transfer
-from elasticdl.elastic.core import vote
+from elasticdl.elastic.core import training_step as vote
 from elasticdl.elastic.core.protocol import WorldBroken
-from elasticdl.elastic.core.vote import SIZE, Vote, all_equal, pieces
+from elasticdl.elastic.core.training_step import SIZE, Vote, all_equal, pieces
 from elasticdl.elastic.torch_kit.buffers import Buffers, FrozenParameters
 from elasticdl.elastic.torch_kit.gradients import OF_PART, OwnHook, Remedy, WeighedGradients, has_hooks
 from elasticdl.elastic.torch_kit.tensors import HostCopy, PassTimer, aligned, by_kind, flat_views, strides_of

@@ -11,7 +11,7 @@ import torch
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.core.reporting import Activity
-from elasticdl.elastic.core.vote import Vote
+from elasticdl.elastic.core.training_step import Vote
 from elasticdl.elastic.torch_kit.buffers import least_samples
 from elasticdl.elastic.torch_kit.gradients import Remedy
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, ElasticSampler

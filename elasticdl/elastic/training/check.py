@@ -23,9 +23,8 @@ import numpy as np
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.plan import Progress, StepPlan
-from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.protocol import WorldBroken
-from elasticdl.elastic.core.vote import BatchFacts, Disagreement, Vote, newcomers_alone
+from elasticdl.elastic.core.training_step import BatchFacts, Disagreement, Position, Vote, newcomers_alone
 from elasticdl.elastic.training.data_facts import DataFacts
 from elasticdl.elastic.training.job import JobContext
 from elasticdl.elastic.training.pieces import (

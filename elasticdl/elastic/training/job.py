@@ -28,10 +28,9 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import BatchPolicy, Progress, StepPlan
-from elasticdl.elastic.core.position import Position, WorkerState
 from elasticdl.elastic.core.protocol import ALONE, Stopped, World, WorldBroken, WorldChanged
 from elasticdl.elastic.core.reporting import Activity
-from elasticdl.elastic.core.vote import Vote
+from elasticdl.elastic.core.training_step import Position, Vote, WorkerState
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.link.session import MasterConnection, Session, prepare_horovod
 from elasticdl.elastic.link.store import Endpoint

@@ -25,7 +25,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.core.plan import Progress, StepPlan
 from elasticdl.elastic.core.protocol import Stopped, World
-from elasticdl.elastic.core.vote import Vote
+from elasticdl.elastic.core.training_step import Vote
 from elasticdl.elastic.link.session import Session
 from elasticdl.job.jobdir import STOPPED_STEM, STOPPED_SUFFIX, kept_states
 from elasticdl.job.spec import JobSpec

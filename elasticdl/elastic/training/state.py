@@ -1,7 +1,7 @@
 """The training state: a list of pieces, and the steps by which they change. The part that all frameworks share.
 
 Where training stands, and what of it is safe when, is the business of the worker's core
-(`elasticdl.elastic.core.position`). When the core says so, the pieces are kept, or undone.
+(`elasticdl.elastic.core.training_step`). When the core says so, the pieces are kept, or undone.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from elasticdl.elastic.collectives.port import memory_of_the_worker
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.learning_rate import LearningRate, RateControl
 from elasticdl.elastic.core.plan import Progress
-from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.protocol import World
-from elasticdl.elastic.core.vote import Vote
+from elasticdl.elastic.core.training_step import Position, Vote
 from elasticdl.elastic.training.check import Check
 from elasticdl.elastic.training.cursor import Ordered
 from elasticdl.elastic.training.data_facts import DataFacts, require_same
