@@ -78,8 +78,7 @@ class Variables(Trained):
             for name, each in every
             if not name.endswith(SEED_NAME) and not (self.name == "optimizer" and name.endswith("/learning_rate"))
         ]
-        # Keras numbers layers by how many a process has made, which may be more on one worker.
-        return {f"{re.sub('_[0-9]+', '', name)}#{number}": each for number, (name, each) in enumerate(shared)}
+        return {f"{_without_number(name)}#{number}": each for number, (name, each) in enumerate(shared)}
 
 
 class RateSetting(Settings):
@@ -148,7 +147,7 @@ class LayerAttributes(Local):
 
 
 def _holders(model: keras.Model, of_keras: frozenset[str]) -> Iterator[Holder]:
-    pending, seen = [model], set()
+    pending, seen, given = [model], set(), set[str]()
     while pending:
         layer = pending.pop(0)
         kind: Any = type(layer)
@@ -159,7 +158,17 @@ def _holders(model: keras.Model, of_keras: frozenset[str]) -> Iterator[Holder]:
                 *(each for each in vars(layer).values() if isinstance(each, keras.Layer)),
             ]
             if is_scripts_own(kind):
-                yield Holder(layer.name, f"{kind.__name__} {layer.name}", layer, of_keras, is_of_model=True)
+                name = _without_number(layer.name)
+                name += f"#{len(seen)}" if name in given else ""
+                given.add(name)
+                # Names that begin so are Keras's and TensorFlow's, which set some only when a layer is called.
+                private = {each for each in vars(layer) if each.startswith("_")}
+                yield Holder(name, f"{kind.__name__} {name}", layer, of_keras | private, is_of_model=True)
+
+
+def _without_number(name: str) -> str:
+    """Keras numbers layers by how many a process has made, which may be more on one worker."""
+    return re.sub("_[0-9]+", "", name)
 
 
 def tensors_of(job: ElasticContext) -> Tensors:
