@@ -19,9 +19,9 @@ from elasticdl.elastic.collectives.opening import require_collective
 from elasticdl.elastic.collectives.transfer import put_tensors, take_tensors
 from elasticdl.elastic.torch_kit.gradients import LossCheck
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, StepBatch, fetch, to_device
-from elasticdl.elastic.torch_kit.model_attributes import holders_of_callbacks
 from elasticdl.elastic.torch_kit.streams import streams_apart
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, TorchTensors, wait_for
+from elasticdl.elastic.torch_kit.torch_pieces import holders_of_callbacks
 from elasticdl.elastic.torch_kit.torch_state import TorchState
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.evaluation import Array, Evaluator, require_rows

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from elasticdl.elastic.core.plan import BatchPolicy, plain_text
 from elasticdl.elastic.core.protocol import SaveScope
 from elasticdl.elastic.torch_kit.torch_pieces import device_marks, marks_of
-from elasticdl.elastic.training.nested import leaves as leaves_of
-from elasticdl.elastic.training.nested import mapped
 from elasticdl.elastic.training.pieces import (
     COLUMNS,
     array_marks,
     as_array,
     distance,
-    leaves,
+    leaves_of,
+    mapped,
     mark,
+    named_leaves,
     plain_mark,
     shown,
 )
@@ -53,7 +53,7 @@ def test_all_that_is_nested_has_a_name():
         "count": np.int64(3),
         "seen": {"z", "x", "y"},
     }
-    assert leaves(value) == {
+    assert named_leaves(value) == {
         "optimizer.state.0.step": 3,
         "optimizer.groups.0.lr": 0.1,
         "optimizer.groups.0.betas": (0.9, 0.99),
@@ -70,7 +70,7 @@ def test_generators_are_what_they_draw(make):
     def marks(stream):
         return {
             name: mark(each) if isinstance(each, np.ndarray) else plain_mark(each)
-            for name, each in leaves(stream).items()
+            for name, each in named_leaves(stream).items()
         }
 
     one, other = make(3), make(3)

@@ -33,8 +33,6 @@ from elasticdl.elastic.lightning.trainer_state import (
 from elasticdl.elastic.torch_kit.agreements import Agreements, Wishes
 from elasticdl.elastic.torch_kit.gradients import Remedy
 from elasticdl.elastic.torch_kit.host import MovableHost
-from elasticdl.elastic.torch_kit.loop_state import IN_PLACE, LoopState
-from elasticdl.elastic.torch_kit.model_attributes import holders_of_callbacks
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.participant import OpenBatch, Outcome, Participant, ScriptPosition, SubBatch
 from elasticdl.elastic.torch_kit.reducer import Rides
@@ -47,6 +45,8 @@ from elasticdl.elastic.torch_kit.refusals import (
     require_plain,
 )
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.torch_kit.torch_pieces import holders_of_callbacks
+from elasticdl.elastic.torch_kit.torch_state import IN_PLACE, LoopState
 from elasticdl.elastic.training.attributes import Holder
 from elasticdl.elastic.training.kept_state import require_origin
 from elasticdl.elastic.training.pieces import Piece

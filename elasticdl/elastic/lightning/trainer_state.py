@@ -20,7 +20,7 @@ from elasticdl.elastic.lightning.logged import Logged
 from elasticdl.elastic.torch_kit.host import NO_EPOCH, TrainerPlace
 from elasticdl.elastic.torch_kit.streams import RandomStreams
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
-from elasticdl.elastic.training.nested import mapped
+from elasticdl.elastic.training.pieces import mapped
 
 # In the state of Lightning's callbacks: what goes by this worker's clock, and what its ``load_state_dict`` does not take.
 OF_EACH_WORKER = ("time_elapsed", "current_score")

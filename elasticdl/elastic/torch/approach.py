@@ -24,7 +24,7 @@ from elasticdl.elastic.torch.torn_step import SIMPLE
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader, StandIn, map_tensors
 from elasticdl.elastic.torch_kit.participant import ScriptPosition
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
-from elasticdl.elastic.training.nested import leaves as leaves_of
+from elasticdl.elastic.training.pieces import leaves_of
 
 # Where in the job the first loop of a script is: at its top, or where the script says that its own checkpoint was written.
 

@@ -34,7 +34,7 @@ from elasticdl.elastic.torch.loop_faults import (
 )
 from elasticdl.elastic.torch_kit.buffers import modules_of
 from elasticdl.elastic.torch_kit.participant import OpenBatch
-from elasticdl.elastic.training.nested import leaves as leaves_of
+from elasticdl.elastic.training.pieces import leaves_of
 
 # What belongs to tensors. A tape keeps none of those that were computed: memory is the script's.
 

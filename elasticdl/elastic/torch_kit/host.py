@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from elasticdl.elastic.torch_kit.loop_state import LoopState
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch
 from elasticdl.elastic.torch_kit.participant import Host, Participant
 from elasticdl.elastic.torch_kit.streams import RandomStreams
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.torch_kit.torch_state import LoopState
 from elasticdl.elastic.training.pieces import Piece
 
 # Where a job stands that has no further step.

@@ -20,7 +20,7 @@ from elasticdl.elastic.torch_kit.streams import seed_generators
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.training import cursor
 from elasticdl.elastic.training.cursor import ElasticLoader, Ordered
-from elasticdl.elastic.training.nested import mapped
+from elasticdl.elastic.training.pieces import mapped
 from elasticdl.elastic.training.runtime import require_guard
 
 Collate = Callable[[list[Any]], Any]

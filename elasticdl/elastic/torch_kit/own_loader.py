@@ -22,7 +22,7 @@ from elasticdl.elastic.core.plan import BatchPlan, MicroBatch, Samples
 from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.torch_kit.refusals import of_loader, refuse
 from elasticdl.elastic.training.data_facts import TRAINING, Source
-from elasticdl.elastic.training.nested import leaves as leaves_of
+from elasticdl.elastic.training.pieces import leaves_of
 from elasticdl.elastic.training.runtime import require_guard
 
 # A batch that stands in for one that the job has trained on already, for a script that must not notice.

@@ -29,11 +29,11 @@ from elasticdl.elastic.core.protocol import Stopped, World, WorldBroken, WorldCh
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.torch_kit.agreements import Agreements, Answers
 from elasticdl.elastic.torch_kit.buffers import least_samples
-from elasticdl.elastic.torch_kit.loop_state import LoopState
 from elasticdl.elastic.torch_kit.own_loader import Draws, GlobalBatch, OwnCursor, OwnLoader, StandIn
 from elasticdl.elastic.torch_kit.reducer import Rides, Sums
 from elasticdl.elastic.torch_kit.streams import RandomStreams, seed_generators, streams_apart
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, HostCopy
+from elasticdl.elastic.torch_kit.torch_state import LoopState
 from elasticdl.elastic.training.attributes import Noted
 from elasticdl.elastic.training.pieces import Piece
 from elasticdl.job import messages as m

@@ -14,13 +14,13 @@ import torch
 from numpy.random import mtrand
 
 from elasticdl.elastic.torch_kit.tensors import count_gpus
-from elasticdl.elastic.training import cursor
 
 Streams = tuple[Any, Any, torch.Tensor, list[torch.Tensor]]
 
 
 def seed_generators(seed: int) -> None:
-    cursor.seed_generators(seed)
+    random.seed(seed)
+    np.random.seed(seed)
     # Not torch.manual_seed: for each kind of device that is not in use it formats a stack trace, a millisecond a step.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

@@ -34,7 +34,7 @@ from elasticdl.elastic.training.pieces import (
     Survey,
     Tensors,
     distance,
-    leaves,
+    named_leaves,
     plain_mark,
     shown,
     survey_of,
@@ -281,7 +281,7 @@ class Check:
     def _judge_states(self, survey: Survey | None, *, one_state: bool) -> None:
         if not one_state:
             try:
-                found = self._compare(survey, leaves(self._settings))
+                found = self._compare(survey, named_leaves(self._settings))
             except WorldBroken as failure:  # the next step finds that as well, where it can be mended
                 log.info("the states were not compared: %s", failure)
                 return

@@ -44,7 +44,7 @@ _MASK = (1 << 64) - 1
 # -- values by name --
 
 
-def leaves(value: Any) -> dict[str, Any]:
+def named_leaves(value: Any) -> dict[str, Any]:
     """All that a nested value holds, each by a name; a list of plain values is one."""
     found: dict[str, Any] = {}
     _collect("", value, found, MOST_NESTED)
@@ -445,8 +445,8 @@ def load_all(pieces: Iterable[Piece], dumped: Mapping[str, Any]) -> None:
 def survey_of(pieces: Iterable[Piece], tensors: Tensors, step: int, *, others: bool = True) -> Survey:
     """What is compared of these. ``others``: also of those that do not make the model."""
     every = list(pieces)
-    model = leaves(_compared(each for each in every if each.makes_model))
-    rest = leaves(_compared(each for each in every if not each.makes_model)) if others else {}
+    model = named_leaves(_compared(each for each in every if each.makes_model))
+    rest = named_leaves(_compared(each for each in every if not each.makes_model)) if others else {}
     arrays = [each for each in (*model.values(), *rest.values()) if is_array(each)]
     return Survey(step, model, rest, tensors.marks_of(arrays))
 
@@ -457,4 +457,34 @@ def _compared(pieces: Iterable[Piece]) -> dict[str, Any]:
         for title, value in piece.compared().items():
             is_taken = isinstance(piece, Value) and title in found
             found[f"{title} ({piece.name})" if is_taken else title] = value
+    return found
+
+
+# Nested values: dicts, lists and tuples, and the leaves in them.
+
+
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """The value with what ``function`` makes of each leaf in its place. Dicts of any kind become plain ones, named tuples stay such."""
+    if isinstance(value, dict):
+        return {key: mapped(function, item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [mapped(function, item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return function(value)
+
+
+def leaves_of(value: Any) -> list[Any]:
+    """In order; None is one."""
+    if not isinstance(value, dict | list | tuple):
+        return [value]
+    found: list[Any] = []
+    pending = [value]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, dict):
+            pending += [*each.values()][::-1]
+        elif isinstance(each, list | tuple):
+            pending += each[::-1]
+        else:
+            found.append(each)
     return found

@@ -26,13 +26,13 @@ from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.torch_kit.agreements import Wishes
 from elasticdl.elastic.torch_kit.gradients import Remedy
 from elasticdl.elastic.torch_kit.host import MovableHost, TrainerPlace
-from elasticdl.elastic.torch_kit.loop_state import LoopState
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.participant import OpenBatch, Outcome, Participant, ScriptPosition, SubBatch
 from elasticdl.elastic.torch_kit.reducer import Rides
 from elasticdl.elastic.torch_kit.refusals import refuse_new_groups, refuse_others
 from elasticdl.elastic.torch_kit.streams import RandomStreams
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.torch_kit.torch_state import LoopState
 from elasticdl.elastic.training.data_facts import EVALUATION, named_sources
 from elasticdl.elastic.transformers.writing import FirstsCheckpoint, holders_of
 

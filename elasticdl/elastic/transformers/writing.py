@@ -14,8 +14,8 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from elasticdl.elastic.core.reporting import Activity
-from elasticdl.elastic.torch_kit.model_attributes import holders_of_callbacks
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.torch_kit.torch_pieces import holders_of_callbacks
 from elasticdl.elastic.training.attributes import Holder
 
 WAIT_SECONDS, POLL_SECONDS = 600.0, 0.05  # of a worker for the checkpoint that another writes
