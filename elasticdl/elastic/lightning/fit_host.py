@@ -30,11 +30,11 @@ from elasticdl.elastic.lightning.trainer_state import (
     TrainerState,
     Writing,
 )
-from elasticdl.elastic.torch_kit.agreements import Agreements, Wishes
+from elasticdl.elastic.torch_kit.agreements import Agreements, ScriptPosition, Wishes
 from elasticdl.elastic.torch_kit.gradients import Remedy
 from elasticdl.elastic.torch_kit.host import MovableHost
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
-from elasticdl.elastic.torch_kit.participant import OpenBatch, Outcome, Participant, ScriptPosition, SubBatch
+from elasticdl.elastic.torch_kit.participant import OpenBatch, Outcome, Participant, SubBatch
 from elasticdl.elastic.torch_kit.reducer import Rides
 from elasticdl.elastic.torch_kit.refusals import (
     TRAINS_ONCE,

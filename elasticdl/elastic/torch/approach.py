@@ -21,8 +21,8 @@ from torch.utils import _pytree
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import Progress
 from elasticdl.elastic.torch.torn_step import SIMPLE
+from elasticdl.elastic.torch_kit.agreements import ScriptPosition
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader, StandIn, map_tensors
-from elasticdl.elastic.torch_kit.participant import ScriptPosition
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.training.pieces import leaves_of
 

@@ -32,10 +32,10 @@ from elasticdl.elastic.torch import loop_faults
 from elasticdl.elastic.torch.approach import Approach, Standing, moved
 from elasticdl.elastic.torch.loop_faults import place_in_script
 from elasticdl.elastic.torch.torn_step import NotedBatch, Tape, Watch, storage_of, weighed_backward
+from elasticdl.elastic.torch_kit.agreements import EpochBegin, ScriptPosition
 from elasticdl.elastic.torch_kit.gradients import LoopGradients, Remedy
-from elasticdl.elastic.torch_kit.host import JoinedHost
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
-from elasticdl.elastic.torch_kit.participant import EpochBegin, OpenBatch, Outcome, Participant, ScriptPosition
+from elasticdl.elastic.torch_kit.participant import JoinedHost, OpenBatch, Outcome, Participant
 from elasticdl.elastic.torch_kit.refusals import Optimizers, each_of, refuse_others
 from elasticdl.elastic.torch_kit.streams import RandomStreams, restore_streams, streams
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, sum_of_all

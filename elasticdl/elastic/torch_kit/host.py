@@ -1,7 +1,4 @@
-"""What the hosts of front ends have in common, from the beginning to the end of a script.
-
-And of those whose trainer's loop can begin anywhere: it passes by what the job has done, and goes on from there.
-"""
+"""What the hosts of trainers have in common whose loop can begin anywhere: it passes by what the job has done, and goes on from there."""
 
 from __future__ import annotations
 
@@ -11,10 +8,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch
-from elasticdl.elastic.torch_kit.participant import Host, Participant
+from elasticdl.elastic.torch_kit.participant import JoinedHost, Participant
 from elasticdl.elastic.torch_kit.streams import RandomStreams
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
-from elasticdl.elastic.torch_kit.torch_state import LoopState
 from elasticdl.elastic.training.pieces import Piece
 
 # Where a job stands that has no further step.
@@ -69,43 +65,6 @@ class TrainerPlace(Piece):
 
     def load(self, dumped: dict[str, Any]) -> None:
         self.received = dumped
-
-
-class JoinedHost(Host):
-    """A host that has its participant, once the front end has made that. It must have `remake`."""
-
-    def __init__(self, job: ElasticContext, on_left: Callable[[], None]) -> None:
-        """``on_left``: this worker leaves for good; see `ScriptRuntime.leave`."""
-        self.job = job
-        self._on_left = on_left
-        self._joined: Participant | None = None
-
-    @property
-    def participant(self) -> Participant:
-        assert self._joined is not None, "training has begun"
-        return self._joined
-
-    @property
-    def is_catching_up(self) -> bool:
-        """The trainer is on its way to where the job stands."""
-        return self._joined is not None and self._joined.is_catching_up
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this worker writes files and prints: true on one, and never on one whose state is another's yet."""
-        return self.job.known_rank == 0 and not self.is_catching_up
-
-    def finish(self) -> LoopState | None:
-        """Return when the scripts of all workers are done; the state that they end with, if there is one."""
-        participant = self._joined
-        if participant is None:
-            return None
-        if participant.is_catching_up:
-            participant.arrive()
-        return participant.state if participant.end() else None
-
-    def left(self) -> None:
-        self._on_left()
 
 
 class MovableHost(JoinedHost):

@@ -4,7 +4,7 @@ The loop believes that it is alone and has the global batch. It is given its par
 summed before it looks at them. The world changes between two steps, or in the middle of a step that a lost worker has torn.
 The batches of a torn step are divided anew, and their gradients are made again, from the same parameters.
 
-With it where the job stands in the script, and what a front end adds: its `Host`.
+With it what a front end adds: its `Host`.
 """
 
 from __future__ import annotations
@@ -22,105 +22,21 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import BatchPlan, MicroBatch, Progress, StepPlan, step_seed
 from elasticdl.elastic.core.protocol import Stopped, World, WorldBroken, WorldChanged
 from elasticdl.elastic.core.reporting import Activity
-from elasticdl.elastic.torch_kit.agreements import Agreements, Answers
+from elasticdl.elastic.torch_kit.agreements import Agreements, ScriptPosition
 from elasticdl.elastic.torch_kit.buffers import least_samples
-from elasticdl.elastic.torch_kit.own_loader import Draws, GlobalBatch, OwnCursor, OwnLoader, StandIn
+from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnCursor, OwnLoader, StandIn
 from elasticdl.elastic.torch_kit.reducer import Rides, Sums
-from elasticdl.elastic.torch_kit.streams import RandomStreams, seed_generators, streams_apart
+from elasticdl.elastic.torch_kit.streams import seed_generators, streams_apart
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, HostCopy
 from elasticdl.elastic.torch_kit.torch_state import LoopState
 from elasticdl.elastic.training.attributes import Noted
-from elasticdl.elastic.training.pieces import Piece
 from elasticdl.job import messages as m
 
 log = logging.getLogger(__name__)
-
-# Where the job stands in the script, beside its progress in the data.
-
-
-@dataclass(frozen=True, slots=True)
-class EpochBegin:
-    """What the order of an epoch is drawn from: the global random streams, and what `Draws` captures."""
-
-    epoch: int
-    streams: bytes
-    draws: bytes
-
-
-class ScriptPosition(Piece):
-    """Where the job stands in its script, beside `Progress`; travels with the training state."""
-
-    name = "place"
-    is_value = True
-    shows_the_way = True
-
-    def __init__(self, began_with: tuple[int, float] = (0, 0.0)) -> None:
-        """``began_with``: of the optimizers, as the script has given them."""
-        self.began_with = began_with
-        self.streams: dict[int, bytes] = {}  # of an epoch, the random streams with which it begins
-        self.draws: dict[int, bytes] = {}  # of an epoch, what else its order is drawn from
-        self.answers = Answers()
-        self.repeats: list[
-            tuple[int, int, int]
-        ] = []  # epoch, number of the first batch, and how many were given once more
-        self._seed = (-1, 0)  # of the epoch that was asked for last
-
-    def seed_of(self, epoch: int) -> int:
-        """Of what is drawn in this epoch's batches.
-
-        Raises:
-            UserError: the job does not stand there.
-        """
-        if epoch != self._seed[0]:
-            if epoch not in self.streams:
-                raise UserError(
-                    f"the script goes on in epoch {epoch + 1}, where the job does not stand: it has swallowed an error before, as by `except Exception`"
-                )
-            self._seed = epoch, zlib.crc32(self.streams[epoch])
-        return self._seed[1]
-
-    def note_streams(self, epoch: int, draws: Draws, *, since: int) -> None:
-        """This epoch begins with the present streams. Those before ``since`` are not needed any more."""
-        self.streams = {**_from(since, self.streams), epoch: RandomStreams.capture()}
-        self._seed = (-1, 0)
-        self.draws = {**_from(since, self.draws), epoch: draws.capture()}
-
-    def begin_of(self, epoch: int) -> EpochBegin | None:
-        """As the others had it, if that is known."""
-        if epoch not in self.streams or epoch not in self.draws:
-            return None
-        return EpochBegin(epoch, self.streams[epoch], self.draws[epoch])
-
-    def put_back(self, epoch: int, draws: Draws) -> None:
-        """Where this is known, the order of this epoch is drawn from here on as the others have drawn it."""
-        if epoch in self.streams:
-            RandomStreams.restore(self.streams[epoch])
-        if epoch in self.draws:
-            draws.restore(self.draws[epoch])
-
-    def compared(self) -> dict[str, Any]:
-        """The random streams with which the present epoch began, as the script knows them."""
-        return RandomStreams.compared(self.streams[max(self.streams)]) if self.streams else {}
-
-    def dump(self) -> dict[str, Any]:
-        kept = {"streams": dict(self.streams), "draws": dict(self.draws), "answers": self.answers.state_dict()}
-        return {**kept, "began_with": self.began_with, "repeats": list(self.repeats)}
-
-    def load(self, dumped: dict[str, Any]) -> None:
-        self.streams, self.draws, self._seed = dict(dumped["streams"]), dict(dumped["draws"]), (-1, 0)
-        self.answers.load_state_dict(dumped["answers"])
-        self.began_with = dumped.get("began_with", self.began_with)
-        self.repeats = list(dumped.get("repeats", []))
-
-
-def _from(since: int, kept: dict[int, bytes]) -> dict[int, bytes]:
-    return {epoch: each for epoch, each in kept.items() if epoch >= since}
-
 
 # What a front end adds, and what it is given.
 
@@ -665,3 +581,40 @@ class Participant:
             self._host.left()
             sys.exit(0)
         self._host.rank_known()
+
+
+class JoinedHost(Host):
+    """A host that has its participant, once the front end has made that. It must have `remake`."""
+
+    def __init__(self, job: ElasticContext, on_left: Callable[[], None]) -> None:
+        """``on_left``: this worker leaves for good; see `ScriptRuntime.leave`."""
+        self.job = job
+        self._on_left = on_left
+        self._joined: Participant | None = None
+
+    @property
+    def participant(self) -> Participant:
+        assert self._joined is not None, "training has begun"
+        return self._joined
+
+    @property
+    def is_catching_up(self) -> bool:
+        """The trainer is on its way to where the job stands."""
+        return self._joined is not None and self._joined.is_catching_up
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker writes files and prints: true on one, and never on one whose state is another's yet."""
+        return self.job.known_rank == 0 and not self.is_catching_up
+
+    def finish(self) -> LoopState | None:
+        """Return when the scripts of all workers are done; the state that they end with, if there is one."""
+        participant = self._joined
+        if participant is None:
+            return None
+        if participant.is_catching_up:
+            participant.arrive()
+        return participant.state if participant.end() else None
+
+    def left(self) -> None:
+        self._on_left()

@@ -23,11 +23,11 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import MicroBatch, Progress
 from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.reporting import Activity
-from elasticdl.elastic.torch_kit.agreements import Wishes
+from elasticdl.elastic.torch_kit.agreements import ScriptPosition, Wishes
 from elasticdl.elastic.torch_kit.gradients import Remedy
 from elasticdl.elastic.torch_kit.host import MovableHost, TrainerPlace
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
-from elasticdl.elastic.torch_kit.participant import OpenBatch, Outcome, Participant, ScriptPosition, SubBatch
+from elasticdl.elastic.torch_kit.participant import OpenBatch, Outcome, Participant, SubBatch
 from elasticdl.elastic.torch_kit.reducer import Rides
 from elasticdl.elastic.torch_kit.refusals import refuse_new_groups, refuse_others
 from elasticdl.elastic.torch_kit.streams import RandomStreams
