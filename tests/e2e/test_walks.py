@@ -1,11 +1,5 @@
-"""docs/walks.md, whose lists a traced job writes: which files act, from an event to its end, in the order in which they come in.
+"""docs/walks.md, whose lists a traced job writes: which files act, from an event to its end, in the order in which they come in."""
 
-With ELASTICDL_WRITE_WALKS=1 the lists are written into the document; without it they must be those that are there.
-"""
-
-import ast
-import os
-import re
 import signal
 import time
 from pathlib import Path
@@ -14,10 +8,10 @@ import pytest
 from running_job import REPOSITORY, run_cli, start
 from test_cli_commands import FOREVER, SIMULATED
 
+from tests.walks import require_written
+
 DOCUMENT = REPOSITORY / "docs" / "walks.md"
 TRACED = str(Path(__file__).with_name("traced"))
-# The walk of a name is the list of the document that follows this comment.
-MARK = "<!-- walk: {} -->"
 # What a reader of a walk need not open: values and their names, ways to wait or to say something, and the protocol.
 VALUES = {
     *(
@@ -87,29 +81,7 @@ def acting(walked, listeners=LISTENERS):
     return [path for path in dict.fromkeys(walked) if path not in VALUES | listeners]
 
 
-def said(path):
-    """The first sentence of a file's docstring."""
-    text = ast.get_docstring(ast.parse((REPOSITORY / "elasticdl" / path).read_text())) or ""
-    return re.split(r"(?<=\w)[.:](?:\s|$)", " ".join(text.split("\n\n")[0].split()), maxsplit=1)[0].rstrip(".")
-
-
-def listed(walk):
-    """The list of a walk in the document, and where it is."""
-    text = DOCUMENT.read_text()
-    found = re.search(re.escape(MARK.format(walk)) + r"\n```text\n(.*?)```", text, re.DOTALL)
-    assert found, f"{DOCUMENT} has no {MARK.format(walk)}"
-    return found
-
-
 @pytest.mark.parametrize("walk", MOST)
 def test_a_walk_has_few_files_and_the_document_names_them(walks, walk):
-    print(f"{walk}: {len(walks[walk])} files\n", *walks[walk], sep="\n")
-    found = listed(walk)
-    if os.environ.get("ELASTICDL_WRITE_WALKS"):
-        width = max(map(len, walks[walk])) + 2
-        lines = "".join(f"{path:{width}}{said(path)}\n" for path in walks[walk])
-        text = DOCUMENT.read_text()
-        DOCUMENT.write_text(text[: found.start(1)] + lines + text[found.end(1) :])
-        found = listed(walk)
-    assert {line.split()[0] for line in found[1].splitlines()} == set(walks[walk])
+    require_written(DOCUMENT, walk, walks[walk])
     assert len(walks[walk]) <= MOST[walk]

@@ -12,6 +12,7 @@ from newcomer_kit import BATCHES, EPOCHS, STANDS, Member, late_of, train
 from refusal_kit import refused
 
 from elasticdl.elastic.core.protocol import Stopped
+from elasticdl.elastic.torch.approach import moved
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.training.runtime import ScriptRuntime
 
@@ -125,3 +126,13 @@ def test_a_script_with_an_empty_loop_ends_with_one_that_waits_at_its_end():
     late = Member(stands=(EPOCHS - 1, 3), join=waits[0], before=checkpoints.read(EPOCHS), start=EPOCHS)
     assert late.host.finish().step == ended.step
     assert all(torch.equal(*each) for each in zip(late.model.parameters(), member.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.Adam])
+def test_an_optimizer_that_has_made_no_step_has_moved_nothing(kind):
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = kind([weight], lr=0.1)
+    assert moved([optimizer]) == (0, 0.0)
+    weight.grad = torch.ones(2)
+    optimizer.step()
+    assert moved([optimizer])[0]

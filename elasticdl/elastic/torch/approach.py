@@ -42,11 +42,13 @@ OTHER_STATE = (
 
 def moved(optimizers: Iterable[torch.optim.Optimizer]) -> Moved:
     """Of what optimizers keep for each parameter: how many tensors, and their norm. None before the first step."""
-    states = [value for each in optimizers for state in each.state.values() for value in state.values()]
-    tensors = [each.detach() for each in states if isinstance(each, torch.Tensor)]
+    states = (state for each in optimizers for state in each.state.values())
+    # Adagrad has a state from the start, in which it has made no step.
+    kept = (value for state in states if state.get("step", 1) > 0 for value in state.values())
+    tensors = [each.detach() for each in kept if isinstance(each, torch.Tensor)]
     # One after the other: in double precision all of them may be more than the memory holds.
-    kept = (each.to(torch.complex128 if each.is_complex() else torch.float64) for each in tensors)
-    return len(tensors), math.hypot(*(float(torch.linalg.vector_norm(each.to_dense())) for each in kept))
+    wide = (each.to(torch.complex128 if each.is_complex() else torch.float64) for each in tensors)
+    return len(tensors), math.hypot(*(float(torch.linalg.vector_norm(each.to_dense())) for each in wide))
 
 
 # What a worker does that has come later, on its script's way to where the job stands: as little as the script allows.
