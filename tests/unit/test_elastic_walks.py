@@ -63,7 +63,7 @@ class Trace:
 
 def library(trace, monkeypatch, _):
     # Hooks on all optimizers of the process, which plain loops of other tests have left.
-    monkeypatch.setattr(torch.optim.optimizer, "_global_optimizer_pre_hooks", OrderedDict())
+    monkeypatch.setattr(sys.modules["torch.optim.optimizer"], "_global_optimizer_pre_hooks", OrderedDict())
     board = Board(2)
     members = [Trainee(rank, board, BatchPolicy(8, None)) for rank in range(2)]
 
