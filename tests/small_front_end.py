@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.elastic.torch_kit.agreements import ScriptPosition
-from elasticdl.elastic.torch_kit.host import MovableHost, TrainerPlace
+from elasticdl.elastic.torch_kit.movable_host import MovableHost, TrainerPlace
 from elasticdl.elastic.torch_kit.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.participant import OpenBatch, Outcome, Participant
 from elasticdl.elastic.torch_kit.refusals import require_plain

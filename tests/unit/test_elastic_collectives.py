@@ -10,7 +10,7 @@ from elastic_kit import Board, SumOfThreads, in_threads
 
 from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.elastic.collectives import transfer
-from elasticdl.elastic.collectives.horovod import HorovodCollective, is_wanted
+from elasticdl.elastic.collectives.horovod import HorovodCollective, takes_horovod
 from elasticdl.elastic.collectives.opening import require_collective
 from elasticdl.elastic.collectives.port import ENGINE, HEAD_BYTES
 from elasticdl.elastic.collectives.torch_distributed import TorchDistributed
@@ -63,7 +63,7 @@ def test_a_collective_is_waited_for_without_spinning():
 )
 def test_a_horovod_without_gloo_is_taken_only_where_it_is_asked_for(monkeypatch, has_gloo, engine, wanted):
     monkeypatch.setitem(sys.modules, "horovod.torch", SimpleNamespace(gloo_built=lambda: has_gloo))
-    assert is_wanted(engine, TorchTensors()) == wanted
+    assert takes_horovod(engine, TorchTensors()) == wanted
 
 
 def test_who_has_neither_engine_is_told_what_to_install(monkeypatch):

@@ -92,7 +92,7 @@ class HorovodWorld:
         return {f"HOROVOD_{name}": str(value) for name, value in values.items()}
 
 
-def is_wanted(engine: str, tensors: TensorAdapter) -> bool:
+def takes_horovod(engine: str, tensors: TensorAdapter) -> bool:
     """``engine``: as ``--collective``, where auto is Horovod if it can be imported and has Gloo."""
     if engine == "auto":
         try:

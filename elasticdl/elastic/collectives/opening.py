@@ -6,7 +6,7 @@ import importlib
 from types import ModuleType
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.collectives.horovod import HorovodCollective, is_wanted, require_horovod
+from elasticdl.elastic.collectives.horovod import HorovodCollective, require_horovod, takes_horovod
 from elasticdl.elastic.collectives.port import Collective, TensorAdapter
 from elasticdl.elastic.link.store import Endpoint
 
@@ -34,7 +34,7 @@ def require_collective(engine: str, tensors: TensorAdapter) -> ModuleType | None
     Raises:
         UserError: what ``--collective`` names is not installed.
     """
-    if is_wanted(engine, tensors):
+    if takes_horovod(engine, tensors):
         return require_horovod(tensors)
     try:
         importlib.import_module("torch")

@@ -24,7 +24,7 @@ from elasticdl.job import messages as m
 # Whether all members hold the same number, told by sums alone.
 #
 # For whole numbers c of N members, N·Σc² = (Σc)² holds only if all are equal (Cauchy and Schwarz). So a checksum travels along
-# in the vector that is summed over the members with each step, in pieces that are small enough for float32 to hold each sum
+# in the vector that is summed over the members with each step, in summands that are small enough for float32 to hold each sum
 # exactly in worlds of up to `MOST_MEMBERS`.
 
 PIECES, BITS = 5, 6
@@ -33,14 +33,14 @@ MOST_MEMBERS = 1 << 24 - 2 * BITS
 _SHOWN = 4096  # samples of a batch that are compared one by one
 
 
-def pieces(checksum: int) -> list[float]:
+def summands(checksum: int) -> list[float]:
     """What a member adds to the vector. ``checksum``: of 30 bits or more, of which the last 30 count."""
     values = [checksum >> BITS * number & (1 << BITS) - 1 for number in range(PIECES)]
     return [float(each) for value in values for each in (value, value * value)]
 
 
 def all_equal(sums: Sequence[float], members: int) -> bool:
-    """Whether this many members have added the same pieces."""
+    """Whether this many members have added the same summands."""
     whole = [round(each) for each in sums]
     return all(members * whole[i + 1] == whole[i] ** 2 for i in range(0, SIZE, 2))
 
@@ -162,8 +162,8 @@ class Vote:
 def mark(ballot: list[float], batch: int, state: int) -> None:
     """Say that this is a member's ballot, and the checksums of its batch and its state; once a step."""
     ballot[MEMBERS] = 1.0
-    ballot[BATCH:STATE] = pieces(batch)
-    ballot[STATE : STATE + SIZE] = pieces(state)
+    ballot[BATCH:STATE] = summands(batch)
+    ballot[STATE : STATE + SIZE] = summands(state)
 
 
 _ORDER_WARNING = (

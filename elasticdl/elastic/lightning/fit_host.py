@@ -32,7 +32,7 @@ from elasticdl.elastic.lightning.trainer_state import (
 )
 from elasticdl.elastic.torch_kit.agreements import Agreements, ScriptPosition, Wishes
 from elasticdl.elastic.torch_kit.gradients import Remedy
-from elasticdl.elastic.torch_kit.host import MovableHost
+from elasticdl.elastic.torch_kit.movable_host import MovableHost
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.participant import OpenBatch, Outcome, Participant, SubBatch
 from elasticdl.elastic.torch_kit.reducer import Rides

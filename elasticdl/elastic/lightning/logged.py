@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from elasticdl.elastic.core.training_step import SIZE, all_equal, pieces
+from elasticdl.elastic.core.training_step import SIZE, all_equal, summands
 from elasticdl.elastic.lightning import private
 from elasticdl.elastic.torch_kit.participant import OpenBatch
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, HostCopy
@@ -136,7 +136,7 @@ class Logged:
         names = [tuple(sorted(given.logged)) for given in open_batches]
         is_known = all(each == self._agreed for each in names)
         numbers = self._numbers(open_batches) if is_known else [0.0] * (NUMBERS * len(self._agreed) * len(names))
-        return np.array([*pieces(zlib.crc32(repr(names).encode())), *left_out, *numbers])
+        return np.array([*summands(zlib.crc32(repr(names).encode())), *left_out, *numbers])
 
     def heard(self, sums: Table, open_batches: Sequence[GivenBatch]) -> bool:
         """Over all workers. Returns whether no further batch is to be left out. As a training step that returns None is made of no

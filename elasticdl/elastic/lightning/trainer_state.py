@@ -17,7 +17,7 @@ import torch
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.lightning import private
 from elasticdl.elastic.lightning.logged import Logged
-from elasticdl.elastic.torch_kit.host import NO_EPOCH, TrainerPlace
+from elasticdl.elastic.torch_kit.movable_host import NO_EPOCH, TrainerPlace
 from elasticdl.elastic.torch_kit.streams import RandomStreams
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.training.pieces import mapped
@@ -31,7 +31,7 @@ EXCHANGED = (
 
 
 class TrainerState(TrainerPlace):
-    """See `elasticdl.elastic.torch_kit.host.TrainerPlace`."""
+    """See `elasticdl.elastic.torch_kit.movable_host.TrainerPlace`."""
 
     def __init__(self, job: ElasticContext, trainer: Any, logged: Logged) -> None:
         super().__init__()

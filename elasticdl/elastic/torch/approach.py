@@ -181,7 +181,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class InLoops:
     """How far a script is in its loops, in batches and in samples of the epoch."""
 
     epoch: int = 0
@@ -189,7 +189,7 @@ class Standing:
     samples: int = 0
 
     @classmethod
-    def behind(cls, batch: GlobalBatch) -> Standing:
+    def behind(cls, batch: GlobalBatch) -> InLoops:
         return cls(batch.epoch + 1, 0, 0) if batch.is_last else cls(batch.epoch, batch.number + 1, batch.end)
 
 
@@ -200,7 +200,7 @@ class Approach:
         self, job: ElasticContext, model: torch.nn.Module, data: OwnLoader, start: int | None, began_with: Moved
     ) -> None:
         """``start``: the epoch with which the script's first loop begins, if the script says so. ``began_with``: of its optimizers."""
-        self.begins = Standing(start or 0)  # the script, its first loop
+        self.begins = InLoops(start or 0)  # the script, its first loop
         self.stands = self.begins  # behind the last batch that it was given, or a stand-in for that
         # Epochs, and batches of the next, that are passed by before this worker asks for a world.
         self.jobs_place = 0, 0
@@ -249,7 +249,7 @@ class Approach:
         number = 0
         while number < len(drawn) and (drawn[number].epoch, number) < self.jobs_place:
             batch = drawn[number]
-            self.stands = Standing.behind(batch)
+            self.stands = InLoops.behind(batch)
             self.pass_by()
             stand_in = stand_in or self._data.stand_in(batch, self._job.most_workers)
             yield stand_in.take()

@@ -29,7 +29,7 @@ import torch
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.elastic.core.plan import MicroBatch, Progress
 from elasticdl.elastic.torch import loop_faults
-from elasticdl.elastic.torch.approach import Approach, Standing, moved
+from elasticdl.elastic.torch.approach import Approach, InLoops, moved
 from elasticdl.elastic.torch.loop_faults import place_in_script
 from elasticdl.elastic.torch.torn_step import NotedBatch, Tape, Watch, storage_of, weighed_backward
 from elasticdl.elastic.torch_kit.agreements import EpochBegin, ScriptPosition
@@ -133,9 +133,9 @@ def _part_of(value: Any, own: float, participant: Participant, given: NotedBatch
     """What this worker adds to the mean over the batch."""
     if given is None or not participant.is_torn:
         return given.weighed(value, own) if given else 0.0
-    pieces = [piece for piece in participant.pieces(given) if piece.weight]
+    parts = [part for part in participant.sub_batches(given) if part.weight]
     participant.seed(given.batch)
-    made = sum(given.tape.remake_number(value, piece.content) * piece.weight for piece in pieces)
+    made = sum(given.tape.remake_number(value, part.content) * part.weight for part in parts)
     participant.state.reducer.reset_buffers()
     return made
 
@@ -284,7 +284,7 @@ class LoopHost(JoinedHost):
     def end_epoch(self) -> None:
         """There is no further batch in this epoch."""
         self.pause()
-        self._approach.stands = Standing(self._approach.epoch_after(self._epochs))
+        self._approach.stands = InLoops(self._approach.epoch_after(self._epochs))
         participant = self._joined
         if participant is None:
             return
@@ -351,7 +351,7 @@ class LoopHost(JoinedHost):
     @lasting
     def asks_for(self, batch: GlobalBatch) -> bool:
         if self.participant.is_catching_up:
-            self._approach.stands = Standing.behind(batch)
+            self._approach.stands = InLoops.behind(batch)
         self._turn()
         return False
 

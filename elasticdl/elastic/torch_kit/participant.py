@@ -121,7 +121,7 @@ class Host:
       `elasticdl.elastic.torch_kit.tensors.own`).
     - `Participant.join`; the `ScriptPosition` is the value ``place`` of the `LoopState`. Where another's state has come by that, the worker is catching up.
     - For each epoch `Participant.begin_epoch` and `Participant.batches`. A loop that passes by what is done calls `Participant.arrive` before
-      them (`elasticdl.elastic.torch_kit.host.MovableHost`). One that catches up by stand-ins draws as the others have drawn.
+      them (`elasticdl.elastic.torch_kit.movable_host.MovableHost`). One that catches up by stand-ins draws as the others have drawn.
     - For each pass `Participant.backward`; before gradients are looked at, `Participant.settle`; after the update `Participant.close`.
       While it is catching up, none of these, and no update.
     - After the last step `LoopState.last_step_made`.
@@ -487,12 +487,12 @@ class Participant:
     @streams_apart()
     def remake(self) -> None:
         """Make the gradients of the open batches, of this worker's present part. Random streams are as before afterwards."""
-        pieces = [(given, self.pieces(given)) for given in self.open_batches]
-        self._host.begin_remake(pieces)
+        divided = [(given, self.sub_batches(given)) for given in self.open_batches]
+        self._host.begin_remake(divided)
         # A training step that is begun again as a whole was not made to its end before: what it counts is counted now.
         counted = self.state.attributes.note() if self._in_pieces else None
         try:
-            for given, samples in pieces:
+            for given, samples in divided:
                 self.job.advance(Activity.ALIVE)
                 self.seed(given.batch)
                 with self.state.as_one_pass(len(samples)) as made:
@@ -505,17 +505,17 @@ class Participant:
             if counted is not None:
                 self.state.attributes.put_back(counted)
 
-    def pieces(self, given: OpenBatch) -> list[SubBatch]:
+    def sub_batches(self, given: OpenBatch) -> list[SubBatch]:
         """This worker's part in the present world, loaded anew."""
         assert self.data is not None, "a batch was loaded"
         given.part = part = self.part_of(given.batch)
         given.begin_again()
         seed_generators(part.seed)
-        pieces: Sequence[MicroBatch] = [part]
+        runs: Sequence[MicroBatch] = [part]
         if self._in_pieces and part.samples:  # a worker without a sample makes a pass that counts for nothing
             world = self.job.world
-            pieces = self.divide(given.batch, world.size).mine(world.rank, given.most, self._least)
-        return [SubBatch(self.data.load_at_once(piece.indices), piece.weight, piece.samples) for piece in pieces]
+            runs = self.divide(given.batch, world.size).mine(world.rank, given.most, self._least)
+        return [SubBatch(self.data.load_at_once(each.indices), each.weight, each.samples) for each in runs]
 
     # -- details --
 

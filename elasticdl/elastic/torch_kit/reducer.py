@@ -19,7 +19,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Collective, Transfer
 from elasticdl.elastic.core import training_step as vote
 from elasticdl.elastic.core.protocol import WorldBroken
-from elasticdl.elastic.core.training_step import SIZE, Vote, all_equal, pieces
+from elasticdl.elastic.core.training_step import SIZE, Vote, all_equal, summands
 from elasticdl.elastic.torch_kit.buffers import Buffers, FrozenParameters
 from elasticdl.elastic.torch_kit.gradients import OF_PART, OwnHook, Remedy, WeighedGradients, has_hooks
 from elasticdl.elastic.torch_kit.tensors import HostCopy, PassTimer, aligned, by_kind, flat_views, strides_of
@@ -549,7 +549,7 @@ class GradientReducer:
         self._votes[LATE] = is_late = buckets.take_late()
         self._votes[TWICE] = is_late and self._launched_at == self._made
         if riding:
-            self._votes[RIDES:] = pieces(self._rides.form())
+            self._votes[RIDES:] = summands(self._rides.form())
         room = riding if len(riding) <= self._room else []
         self._small.numpy()[:] = [*self._votes, *room, *[0.0] * (self._room - len(room)), *buckets.present()]
         buckets.finish(scale)
@@ -599,7 +599,7 @@ class GradientReducer:
             "depend on what a worker has computed": repr(buffers),
         }
         checksums = [zlib.crc32(each.encode()) for each in held.values()]
-        sums = torch.tensor([number for each in checksums for number in pieces(each)])
+        sums = torch.tensor([number for each in checksums for number in summands(each)])
         self._collective.sum_([sums], "elasticdl.trained")
         for at, (line, mine) in enumerate(held.items()):
             if not all_equal(sums.tolist()[at * SIZE :], self._collective.world.size):

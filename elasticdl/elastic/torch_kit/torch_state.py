@@ -207,7 +207,7 @@ class TorchState(state.TrainingState):
         self._job.advance(Activity.WAIT)
         part = 1 / self._job.world.size
         of_batch, of_state = self._check.ballot(batch.plan if batch else None)
-        outcome = self.reducer.close(
+        sums = self.reducer.close(
             leaving=self._job.leaving,
             stopping=self._wants_to_stop,
             share=None if batch else part,
@@ -216,7 +216,7 @@ class TorchState(state.TrainingState):
             scale=1.0 if batch else part,
         )
         self._share = (self._job.world.version, batch.share) if batch else (-1, 0.0)
-        self._voted(outcome.vote, outcome.seconds)
+        self._voted(sums.vote, sums.seconds)
 
     def _summed(self) -> Iterator[torch.nn.Parameter]:
         """Of which the gradients are summed in a step."""

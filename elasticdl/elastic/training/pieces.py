@@ -415,9 +415,7 @@ class InHand(Local):
 class Tensors:
     """What is done with the tensors of a framework."""
 
-    marks_of: Callable[
-        [Sequence[Any]], Marks
-    ]  # what `fingerprint.mark` is for an array; on a GPU the host goes on meanwhile
+    marks_of: Callable[[Sequence[Any]], Marks]  # what `mark` is for an array; on a GPU the host goes on meanwhile
     host_array: Callable[[Any], Array]  # numbers as they are; anything else as text
     broadcast: Callable[..., Any]  # rank 0's, on members that stand elsewhere; or ``to_all``
     write: Callable[[Any, IO[bytes]], object]
