@@ -147,7 +147,9 @@ class Town:
             case "step":
                 self.step += 1
                 progress, vote = Progress(step=self.step, samples=8 * self.step), Vote(False, 8, 0.5)
-                self.reporting.count(progress, vote.loss, vote.samples, 0.1, 0.05 * self.step, ends_epoch=self.step % 3 == 0)
+                self.reporting.count(
+                    progress, vote.loss, vote.samples, 0.1, 0.05 * self.step, ends_epoch=self.step % 3 == 0
+                )
                 await self.post(*self.reporting.flush())
             case "say":
                 self.said.append(f"/{len(self.said)}")

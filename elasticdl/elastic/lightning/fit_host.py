@@ -5,6 +5,7 @@ With it the training state, when training stops, what all workers answer alike, 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import signal
@@ -459,6 +460,14 @@ class FitHost(MovableHost):
         return self.participant.agreements.mean(tensor, "a mean", mends=not self.is_manual)
 
     # -- a step that is torn --
+
+    @contextlib.contextmanager
+    def as_before_step(self) -> Iterator[None]:
+        if (
+            self._manual is not None
+        ):  # a newcomer begins the whole training step, in which other parameters may be trained by now
+            self._manual.begin_again()
+        yield
 
     def begin_remake(self, open_batches: Sequence[tuple[OpenBatch, Sequence[SubBatch]]]) -> None:
         for given in self._open_batches:

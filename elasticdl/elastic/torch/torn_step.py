@@ -634,7 +634,7 @@ class Watch(TorchFunctionMode):
             if self.tape is not None:
                 with self.paused():  # how the tape looks at these tensors is no call of the script's
                     self.tape.call_model(model, args, kwargs)
-                self._put_back = self.host.noted()
+                    self._put_back = self.host.noted()
             self.__exit__(None, None, None)
             self._within = 1
 
