@@ -55,7 +55,13 @@ class NumpyFile:
 
 def _open(name: str, storage: Storage) -> Arrays:
     if name.endswith(".npz"):
-        with storage.open(name) as content, np.load(content, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
+        with storage.open(name) as content:
+            archive = np.load(content, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ValueError("not an archive of arrays")
+            found = {key: archive[key] for key in archive.files}
+            if others := [key for key, value in found.items() if not isinstance(value, np.ndarray)]:
+                raise ValueError(f"{others[0]} is no array")
+            return found
     with contextlib.nullcontext(name) if "://" not in name else storage.open(name) as file:
         return {"": np.load(file, mmap_mode="r" if file is name else None, allow_pickle=False)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from torch.utils.data import default_collate
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of
 from elasticdl.elastic.collectives.opening import require_collective
-from elasticdl.elastic.collectives.transfer import put_tensors, take_tensors
 from elasticdl.elastic.torch_kit.gradients import LossCheck
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, StepBatch, fetch, to_device
 from elasticdl.elastic.torch_kit.streams import streams_apart
@@ -43,9 +42,14 @@ Loss = Callable[[Any, Any], torch.Tensor]
 
 
 def _copy(value: Any) -> Any:
-    tensors: list[torch.Tensor] = []
-    without = take_tensors(value, torch.Tensor, tensors)
-    return put_tensors(without, [each.detach().to("cpu", copy=True) for each in tensors])
+    """Dicts, lists and tuples become plain ones: a file is read by a loader that knows no others."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: _copy(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(_copy, value)) if isinstance(value, list) else tuple(map(_copy, value))
+    return value
 
 
 class TorchLearner(Learner):

@@ -106,16 +106,19 @@ class Size(int):
 def _computed(operation: str) -> Callable[..., Any]:
     def compute(self: Size, *others: Any) -> Any:
         result = getattr(int, operation)(self, *others)
-        if result is not NotImplemented:  # else it is the other's to do, which may be a tensor
+        # Else it is the other's to do: a tensor's by a function that is noted; a list that is repeated sees the number.
+        if not (result is NotImplemented and isinstance(others[0], torch.Tensor)):
             self.tape.look("size", is_of_size=True)
         return result
 
     return compute
 
 
+_OF_ONE = ["bool", "float", "int", "neg", "abs", "invert", "round", "trunc", "floor", "ceil"]
 _OF_TWO = ["add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "and", "or", "xor", "lshift", "rshift"]
 for _operation in (
-    *["lt", "le", "gt", "ge", "eq", "ne", "bool", "float", "int", "neg", "abs"],
+    *["lt", "le", "gt", "ge", "eq", "ne"],
+    *_OF_ONE,
     *_OF_TWO,
     *(f"r{each}" for each in _OF_TWO),
 ):
@@ -127,6 +130,7 @@ for _operation in (
 BACKWARD = torch.Tensor.backward
 _SHAPE: Callable[..., Any] = vars(torch._C.TensorBase)["shape"].__get__
 _READS = frozenset(("item", "tolist", "numpy", "__array__", "__bool__", "__float__", "__int__", "__index__"))
+_READS |= {"equal", "allclose", "is_nonzero"}
 _READS_OF_SIZE = ("numel", "__len__")
 SIMPLE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout)
 _UNNOTED = frozenset({"_set_grad_enabled", "__repr__", "__format__"})

@@ -537,7 +537,8 @@ class Participant:
 
     def _begin_again(self) -> None:
         self.state.reducer.reset_buffers()  # the script may have gone on
-        with self._as_before_step():  # newcomers begin the step so, with which this worker is compared
+        # Newcomers begin the step so, with which this worker is compared.
+        with self._host.as_before_step(), self._as_before_step():
             self.state.begin_step()
         self.state.reducer.drop_gradients()
 

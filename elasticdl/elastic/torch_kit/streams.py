@@ -52,7 +52,10 @@ def restore_gpu_states(on_gpus: list[torch.Tensor]) -> None:
 
 @contextlib.contextmanager
 def streams_apart() -> Iterator[None]:
-    """Within, the generators are anybody's; afterwards they are as before."""
+    """Within, the generators are anybody's; afterwards they are as before.
+
+    Only the second of a pair of `numpy.random.randn` is forgotten, if the first was drawn before.
+    """
     numpys, spare = mtrand.get_bit_generator(), _spare_generator()
     if numpys is spare:  # within another one
         before = streams()

@@ -178,7 +178,8 @@ class Attributes:
         """Let all be as it was; what has come since is removed."""
         for owner, names in noted.names:
             for name in [each for each in owner if each not in names] if len(owner) != len(names) else ():
-                if is_plain(owner[name], self._arrays.is_array):
+                value = owner[name]  # of a large one nothing was copied that could come again
+                if is_plain(value, self._arrays.is_array) and small_copy(value, self._arrays) is not LARGE:
                     del owner[name]
         for owner, name, value in noted.values:
             if owner.get(name) is not value:

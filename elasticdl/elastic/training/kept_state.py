@@ -31,7 +31,7 @@ from elasticdl.job.jobdir import STOPPED_STEM, STOPPED_SUFFIX, kept_states
 from elasticdl.job.spec import JobSpec
 
 if TYPE_CHECKING:
-    from elasticdl.elastic.training.checkpoint_store import CheckpointStore
+    from elasticdl.elastic.training.checkpoint_store import Checkpoint, CheckpointStore
 
 # What a job needs of the training state that it brings from world to world.
 
@@ -117,14 +117,10 @@ class KeptState:
             return ""
         store = self._store()
         newest = next(iter(store.newest_first()), None)
-        if newest is not None and state.step and newest.step <= state.step:
-            tell(
-                f"the script goes on from step {state.step} by a checkpoint of its own: {newest.path}, which was kept of step "
-                f"{newest.step}, is left alone"
-            )
+        if newest is not None and not self._is_further(newest, state, tell):
             return ""
         readable = store.read_newest(functools.partial(_unpack, state), REMEDY)
-        if readable is None:
+        if readable is None or not self._is_further(readable[0], state, tell):  # the newest may be damaged
             return ""
         found, loaded = readable
         about = loaded.pop(KEPT)
@@ -134,6 +130,17 @@ class KeptState:
         load_saved(state, it, loaded, about["origin"], state.load, REMEDY)
         state.resumed = (it, about["origin"])
         return found.path
+
+    @staticmethod
+    def _is_further(found: Checkpoint, state: Carried, tell: Callable[[str], None]) -> bool:
+        """Than the script's own checkpoint, if it goes on from one."""
+        if state.step and found.step <= state.step:
+            tell(
+                f"the script goes on from step {state.step} by a checkpoint of its own: {found.path}, which was kept of step "
+                f"{found.step}, is left alone"
+            )
+            return False
+        return True
 
     def remove(self) -> None:
         """The training is complete."""
