@@ -87,6 +87,7 @@ def disturb(job: RunningJob, start_with: int, most: int, steps: int) -> None:
     told = rng.choice(world["members"])
     job.signal(told, signal.SIGTERM)
     world = job.wait_for_world_without(told)
+    world = job.wait_for_world(size=most, after=world["world"] - 1)  # else there may be two already
     some_steps_later()
     job.scale(2)
     job.wait_for_world(size=2, after=world["world"])

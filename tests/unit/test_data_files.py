@@ -5,6 +5,7 @@ import gzip
 import multiprocessing
 import os
 import pickle
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
@@ -238,6 +239,13 @@ def test_numpy_files_that_are_wrong(tmp_path):
         assert "not a whole NumPy file" in refusal(file)
     np.save(tmp_path / "y.npy", np.array([{}], object))
     assert "or one of objects" in refusal(tmp_path / "y.npy")
+    np.save(tmp_path / "y.npy", np.zeros(3))
+    (tmp_path / "y.npy").rename(tmp_path / "x.npz")
+    assert "not an archive of arrays" in refusal(tmp_path / "x.npz")
+    np.savez(tmp_path / "x.npz", x=np.zeros(3))
+    with zipfile.ZipFile(tmp_path / "x.npz", "a") as archive:
+        archive.writestr("README.txt", "of these arrays")
+    assert "README.txt is no array" in refusal(tmp_path / "x.npz")
 
 
 # All of them

@@ -68,6 +68,15 @@ def test_what_is_small_is_put_back_into_the_same_collections():
         assert kept.seen is seen
 
 
+def test_what_is_large_and_comes_within_a_step_stays():
+    kept = Keeps()
+    attributes = attributes_of(kept)
+    noted = attributes.note()
+    kept.features = torch.ones(5000)
+    attributes.put_back(noted)
+    assert kept.features[0] == 1, "nothing was copied that could come again"
+
+
 def test_what_cant_be_sent_is_named_once_by_its_type():
     kept, told = Keeps(), []
     attributes = attributes_of(kept, told.append)

@@ -1,5 +1,6 @@
 """What is done when, exactly once, whatever becomes of the world: with worlds of one that follow a script."""
 
+import collections
 import threading
 
 import pytest
@@ -12,6 +13,7 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.protocol import Stopped
 from elasticdl.job import messages as m
 from elasticdl.worker.learner import CHECKPOINT_THREAD
+from elasticdl.worker.torch_learner import TorchLearner
 
 
 @pytest.fixture
@@ -279,3 +281,11 @@ def test_an_output_that_cannot_be_written_is_told_in_a_line(make_spec, tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(Exception, match=r"--output .*/file/out: the model could not be written: NotADirectoryError"):
         trained(make_spec(num_epochs=1, output=str(tmp_path / "file" / "out")))
+
+
+def test_a_checkpoint_can_be_read_whatever_collections_a_state_is_made_of(tmp_path):
+    state = {"extra": collections.defaultdict(int, {3: 1}), "pair": torch.ones(2, 2).max(0), "kept": [torch.ones(1)]}
+    with (tmp_path / "x.pt").open("wb") as file:
+        TorchLearner.codec.write(TorchLearner.codec.copy(state), file)
+    read = TorchLearner.codec.read(tmp_path / "x.pt")
+    assert (read["extra"], float(read["kept"][0])) == ({3: 1}, 1.0)
