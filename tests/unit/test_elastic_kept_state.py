@@ -6,8 +6,9 @@ import os
 import numpy as np
 import pytest
 import torch
-from elastic_kit import Board, Trainee, make_data
+from elastic_kit import Board, PlainScript, Trainee, make_data, make_model
 from session_kit import FakeMaster
+from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
@@ -304,3 +305,26 @@ def test_samples_that_count_are_recorded_where_they_are_numbers(tmp_path):
     record.begin(WORLD, StepPlan(1, 5, 3, Progress(), parts))
     record.close()
     assert json.loads((tmp_path / "worker-3.jsonl").read_text())["indices"] == [7, 8, 7, 8]
+
+
+def test_a_kept_state_that_does_not_fit_a_loop_is_told_in_a_line_where_it_takes_effect(tmp_path):
+    kept = KeptState(str(tmp_path))
+
+    def train(width, *, writes):
+        model, head = make_model(), torch.nn.Linear(width, width)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = DataLoader(make_data(), batch_size=10)
+        script = PlainScript(0, Board(1), model, optimizer, loader, values={"prepared_0": head})
+        join = script.context.join
+        script.context.join = lambda state: (join(state), writes or kept.read(state, pytest.fail))
+        for inputs, labels in script.loader:
+            torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+        if writes:
+            kept.write(script.host.participant.state)
+
+    train(3, writes=True)
+    with pytest.raises(
+        UserError, match=r"stopped-.*, kept of step 5, does not fit: .*; give --no_resume to begin anew"
+    ):
+        train(4, writes=False)

@@ -14,6 +14,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from elasticdl.common.errors import UserError
+from elasticdl.common.reason import one_line
 from elasticdl.elastic.core.plan import StepPlan
 from elasticdl.elastic.core.protocol import SaveScope, World
 from elasticdl.elastic.core.reporting import Activity
@@ -40,6 +41,7 @@ from elasticdl.elastic.torch_kit.torch_pieces import (
 )
 from elasticdl.elastic.training import state
 from elasticdl.elastic.training.attributes import Attributes
+from elasticdl.elastic.training.kept_state import REMEDY
 from elasticdl.elastic.training.pieces import Piece, load_all
 
 IS_OUTSIDE = (
@@ -278,6 +280,7 @@ class LoopState(TorchState):
         super().__init__(job, model, cast(torch.optim.Optimizer, optimizer), None, values, kind=kind, remedy=remedy)
         self._was_given = False
         self._received: dict[str, Any] | None = None
+        self._is_of_file = False  # what was received last
         self._is_early: list[Piece] = []  # what took effect when it was received
         self.batches = batches  # of the script's loader, once they are known
         self.sources += [batches.source] if batches is not None else []
@@ -294,8 +297,12 @@ class LoopState(TorchState):
         """Of the model, as the job has them."""
         return self.sent()["model"]
 
+    def load(self, unpacked: dict[str, Any]) -> None:
+        super().load(unpacked)
+        self._is_of_file = True
+
     def receive(self, sent: dict[str, Any]) -> None:
-        self._received = sent
+        self._received, self._is_of_file = sent, False
         # Hooks that are yet to begin training do so on all workers alike, from the same attributes.
         has_begun = sent.get("attributes", {}).get("has_begun", True)
         self._is_early = [
@@ -311,7 +318,12 @@ class LoopState(TorchState):
             return
         self._moved.undo()
         self.values.update({name: value for name, value in received["values"].items() if name not in self.values})
-        load_all((each for each in self.pieces if each.travels and each not in self._is_early), received)
+        try:
+            load_all((each for each in self.pieces if each.travels and each not in self._is_early), received)
+        except Exception as error:  # the script's own objects may raise anything
+            if not self._is_of_file or self.resumed is None:
+                raise
+            raise UserError(f"{self.resumed[0]} does not fit: {one_line(error)}; {REMEDY}") from error
         if SCHEDULED in received:
             self.settings.load(received[SCHEDULED])
         self._job.loaded(self.progress)
