@@ -320,6 +320,7 @@ def test_a_kept_state_that_does_not_fit_a_loop_is_told_in_a_line_where_it_takes_
         for inputs, labels in script.loader:
             torch.nn.functional.cross_entropy(model(inputs), labels).backward()
             optimizer.step()
+            optimizer.zero_grad()
         if writes:
             kept.write(script.host.participant.state)
 
