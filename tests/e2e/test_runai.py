@@ -32,9 +32,14 @@ def run(home, workers, **env):
     return start(home, "run", *options, "--", sys.executable, str(SCRIPT), **own)
 
 
-def disturb(job):
-    """Kill rank 0 in the second ``fit``, and wait until its replacement trains along; both that are left."""
+def disturb(job, slow):
+    """Kill rank 0 in the second ``fit``, and wait until its replacement trains along; both that are left.
+
+    The first ``fit`` is slow until both workers are there: who comes later evaluates a model of no training after it.
+    """
     job.wait_for_world(size=2)
+    assert job.steps_recorded() < STEPS_BEFORE, "the survivor has not trained in the first fit"
+    slow.unlink()
     job.wait_for_step(STEPS_BEFORE + 2)
     world = job.wait_for_world(size=2, after=max(w["world"] for w in job.entries("world_formed")) - 1)
     job.signal(world["members"][0], signal.SIGKILL)
@@ -55,11 +60,13 @@ def finish(job, workers):
 
 def test_fit_and_fit_again_show_no_trace_of_a_kill_and_a_newcomer(tmp_path):
     """The newcomer comes while the others are in the second ``fit``, and has to catch up with them."""
-    one, two, slow = tmp_path / "one", tmp_path / "two", tmp_path / "slow"
-    slow.touch()
-    with run(two, "1-2", TEST_SLOW_WHILE=str(slow)) as job, run(one, "1") as alone:
-        left = disturb(job)
-        slow.unlink()
+    one, two, first, second = (tmp_path / name for name in ("one", "two", "first", "second"))
+    first.touch()
+    second.touch()
+    slow = {"TEST_FIRST_SLOW_WHILE": str(first), "TEST_SLOW_WHILE": str(second)}
+    with run(two, "1-2", **slow) as job, run(one, "1") as alone:
+        left = disturb(job, first)
+        second.unlink()
         logs = finish(job, 2)
         wanted = finish(alone, 1)[0]
         files = job.record_files()

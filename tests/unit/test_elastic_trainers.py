@@ -1,6 +1,7 @@
 """What differs between the workers of Lightning's and Hugging Face's trainers, and gradients that these trainers don't make."""
 
 import re
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -459,6 +460,7 @@ def test_a_torn_step_begins_again_with_the_attributes_of_before():
     attributes = SimpleNamespace(note=lambda: "counted", put_back=said.append)
     reducer = SimpleNamespace(reset_buffers=lambda: None, drop_gradients=lambda: None)
     participant = Participant.__new__(Participant)
+    participant._host = SimpleNamespace(as_before_step=nullcontext)
     participant.open_batches = [SimpleNamespace(noted="of before")]
     participant.state = SimpleNamespace(
         attributes=attributes, reducer=reducer, waits=False, begin_step=lambda: said.append("begins")
