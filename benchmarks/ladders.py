@@ -105,7 +105,8 @@ TRAINERS = {"loop": "plain", "lightning": "trainers", "transformers": "trainers"
 
 def _trainers(workers: int, reference: str) -> Ladder:
     theirs = {f"{name}-{reference}-{workers}": Loop(program, name, reference) for name, program in TRAINERS.items()}
-    elastic = {f"{name}-elastic-{workers}": Loop(program, name, options=TORCH) for name, program in TRAINERS.items()}
+    programs = {"library": "library", **TRAINERS}  # the library's loop beside the plain loop
+    elastic = {f"{name}-elastic-{workers}": Loop(program, name, options=TORCH) for name, program in programs.items()}
     title = f"a plain loop and trainers, {'one worker' if workers == 1 else 'two workers'}"
     return Ladder(title, "torch", workers, tuple(theirs), elastic | theirs, main=False)
 
