@@ -24,6 +24,11 @@ GRADIENT_OF_PART = (
 )
 # Who stood where a worker was told that the job stands.
 NOBODY_IS_LEFT = "this worker has passed by batches that nobody who is left has trained on: it is started again"
+# Of one that steps more rarely than others, too: what it has accumulated is everybody's already, and would be summed once more.
+NOT_CLEARED = (
+    "the gradients of an earlier batch are still there: call zero_grad() of every optimizer between a step and the next backward(), also of one that does "
+    "not step on each batch"
+)
 # Backward passes for which there is no sum to which their gradients could be added.
 STEPPED_ALREADY = "loss.backward() was called again after optimizer.step() on the same batch: expected one step for each batch, or for several"
 STEPPED_BY_ANOTHER = (

@@ -33,7 +33,7 @@ from elasticdl.elastic.torch.approach import Approach, InLoops, moved
 from elasticdl.elastic.torch.loop_faults import place_in_script
 from elasticdl.elastic.torch.torn_step import NotedBatch, Tape, Watch, storage_of, weighed_backward
 from elasticdl.elastic.torch_kit.agreements import EpochBegin, ScriptPosition
-from elasticdl.elastic.torch_kit.gradients import LoopGradients, Remedy
+from elasticdl.elastic.torch_kit.gradients import Remedy, WeighedGradients
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.participant import JoinedHost, OpenBatch, Outcome, Participant
 from elasticdl.elastic.torch_kit.refusals import Optimizers, each_of, refuse_others
@@ -138,6 +138,45 @@ def _part_of(value: Any, own: float, participant: Participant, given: NotedBatch
     made = sum(given.tape.remake_number(value, part.content) * part.weight for part in parts)
     participant.state.reducer.reset_buffers()
     return made
+
+
+class LoopGradients:
+    """Those of the batches in hand, of all optimizers: which of these have stepped, and whether the script has cleared what was there before."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer | Optimizers) -> None:
+        self._optimizers = each_of(optimizer)
+        self._parameters = Optimizers(self._optimizers)
+        self._stepped: list[torch.optim.Optimizer] = []
+        self._is_begun = False  # gradients are made, or summed
+
+    def begin(self, weighed: WeighedGradients) -> None:
+        """Before a backward pass, and before the sum.
+
+        Raises:
+            UserError: gradients are there that can't be right.
+        """
+        weighed.require()
+        if self._is_begun:
+            return
+        self._is_begun = True
+        for parameter in self._parameters.parameters:
+            if parameter.grad is not None and bool(parameter.grad.any()):
+                raise UserError(loop_faults.NOT_CLEARED)
+            parameter.grad = None
+        weighed.accept()
+
+    def step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """It has stepped. Returns whether all have."""
+        self._stepped.append(optimizer)
+        return len(self._stepped) == len(self._optimizers)
+
+    def has_stepped(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
+        """None: any of them."""
+        return bool(self._stepped) if optimizer is None else any(each is optimizer for each in self._stepped)
+
+    def close_step(self) -> None:
+        """The parameters have changed, or stay as they are for good."""
+        self._stepped, self._is_begun = [], False
 
 
 log = logging.getLogger(__name__)
@@ -310,11 +349,10 @@ class LoopHost(JoinedHost):
         position, start = ScriptPosition(self._approach.began_with), self._approach.begins.epoch
         if self._epochs == 0:
             position.note_streams(start, self._data.draws, since=start)
-        values = {**self._values, "place": position, "gradients": self._gradients}
+        values = {**self._values, "place": position}
         self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
         remedy = Remedy("loss.backward()") if self.job.under_master else None  # else all is as without elasticdl
         state = LoopState(self.job, self._model, self._optimizer, values, self._data, remedy=remedy)
-        self._gradients.weighed = state.reducer.weighed
         self._joined = Participant(self.job, state, self, position, self._data, share=self._share)
         if start:
             self.job.loaded(Progress(start))
@@ -342,6 +380,7 @@ class LoopHost(JoinedHost):
         place = self.participant.position
         answers, repeats = place.answers.state_dict(), place.repeats
         self.participant.state.go_back()
+        self._gradients.close_step()
         place.answers.load_state_dict(answers)
         place.repeats = repeats
         if first.noted is not None:
@@ -399,6 +438,7 @@ class LoopHost(JoinedHost):
 
     def arrives(self, batch: GlobalBatch | None) -> None:
         self._last = self._means.steps_loss = None
+        self._gradients.close_step()
         self.hints.arrived(self._approach.ends())
 
     # -- what the script does with a batch --
@@ -466,7 +506,7 @@ class LoopHost(JoinedHost):
         if self.participant.is_reduced:
             raise UserError(loop_faults.looked_between(self.hints.looked_at))
         assert given is not None, "it is in hand"
-        self._gradients.begin()
+        self._gradients.begin(self.participant.state.reducer.weighed)
         self._is_fresh = False
         if self._may_be_torn:
             given.tape.note_backward(loss, kwargs)
@@ -482,7 +522,8 @@ class LoopHost(JoinedHost):
             self._is_fresh = True
         with self._watch.paused():
             clear()
-            self._gradients.cleared(optimizer)
+            if self._joined is not None:
+                self._joined.state.reducer.weighed.accept()
 
     @lasting
     def step(
@@ -625,8 +666,7 @@ class LoopHost(JoinedHost):
         if self.is_idle or self.participant.is_reduced:
             return
         with self._watch.paused():
-            self._gradients.begin()
+            self._gradients.begin(self.participant.state.reducer.weighed)
             if self.participant.settle(larger=larger) is Outcome.MADE:
                 self._watch.tape = None  # it can't be torn any more
                 self._unsure.clear()
-                self._gradients.summed()

@@ -3,9 +3,6 @@
 Until they are summed over the workers they are those of this worker's part of the batches in hand, each weighed in its backward
 pass. Gradients that come otherwise are not, so they are refused.
 
-An optimizer may step more rarely than another. What it has accumulated is everybody's already, and is not summed again: it is laid aside
-while the next gradients are made, and travels to workers that come later.
-
 With them whether a loss is a mean, and what a script has hooked to its parameters.
 """
 
@@ -19,8 +16,6 @@ from typing import Any
 import torch
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.torch_kit.refusals import each_of
-from elasticdl.elastic.training.pieces import Piece
 
 # Whether a loss is a mean over the samples, as far as the functions tell that have made it.
 #
@@ -194,119 +189,6 @@ class WeighedGradients:
         return [
             NONE if (gradient := each.grad) is None else (id(gradient), gradient._version) for each in self._parameters
         ]
-
-
-class LoopGradients(Piece):
-    """Of all optimizers that were prepared. They are sums, and this worker's own until they are summed, so nothing is compared."""
-
-    name = "gradients"
-    is_value = True
-
-    def __init__(self, optimizer: Any) -> None:
-        self._optimizers = each_of(optimizer)
-        every = range(len(self._optimizers))
-        self._stepped: set[int] = set()  # optimizers, on the batches in hand
-        self._last_stepped = set(every)  # and on those before
-        self._cleared: set[int] = set()  # by the script, since then
-        self._is_begun = False  # gradients of the batches in hand are made, or summed
-        self._accumulated: dict[int, torch.Tensor] = {}  # by the numbers of parameters, those laid aside
-        self.weighed = WeighedGradients(None, None)  # the reducer's, once there is one
-
-    # -- what the script does --
-
-    def begin(self) -> None:
-        """Before a backward pass, and before the sum.
-
-        Raises:
-            UserError: gradients are there that can't be right.
-        """
-        self.weighed.require()
-        if self._is_begun:
-            return
-        self._is_begun = True
-        for number, (optimizer, parameter) in enumerate(self._parameters()):
-            if parameter.grad is None:
-                continue
-            if optimizer not in self._cleared:
-                if optimizer not in self._last_stepped:
-                    self._accumulated[number] = parameter.grad.clone()
-                elif bool(parameter.grad.any()):
-                    raise UserError(
-                        "the gradients of the last step are still there: call optimizer.zero_grad() between a step and the next "
-                        "backward()"
-                    )
-            parameter.grad = None
-        self.weighed.accept()
-
-    def cleared(self, optimizer: torch.optim.Optimizer) -> None:
-        number = self._number(optimizer)
-        self._cleared.add(number)
-        for index, (owner, _) in enumerate(self._parameters()):
-            if owner == number:
-                self._accumulated.pop(index, None)
-        self.weighed.accept()
-
-    def summed(self) -> None:
-        """The gradients are everybody's; what was laid aside is added."""
-        if self._accumulated:
-            for number, (_, parameter) in enumerate(self._parameters()):
-                if (earlier := self._accumulated.get(number)) is not None:
-                    parameter.grad = earlier if parameter.grad is None else parameter.grad + earlier
-            self._accumulated = {}
-
-    def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """It has stepped. Returns whether all have."""
-        self._stepped.add(self._number(optimizer))
-        return len(self._stepped) == len(self._optimizers)
-
-    def has_stepped(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
-        """On the batches in hand; None: any of them."""
-        return bool(self._stepped) if optimizer is None else self._number(optimizer) in self._stepped
-
-    def close_step(self) -> None:
-        """The parameters have changed, or stay as they are for good."""
-        self._last_stepped, self._stepped = self._stepped, set()
-        self._cleared = set()
-        self._is_begun = False
-        self._accumulated = {}
-
-    # -- as a part of the training state --
-
-    def dump(self) -> dict[str, Any]:
-        if self._is_begun:
-            return {"accumulated": dict(self._accumulated)}
-        waiting = {
-            number: parameter.grad
-            for number, (optimizer, parameter) in enumerate(self._parameters())
-            if optimizer not in self._last_stepped and parameter.grad is not None
-        }
-        return {"accumulated": waiting}
-
-    def load(self, dumped: dict[str, Any]) -> None:
-        self.close_step()
-        self._last_stepped = set(range(len(self._optimizers)))
-        for number, (optimizer, parameter) in enumerate(self._parameters()):
-            gradient = dumped["accumulated"].get(number)
-            parameter.grad = None if gradient is None else gradient.to(parameter.device)
-            if gradient is not None:
-                self._last_stepped.discard(optimizer)
-        self.weighed.accept()
-
-    # -- details --
-
-    def _number(self, optimizer: torch.optim.Optimizer) -> int:
-        return next(number for number, each in enumerate(self._optimizers) if each is optimizer)
-
-    def _parameters(self) -> list[tuple[int, torch.nn.Parameter]]:
-        """Each once, with the number of its optimizer."""
-        if len(self._optimizers) == 1:  # which has each once
-            return [(0, each) for group in self._optimizers[0].param_groups for each in group["params"]]
-        found: dict[int, tuple[int, torch.nn.Parameter]] = {}
-        for number, optimizer in enumerate(self._optimizers):
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    found.setdefault(id(parameter), (number, parameter))
-        return list(found.values())
 
 
 # What a script has registered on parameters is called within each backward pass, on this worker's part of the gradient, as with
