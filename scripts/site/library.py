@@ -47,7 +47,7 @@ COMMON = [
 ]
 SHARED = [Name(each.name, each.defined, shared=True) for each in COMMON]
 STATE = ("commit", "step", "loss", "learning_rate")
-STEPPED = ("steps", "will_step", "step", "accumulate", "flush", "discard", "zero_grad")
+STEPPED = ("steps", "will_step", "step", "flush", "discard", "zero_grad")
 
 MODULES = {
     "elastic": (

@@ -46,15 +46,18 @@ def trained(prepares, flushes=False, clips=False):
     loader = DataLoader(make_data(), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(7))
     if prepares is not None:
         model, optimizer, loader = prepares(model, optimizer, loader)
+
+    def clip(*_):
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+
+    if clips:
+        optimizer.register_step_pre_hook(clip)
     losses, stepped = [], []
     for _ in range(3):
         for inputs, labels in loader:
             loss = cross_entropy(model(inputs), labels)
             loss.backward()
-            if not clips or optimizer.accumulate():
-                if clips:
-                    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-                optimizer.step()
+            optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())
             stepped.append(optimizer.stepped)

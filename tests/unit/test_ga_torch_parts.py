@@ -11,7 +11,6 @@ from refusal_kit import refused
 from test_ga_torch import (
     STEPS,
     adam,
-    backward,
     flat,
     make_batches,
     make_model,
@@ -201,23 +200,10 @@ def test_copies_go_on_by_themselves(make, duplicate, wanted):
     assert same(train(model, optimizer, stream[5:]), wanted)
 
 
-def test_a_copy_does_not_take_a_waiting_mean_along(wanted):
-    model, optimizer = ours(1)
-    backward(model, *make_batches()[0][0])
-    optimizer.accumulate()
-    other_model, other = copy.deepcopy((model, optimizer))
-    other.step()
-    assert not other.stepped
-    assert same(other_model, model, 0.0)
-    assert "accumulation" not in optimizer.state_dict()
-    other.steps = STEPS
-    assert same(train(other_model, other, flat(make_batches())), wanted)
-
-
 # torch.compile
 
 
-@pytest.mark.parametrize(("what", "graphs"), [("model", 1), ("step", 1), ("wrapped step", 1), ("whole loop body", 2)])
+@pytest.mark.parametrize(("what", "graphs"), [("model", 1), ("wrapped step", 1), ("whole loop body", 1)])
 def test_compiled(what, graphs):
     def body(inputs, labels):
         optimizer.zero_grad()
@@ -229,12 +215,10 @@ def test_compiled(what, graphs):
     theirs, (model, optimizer) = make_model(), ours()
     plain_optimizer = torch.optim.Adam(theirs.parameters(), lr=0.1)
     run, step = model, optimizer.step
-    if what != "model":  # torch's compiled Adam counts in single precision, so it is not quite the other
+    if what == "wrapped step":  # torch's compiled Adam counts in single precision, so it is not quite the other
         plain_optimizer.step = torch.compile(plain_optimizer.step, backend="eager")
     if what == "model":
         run = torch.compile(model, backend=count)
-    elif what == "step":
-        step = torch.compile(lambda: optimizer.step(), backend=count)
     elif what == "wrapped step":
         optimizer.optimizer.step = torch.compile(optimizer.optimizer.step, backend=count)
     else:

@@ -89,16 +89,21 @@ class Optimizer(optim.Optimizer):
             if job.under_master:
                 raise UserError("optimizer.step(): under `elasticdl run`, loop over optimizer.micro_batches(state)")
             return super().step(closure, samples=samples)
-        result = self._evaluate(closure)
-        reported = loss if loss is not None else result if isinstance(result, torch.Tensor) else torch.tensor(torch.nan)
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        reported = loss if isinstance(loss, torch.Tensor) else torch.tensor(torch.nan)
         self._batch.weigh(reported.detach())
-        self.stepped = False
-        if self.accumulate(self._batch.micro_batch_size):
-            for parameter in self._params():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(self._batch.share)  # the workers' gradients are summed
-            super().step()
-        return result
+        super().step(samples=self._batch.micro_batch_size)
+        return loss if closure is not None else None
+
+    def _put_mean(self) -> None:
+        super()._put_mean()
+        if self._batch is None:
+            return
+        for parameter in self._params():
+            if parameter.grad is not None:
+                parameter.grad.mul_(self._batch.share)  # the workers' gradients are summed
 
 
 # Run:AI's own loop, over the batches of a prepared loader.
@@ -122,7 +127,6 @@ class AccumulatedSteps(optim.Optimizer):
             )
         self._given, self._host = given, host
         self._handed = 0  # batches whose gradients were given to `step` since the optimizer's last one
-        self._is_due = False  # a step, as `accumulate` has told
         self._is_late = False  # what the script does has no effect
 
     @property
@@ -136,21 +140,10 @@ class AccumulatedSteps(optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.stepped = self._is_due or self._hand_over()
+        self.stepped = self._hand_over()
         if self.stepped:
             self._make_step()
         return loss if closure is not None else None
-
-    def accumulate(self, samples: float | None = None, *, last: bool = False) -> bool:
-        self._require(samples)
-        if last:
-            raise UserError(
-                "optimizer.accumulate(last=True) in a prepared loop: call optimizer.flush() for a step of fewer batches"
-            )
-        if self._is_due:
-            raise UserError("accumulate() has returned True: call step() before the next")
-        self._is_due = self._hand_over()
-        return self._is_due
 
     def flush(self) -> bool:
         self._open_batches()
@@ -210,7 +203,7 @@ class AccumulatedSteps(optim.Optimizer):
             self.optimizer.step()
             self.optimizer.zero_grad()
         finally:
-            self._handed, self._is_due = 0, False
+            self._handed = 0
             self._given._opt_called = True  # type: ignore[attr-defined]  # a scheduler of it would warn otherwise
 
     def _require(self, samples: float | None) -> None:

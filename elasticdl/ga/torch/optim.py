@@ -3,8 +3,8 @@
     optimizer = optim.Optimizer(torch.optim.Adam(model.parameters()), steps=STEPS)
     optimizer = optim.Adam(STEPS, model.parameters())
 
-The ready-made ones take ``steps`` first or by name, then what torch's class of that name takes. Optimizers that evaluate
-a closure several times in one step (LBFGS) cannot be fed one micro-batch after the other and are refused.
+The ready-made ones, one for each of torch's, take ``steps`` first or by name, then what torch's class of that name takes. Optimizers
+that evaluate a closure several times in one step (LBFGS) cannot be fed one micro-batch after the other and are refused.
 
 `Optimizer` wraps one, and makes one step of several micro-batches.
 
@@ -28,22 +28,6 @@ from torch import Tensor
 
 from elasticdl.common.errors import ArgumentError, UserError
 from elasticdl.ga.steps import ReadyMade, check_samples, checked_steps, ready_made
-
-__all__ = [
-    "ASGD",
-    "SGD",
-    "Adadelta",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "NAdam",
-    "Optimizer",
-    "RAdam",
-    "RMSprop",
-    "Rprop",
-    "SparseAdam",
-]
 
 STATE_KEY = "accumulation"
 
@@ -152,18 +136,6 @@ def _runs_eagerly(function: Callable[P, R]) -> Callable[P, R]:
     return cast(Callable[P, R], torch.compiler.disable(function))  # type: ignore[no-untyped-call]
 
 
-def _frame_runs_eagerly(function: Callable[P, R]) -> Callable[P, R]:
-    """As `_runs_eagerly`, but what the function calls may be compiled: the update, the closure."""
-    return cast(Callable[P, R], torch.compiler.disable(function, recursive=False))  # type: ignore[no-untyped-call]
-
-
-def _of_the_wrapped(name: str) -> Any:
-    """An attribute that there is once, in the wrapped optimizer."""
-    return property(
-        lambda self: getattr(self.optimizer, name), lambda self, value: setattr(self.optimizer, name, value)
-    )
-
-
 class Optimizer(torch.optim.Optimizer):
     """``optimizer``, stepping once for every ``steps`` micro-batches, on the mean of their gradients.
 
@@ -173,9 +145,6 @@ class Optimizer(torch.optim.Optimizer):
 
     # So a GradScaler hands over every micro-batch, with what it found, instead of not calling step() after an overflow.
     _step_supports_amp_scaling = True
-    param_groups = _of_the_wrapped("param_groups")
-    state = _of_the_wrapped("state")
-    defaults = _of_the_wrapped("defaults")
 
     def __init__(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
         """Wrap one of torch's optimizers.
@@ -206,9 +175,9 @@ class Optimizer(torch.optim.Optimizer):
     @property
     def will_step(self) -> bool:
         """Whether the next micro-batch completes the accumulation: the next ``step()`` changes the parameters."""
-        return self._ready or self._accumulation.count + 1 >= self.steps
+        return self._accumulation.count + 1 >= self.steps
 
-    @_frame_runs_eagerly
+    @_runs_eagerly
     def step(self, closure: Callable[[], Any] | None = None, *, samples: float | None = None) -> Any:
         """Hand over the gradient of one micro-batch; each ``steps``-th call makes an optimizer step.
 
@@ -221,56 +190,33 @@ class Optimizer(torch.optim.Optimizer):
 
         Raises:
             ArgumentError: ``samples`` is no number above 0.
-            UserError: a GradScaler has found no gradients, or `accumulate` was called before a closure.
         """
         self.stepped = False
-        loss = self._evaluate(closure)
-        if self._gather(samples):
-            try:
-                if not self._accumulation.overflowed:
-                    self.optimizer.step()
-                    self.stepped = True
-            finally:
-                self.discard()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._take(samples) and self._accumulation.count >= self.steps:
+            self._update()
         return loss
 
     @_runs_eagerly
-    def accumulate(self, samples: float | None = None, *, last: bool = False) -> bool:
-        """The first half of ``step()``, for what must see the mean gradient: clipping, logging.
-
-        True: ``p.grad`` holds the mean of the accumulation, and ``step()`` is due. False: ``p.grad`` is None, and
-        ``step()`` would do nothing. With a GradScaler call ``unscale_`` before and ``step`` after, each time.
-
-        Args:
-            samples: what the mean loss of the micro-batch was divided by, if not the same for all of them.
-            last: close the accumulation now, however many micro-batches it has.
-
-        Raises:
-            UserError: it has returned True, and no ``step()`` followed.
-        """
-        if self._ready:
-            raise UserError("accumulate() has returned True: call step() (or zero_grad(), to drop it) before the next")
-        return self._take(samples, scale=None, last=last)
-
     def flush(self) -> bool:
         """Make the optimizer step of what is accumulated, if anything: at the end of an epoch. True if one was made."""
-        if not self._ready:
-            self._take(None, scale=None, last=True)
-        self.step()
+        self.stepped = False
+        self._take(None)
+        if self._accumulation.count:
+            self._update()
         return self.stepped
 
-    @_runs_eagerly
     def discard(self) -> None:
         """Forget what is accumulated, ``p.grad`` included, and begin anew."""
         self.optimizer.zero_grad()
         self._begin()
 
-    @_runs_eagerly
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear ``p.grad``: of the micro-batch that was not handed over yet. What is accumulated stays."""
         self.optimizer.zero_grad(set_to_none)
-        if self._ready:  # p.grad was the whole accumulation
-            self._begin()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self.optimizer.add_param_group(param_group)
@@ -278,11 +224,10 @@ class Optimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """That of the wrapped optimizer, and what is accumulated, if anything; either can load the other's.
 
-        ``steps`` is not in it: it stays what the constructor was given. A mean that waits in ``p.grad`` is not, as
-        torch saves no ``p.grad``.
+        ``steps`` is not in it: it stays what the constructor was given.
         """
         state = self.optimizer.state_dict()
-        if self._accumulation.count and not self._ready:
+        if self._accumulation.count:
             state[STATE_KEY] = self._accumulation.state(self._params())
         return state
 
@@ -313,15 +258,11 @@ class Optimizer(torch.optim.Optimizer):
         return getattr(self.optimizer, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        accumulation = Accumulation() if self._ready else self._accumulation  # copies of parameters carry no p.grad
-        return {"optimizer": self.optimizer, "steps": self._steps, STATE_KEY: accumulation, "stepped": self.stepped}
+        # What a scheduler has put into this object is no part of it.
+        return {name: self.__dict__[name] for name in ("optimizer", "_steps", "_accumulation", "_rates", "stepped")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.optimizer = state["optimizer"]
-        self._steps = state["steps"]
-        self._begin()
-        self._accumulation = state[STATE_KEY]
-        self.stepped = state["stepped"]
+        self.__dict__.update(state)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} (steps={self.steps}) of {self.optimizer!r}"
@@ -331,43 +272,31 @@ class Optimizer(torch.optim.Optimizer):
 
     def _begin(self) -> None:
         self._accumulation = Accumulation()
-        self._ready = False  # the mean is in p.grad
         self._rates: list[float] = []
 
-    @_frame_runs_eagerly
-    def _evaluate(self, closure: Callable[[], Any] | None) -> Any:
-        if closure is None:
-            return None
-        if self._ready:
-            raise UserError("step(closure) after accumulate(): the closure would add to the mean gradient")
-        with torch.enable_grad():
-            return closure()
-
-    @_runs_eagerly
-    def _gather(self, samples: float | None) -> bool:
-        """Take what is in ``p.grad``, unless `accumulate` did; True if an optimizer step is due."""
+    def _take(self, samples: float | None) -> bool:
+        """Take what is in ``p.grad``; False if there is nothing."""
+        check_samples(samples)
         # A GradScaler sets these two for the time of its call: the scale, or None after unscale_(); what it found.
         scale, found = self.__dict__.get("grad_scale"), self.__dict__.get("found_inf")
-        if scale is not None and (self._ready or all(param.grad is None for param in self._params())):
-            raise UserError(
-                "scaler.step(optimizer) found no gradients to unscale: call scaler.unscale_(optimizer) before "
-                "optimizer.accumulate(), and zero_grad() only after scaler.step()"
-            )
-        due = self._ready or self._take(samples, scale, last=False)
-        self._accumulation.note_overflow(found)
-        return due
-
-    @_runs_eagerly
-    def _take(self, samples: float | None, scale: Tensor | None, *, last: bool) -> bool:
-        check_samples(samples)
         taken = self._accumulation.take(self._params(), samples, scale)
+        self._accumulation.note_overflow(found)
         if taken:
             self._check_rates()
-        count = self._accumulation.count
-        self._ready = (taken and count >= self.steps) or (last and count > 0)
-        if self._ready:
-            self._accumulation.put_mean(self._params())
-        return self._ready
+        return taken
+
+    def _update(self) -> None:
+        """Make the optimizer step of what is accumulated, and begin anew."""
+        try:
+            if not self._accumulation.overflowed:
+                self._put_mean()
+                self.optimizer.step()
+                self.stepped = True
+        finally:
+            self.discard()
+
+    def _put_mean(self) -> None:
+        self._accumulation.put_mean(self._params())
 
     def _check_rates(self) -> None:
         """Warn of a scheduler that is stepped once per micro-batch: it would run through its schedule too fast."""
@@ -395,28 +324,11 @@ def _checked_optimizer(optimizer: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _ready_made(wraps: type[torch.optim.Optimizer]) -> type[Optimizer]:
-    return ready_made(wraps, ReadyMade, Optimizer, place=__name__)
-
-
-Adadelta = _ready_made(torch.optim.Adadelta)
-Adagrad = _ready_made(torch.optim.Adagrad)
-Adam = _ready_made(torch.optim.Adam)
-Adamax = _ready_made(torch.optim.Adamax)
-AdamW = _ready_made(torch.optim.AdamW)
-ASGD = _ready_made(torch.optim.ASGD)
-NAdam = _ready_made(torch.optim.NAdam)
-RAdam = _ready_made(torch.optim.RAdam)
-RMSprop = _ready_made(torch.optim.RMSprop)
-Rprop = _ready_made(torch.optim.Rprop)
-SGD = _ready_made(torch.optim.SGD)
-SparseAdam = _ready_made(torch.optim.SparseAdam)
-
-
-# Torch has these since 2.5 and 2.9.
-if hasattr(torch.optim, "Adafactor"):
-    Adafactor = _ready_made(torch.optim.Adafactor)
-    __all__ += ["Adafactor"]
-if hasattr(torch.optim, "Muon"):
-    Muon = _ready_made(torch.optim.Muon)
-    __all__ += ["Muon"]
+def __getattr__(name: str) -> type[Any]:
+    """A ready-made one, by the name of torch's."""
+    wraps = getattr(torch.optim, name, None)
+    if not (isinstance(wraps, type) and issubclass(wraps, torch.optim.Optimizer)):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    made = ready_made(wraps, ReadyMade, Optimizer, place=__name__)
+    globals()[name] = made
+    return made
