@@ -19,9 +19,10 @@ from typing import NoReturn
 
 from elasticdl.common.credentials import WorkerEnvironment
 from elasticdl.common.errors import ElasticDLError, UserError
+from elasticdl.elastic.collectives.horovod import prepare_horovod
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.protocol import Stopped
-from elasticdl.elastic.link.session import MasterConnection, Session, prepare_horovod
+from elasticdl.elastic.link.session import MasterConnection, Session
 from elasticdl.elastic.training.runtime import failure_of
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker.learner import batch_policy, build_model, framework_of, import_learner, set_defaults

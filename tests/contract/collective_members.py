@@ -17,7 +17,6 @@ import numpy as np
 
 from elasticdl.elastic.collectives.opening import open_collective
 from elasticdl.elastic.core.protocol import Member, World, WorldBroken
-from elasticdl.elastic.link.session import rank_entry
 from elasticdl.elastic.link.store import Endpoint, KvStore
 from elasticdl.elastic.link.witness import Operations
 
@@ -98,7 +97,7 @@ class Program:
     # ---- what it can be told ----
 
     def do_start(self, world: World) -> None:
-        self.store.open_world(world.version, rank_entry(world))
+        self.store.open_world(world.version)
         self.collective.start(world)
 
     def do_start_while_a_thread_connects(self, world: World) -> None:

@@ -6,16 +6,18 @@ import sys
 
 import pytest
 
-from elasticdl.elastic.core.protocol import ALONE, horovod_host
+from elasticdl.elastic.collectives.horovod import horovod_host
+from elasticdl.elastic.core.protocol import ALONE
 
 DEADLINE = 120.0
 TWO_WORLDS = """
 import horovod.torch as hvd
 
+from dataclasses import replace
+
 from elasticdl.elastic.collectives.horovod import HorovodWorld
 from elasticdl.elastic.link.store import KvServer, KvStore
 from elasticdl.elastic.core.protocol import ALONE
-from elasticdl.elastic.link.session import rank_entry
 
 class Asked(KvStore):
     def get(self, key, timeout, world=None):
@@ -27,8 +29,8 @@ store = Asked(lambda world, key, value: published.append(key))
 world = HorovodWorld(hvd, KvServer(store), "lo")
 for version in (1, 2):
     print("world", version)
-    store.open_world(version, rank_entry(ALONE))
-    world.start(ALONE)
+    store.open_world(version)
+    world.start(replace(ALONE, version=version))
     world.stop()
 print("published", published)
 """

@@ -130,7 +130,7 @@ class Checks:
 
     def world_starts(self, process: Process, world: World) -> None:
         """Rank 0 knows with what state."""
-        if world.rank or self._site.plan.copies_parameters:
+        if world.rank:
             return
         published, model = self._worlds[world.version], process.state.weights
         if model.comes_from(published.head) or self.saves_lost:

@@ -1,9 +1,11 @@
-"""What is so in the master's core after every step of a job, whatever happened."""
+"""What is so in the cores of master and workers after every step, whatever happened."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from elasticdl.elastic.core import training_step as worker
+from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.master.core.job_core import Job
 from elasticdl.master.core.values import DONE, IN_WORLD, LEAVING, LIVE, Phase, WorkerState
 from elasticdl.master.core.worker_record import WorkerRecord
@@ -87,4 +89,45 @@ OF_THE_JOB: Mapping[str, Callable[[Job, Phase], Iterable[object]]] = {
         (phase,) if phase.final and not (job.ending.outcome and job.all_gone()) else ()
     ),
     "a job whose end is not decided has a worker, or one that will be launched": _idle,
+}
+
+
+def check_worker(core: WorkerCore) -> None:
+    """
+    Raises:
+        InvariantError: one does not hold; its sentence.
+    """
+    for sentence, holds in OF_A_WORKER.items():
+        if not holds(core):
+            raise InvariantError(f"{sentence}: not so of worker {core.worker_id}, {core.state}")
+
+
+_W = worker.WorkerState
+OF_A_WORKER: Mapping[str, Callable[[WorkerCore], bool]] = {
+    "a request to join is open exactly while the worker waits": lambda core: (
+        (core.request is not None) == (core.state is _W.WAITING)
+    ),
+    "a worker that asks for a world has no batch in hand, and nothing unsaved": lambda core: (
+        core.state not in (_W.WAITING, _W.CONNECTING)
+        or not (core.position.batch or core.position.unsaved or core.position.is_stale)
+    ),
+    "what is saved is never ahead of where training stands": lambda core: (
+        core.position.saved.step <= core.position.progress.step
+    ),
+    "an unsaved step is saved in its place": lambda core: (
+        not core.position.unsaved or core.position.saved.step == core.position.progress.step
+    ),
+    "who trains holds the state": lambda core: (
+        core.state not in worker.IN_TRAINING or core.position.has_state or not core.under_master
+    ),
+    "a worker that is to leave does not wait": lambda core: (
+        core.state is not _W.WAITING or not (core.stopping or core.lost)
+    ),
+    "a last word is the end": lambda core: core.last_word is None or core.state is _W.GONE,
+    "no world is entered that was left": lambda core: (
+        core.state not in worker.IN_WORLD
+        or not core.under_master
+        or core.world.version > core.left_version
+        or core.state is _W.COMPLETE
+    ),
 }

@@ -73,7 +73,6 @@ class Plan:
     worker_batch: int | None
     micro_batch: int
     commits: Commits
-    copies_parameters: bool
     drop_last: bool
     handover: bool  # a folder that all workers see
     export: float  # seconds of work after the last step
@@ -88,7 +87,7 @@ class Plan:
         batch = f"global batch {self.global_batch}" if self.global_batch else f"{self.worker_batch} samples a worker"
         about = f"{self.minimum}-{self.workers} workers, {self.epochs} epochs of {self.samples} samples, {batch}"
         about += ", as many as pay" if self.policy else ""
-        style = f"commits {self.commits}" + (", which copy the parameters" if self.copies_parameters else "")
+        style = f"commits {self.commits}"
         lines = [f"seed {self.seed}: {about}, {style}", *(f"  {fault}" for fault in self.faults)]
         return "\n".join([*lines, f"  {self.calm:6.2f} s  no more faults"])
 
@@ -128,7 +127,6 @@ def make_plan(seed: int) -> Plan:
         worker_batch=None if fixed else batch,
         micro_batch=draw.choice((2, 4)),
         commits=draw.choice(tuple(Commits)),
-        copies_parameters=draw.random() < 0.15,
         drop_last=draw.random() < 0.2,
         handover=draw.random() < 0.7,
         export=draw.choice((0.0, 0.3, 1.5)),

@@ -17,6 +17,7 @@ from elasticdl.job import messages as m
 from elasticdl.master.core.events import ExitCause
 from tests.simulation.adapter import LINGER_SECONDS
 from tests.simulation.collectives import CONNECT_TIMEOUT
+from tests.simulation.job_invariants import check_worker
 from tests.simulation.lineage import Model, State, Violation
 from tests.simulation.network import Session
 
@@ -148,7 +149,7 @@ class Process:
         ):
             self.told_at, self.held_when_told = site.clock.now, self.core.position.has_state
         instructions = self.core.step(event, site.clock.now)
-        self.core.validate()
+        check_worker(self.core)
         for instruction in instructions:
             if self.fuse is not None:
                 self._burn()
@@ -161,7 +162,7 @@ class Process:
 
     def has_done(self, what: str) -> None:
         """A part of a step, of which the core is told without an event."""
-        self.core.validate()
+        check_worker(self.core)
         if self.site.trace is not None:
             self.site.trace.step(self, what)
         if self.fuse is not None:
@@ -197,15 +198,11 @@ class Process:
     def save(self, scope: p.SaveScope) -> None:
         if scope is p.SaveScope.WITH_PARAMETERS:
             self.saved.buffers = self.state.buffers
-        elif self.site.plan.copies_parameters:
-            self.saved = self.state.copy()
         else:
             self.saved.values = self.state.values
 
     def restore(self) -> None:
         self.state.buffers, self.state.values = self.saved.buffers, self.saved.values
-        if self.site.plan.copies_parameters:
-            self.state.weights = self.saved.weights
         self.require_one_moment(self.core.position.progress.step, "after a torn step")
 
     def require_one_moment(self, step: int, when: str) -> None:

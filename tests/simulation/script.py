@@ -56,8 +56,7 @@ def life(process: Process) -> Steps:
         yield from _refuse(process, "its data can't be read")
         return
     process.order = order
-    copies = site.plan.copies_parameters
-    process.core.bind(Position(order=process.order, copies_parameters=copies, keeper=process))
+    process.core.bind(Position(order=process.order, keeper=process))
     yield from process.sleep(WARM_UP)
     process.core.position.leave()
     tell(p.Trigger.READY)

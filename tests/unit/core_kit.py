@@ -7,6 +7,7 @@ from elasticdl.elastic.core.plan import BatchPolicy, Progress, SampleOrder, Step
 from elasticdl.elastic.core.protocol import Member, World
 from elasticdl.elastic.core.training_step import Position, Vote, WorkerState
 from elasticdl.elastic.core.worker import WorkerCore
+from tests.simulation.job_invariants import check_worker
 
 S = WorkerState
 ME, OTHER = 3, 5
@@ -110,7 +111,7 @@ class Worker:
         last = []
         for event in events:
             last = self._tell(event) if isinstance(event, p.Event) else event(self)
-            self.core.validate()
+            check_worker(self.core)
         return last
 
     def _tell(self, event):

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from session_kit import FakeMaster, enter
 
-from elasticdl.elastic.collectives.horovod import HorovodCollective
+from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.plan import epoch_order
 from elasticdl.elastic.core.protocol import Member, World, WorldBroken
 from elasticdl.elastic.keras.keras_state import KerasState
@@ -86,7 +86,7 @@ class Board:
         return slots
 
 
-class SumOfThreads(HorovodCollective):
+class SumOfThreads(Collective):
     """A world of several workers in the threads of one process: sums are real, only the wire is missing.
 
     ``fails_at``: the number of the sum, from when the world was entered, that breaks here; whether the others still

@@ -11,8 +11,7 @@ from session_kit import FakeMaster, enter
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from elasticdl.elastic.collectives.horovod import HorovodCollective
-from elasticdl.elastic.collectives.port import Transfer
+from elasticdl.elastic.collectives.port import Collective, Transfer
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import BatchPolicy, epoch_order
 from elasticdl.elastic.core.protocol import Member, World, WorldBroken
@@ -38,7 +37,7 @@ def make_data(samples=50):
     )
 
 
-class SumOfThreads(HorovodCollective):
+class SumOfThreads(Collective):
     """A world of several workers in the threads of one process: sums are real, only the wire is missing."""
 
     def __init__(self, rank, board):

@@ -16,9 +16,11 @@ from elasticdl.elastic.collectives.port import ENGINE, HEAD_BYTES
 from elasticdl.elastic.collectives.torch_distributed import TorchDistributed
 from elasticdl.elastic.collectives.transfer import broadcast_state
 from elasticdl.elastic.core.protocol import Member, World, WorldBroken
-from elasticdl.elastic.link.store import KvStore
+from elasticdl.elastic.link.store import Endpoint, KvStore
 from elasticdl.elastic.torch_kit.tensors import TorchTensors
 from elasticdl.tensorflow import tf
+
+NOWHERE = Endpoint(KvStore(lambda *_: None), "lo")
 
 
 class FakeHorovod:
@@ -46,7 +48,7 @@ class FakeHorovod:
 
 
 def two_workers(hvd):
-    collective = HorovodCollective(TorchTensors(), hvd)
+    collective = HorovodCollective(TorchTensors(), hvd, SimpleNamespace(store=None, stop=lambda: None))
     collective.world = World.of(4, (Member(0, "h", 0, False), Member(1, "h", 0, False)), 0)
     return collective
 
@@ -163,23 +165,25 @@ class TestHostsThatHaveDifferentLibraries:
     def store(self, told=None):
         published = []
         store = KvStore(lambda *entry: published.append(entry))
-        store.open_world(3, {} if told is None else {ENGINE: told})
+        store.open_world(3)
+        if told is not None:
+            store.receive(3, ENGINE, told)
         return store, published
 
     def test_rank_0_says_what_it_uses_and_the_others_look_once(self):
         store, published = self.store()
-        TorchDistributed(TorchTensors(), None).require_one_engine(store, self.world(0))
+        TorchDistributed(TorchTensors(), NOWHERE).require_one_engine(store, self.world(0))
         assert published == [(3, ENGINE, b"torch")]
-        collective = TorchDistributed(TorchTensors(), None)
+        collective = TorchDistributed(TorchTensors(), NOWHERE)
         collective.require_one_engine(self.store(b"torch")[0], self.world(1))
         collective.require_one_engine(store, self.world(1))
 
     def test_are_refused(self):
         with pytest.raises(UserError, match=r"uses torch and rank 0 \(host-0\) uses horovod: install the same"):
-            TorchDistributed(TorchTensors(), None).require_one_engine(self.store(b"horovod")[0], self.world(1))
+            TorchDistributed(TorchTensors(), NOWHERE).require_one_engine(self.store(b"horovod")[0], self.world(1))
 
     def test_a_host_that_would_use_nccl_is_told_how_it_would_not(self):
-        collective = TorchDistributed(TorchTensors(), None, by_nccl=True)
+        collective = TorchDistributed(TorchTensors(), NOWHERE, by_nccl=True)
         with pytest.raises(
             UserError, match=r"uses torch with NCCL and rank 0 .* uses torch: .* set ELASTICDL_SHARED_GPU=1"
         ):
@@ -189,4 +193,4 @@ class TestHostsThatHaveDifferentLibraries:
         store, _ = self.store()
         store.break_world(3)
         with pytest.raises(WorldBroken, match="has not said"):
-            TorchDistributed(TorchTensors(), None).require_one_engine(store, self.world(1))
+            TorchDistributed(TorchTensors(), NOWHERE).require_one_engine(store, self.world(1))

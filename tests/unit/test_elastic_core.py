@@ -87,13 +87,6 @@ def test_a_torn_step_is_dropped_and_everybody_shaken_up():
     assert not worker.core.broken
 
 
-def test_copies_of_the_parameters_go_back_to_the_commit():
-    worker = Worker(bound(copies_parameters=True), p.Trigger.READY, *entered(1), *step(1))
-    worker.do(p.CollectiveFailed("in the evaluation"))
-    assert worker.kept[-2:] == [p.SaveScope.AT_COMMIT, "back"]
-    assert worker.core.position.progress == Progress()
-
-
 def test_alone_nothing_is_kept_until_that_world_is_left():
     worker = training(size=1)
     worker.kept.clear()
@@ -375,7 +368,7 @@ events = st.one_of(
     st.builds(p.Ordered, st.builds(m.Change, numbers, st.just(""))),
     st.builds(p.Ordered, st.builds(m.Broken, numbers, st.just("gone"))),
     st.builds(p.Said, st.builds(m.KvPut, numbers, st.just("s"), st.just("k"), st.just(b""))),
-    st.builds(bound, progresses, st.sampled_from([None, ORDER]), copies_parameters=st.booleans()),
+    st.builds(bound, progresses, st.sampled_from([None, ORDER])),
     st.builds(synced, numbers),
     st.builds(next_batch, st.integers(1, 3), st.booleans()),
     st.builds(

@@ -3,7 +3,6 @@
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -75,7 +74,7 @@ class FakeGroup:
 
 def store():
     kept = KvStore(lambda *entry: None)
-    kept.open_world(3, {})
+    kept.open_world(3)
     return kept
 
 
@@ -234,7 +233,7 @@ def test_what_nccl_raises_is_a_broken_world_and_a_mistake_of_the_user_is_not_tri
 
 
 def test_gloo_may_still_copy_to_a_device_what_it_has_summed():
-    work, made = FakeWork(), TorchDistributed(TorchTensors(), None)
+    work, made = FakeWork(), TorchDistributed(TorchTensors(), Endpoint(store(), "lo"))
     work.on_device.set()
     for tensor, expected in ((ON_DEVICE, True), (torch.ones(2), False)):
         by_gloo = torch_distributed._GlooWork(work, tensor)
@@ -283,58 +282,28 @@ def test_without_a_gpu_nothing_is_asked():
 # -- Horovod without NCCL: tensors of a device come to the host --
 
 
-class FakeCopy:
-    """Of a tensor on a device; done when it is let go on, or waited for."""
-
-    made = ()
-
-    def __init__(self, tensor, stream):
-        self.host = torch.full(tensor.shape, 2.0)
-        self.done = False
-        FakeCopy.made = (*FakeCopy.made, self)
-
-    def is_done(self):
-        return self.done
-
-    def wait(self):
-        self.done = True
-        return self.host
-
-
 class FakeHorovod:
     Sum = "sum"
     poll = staticmethod(lambda handle: True)
     synchronize = staticmethod(lambda handle: handle)
 
     def __init__(self):
-        self.begun = []
+        self.given = []
 
     def allreduce_async_(self, tensor, op, name):
-        self.begun.append(name)
+        self.given.append(tensor.tolist())
         return tensor
 
 
-def test_sums_of_a_device_begin_in_the_order_in_which_they_left_it_and_in_their_world(monkeypatch):
-    FakeCopy.made = ()
-    monkeypatch.setattr(torch_adapter, "HostCopy", FakeCopy)
+def test_horovod_without_nccl_is_given_what_has_come_to_the_host(monkeypatch):
+    copies = lambda tensor, stream: SimpleNamespace(wait=lambda: torch.full(tensor.shape, 2.0))  # noqa: E731
+    monkeypatch.setattr(torch_adapter, "HostCopy", copies)
     monkeypatch.setattr(torch_adapter, "new_stream", lambda _: "stream")
     hvd = FakeHorovod()
-    made = HorovodCollective(TorchTensors(), hvd)
-    made.start(WORLD)
-    first, second = (made.begin_sum(ON_DEVICE, name) for name in "ab")
-    assert hvd.begun == []  # nobody has waited
-    FakeCopy.made[1].done = True
-    third = made.begin_sum(ON_DEVICE, "c")
-    assert hvd.begun == []
-    FakeCopy.made[0].done = True
-    fourth = made.begin_sum(torch.ones(1), "host")
-    assert hvd.begun == ["host", "a", "b"]
-    made.finish([first, second, third, fourth])
-    assert hvd.begun == ["host", "a", "b", "c"]
-    made.begin_sum(ON_DEVICE, "of a torn step")
-    made.start(replace(WORLD, version=4))
-    made.sum_([torch.ones(2)], "next")
-    assert hvd.begun[4:] == ["next.0"]
+    made = HorovodCollective(TorchTensors(), hvd, SimpleNamespace(store=None, stop=lambda: None))
+    made.world = WORLD
+    made.finish([made.begin_sum(ON_DEVICE, "a"), made.begin_sum(torch.ones(1), "b")])
+    assert hvd.given == [[2.0, 2.0], [1.0]]
 
 
 def test_a_copy_to_the_host_is_of_the_moment_it_was_begun():

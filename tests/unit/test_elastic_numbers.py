@@ -44,33 +44,30 @@ def test_equal_shares_are_exact_balanced_and_within_their_bounds(batch, workers,
 
 @st.composite
 def plans(draw):
-    """Of units of any size, with any shares."""
+    """With any shares."""
     shares = tuple(draw(st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)))
-    unit = draw(st.integers(1, 4))
-    samples = sum(shares) * unit - draw(st.integers(0, unit - 1))
-    return BatchPlan(
-        range(100, 100 + samples), shares, unit, seed=draw(st.integers(0, 9)), step=draw(st.integers(0, 9))
-    )
+    whole = range(100, 100 + sum(shares))
+    return BatchPlan(whole, shares, seed=draw(st.integers(0, 9)), step=draw(st.integers(0, 9)))
 
 
-@given(plan=plans(), factor=st.integers(1, 9), bounded=st.booleans())
-def test_runs_are_the_batch_in_rank_order_whatever_the_shares(plan, factor, bounded):
-    most = factor * plan.unit if bounded else None
+@given(plan=plans(), bound=st.integers(1, 9), bounded=st.booleans())
+def test_runs_are_the_batch_in_rank_order_whatever_the_shares(plan, bound, bounded):
+    most = bound if bounded else None
     found = [plan.mine(rank, most) for rank in range(len(plan.shares))]
     every = [each for mine in found for each in mine]
     assert [index for each in every for index in each.indices] == list(plan.whole)
     assert sum(each.weight for each in every) == pytest.approx(1)
     for rank, mine in enumerate(found):
-        assert [each.unit for each in mine[:1]] == list(plan.run(rank))[:1]
-        assert len(mine) == (-(-plan.shares[rank] // factor) if bounded else min(plan.shares[rank], 1))
+        assert [each.first for each in mine[:1]] == list(plan.run(rank))[:1]
+        assert len(mine) == (-(-plan.shares[rank] // bound) if bounded else min(plan.shares[rank], 1))
     for each in every:
         assert each.samples == len(each.indices) <= (most or len(plan.whole))
-        assert each.indices[0] == plan.whole[each.unit * plan.unit]  # each begins with a unit, and is of whole ones
+        assert each.indices[0] == plan.whole[each.first]
         assert each.weight == each.samples / len(plan.whole)
 
 
 @given(plan=plans())
-def test_who_has_no_unit_makes_the_pass_of_another_and_it_counts_for_nothing(plan):
+def test_who_has_no_sample_makes_the_pass_of_another_and_it_counts_for_nothing(plan):
     passes = [plan.whole_run(rank) for rank in range(len(plan.shares))]
     assert [index for each in passes for index in each.indices[: each.samples]] == list(plan.whole)
     assert sum(each.weight for each in passes) == pytest.approx(1)
@@ -84,18 +81,18 @@ def test_seeds_go_by_what_a_run_begins_with_and_not_by_who_makes_it(plan):
     for rank, share in enumerate(plan.shares):
         assert plan.seed_of(rank) == step_seed(plan.seed, plan.step, plan.run(rank).start)
         assert [each.seed for each in plan.mine(rank)] == [plan.seed_of(rank)] * bool(share)
-    moved = BatchPlan(plan.whole, (0, *plan.shares), plan.unit, plan.seed, plan.step)
-    assert [moved.mine(rank + 1, plan.unit) for rank in range(len(plan.shares))] == [
-        plan.mine(rank, plan.unit) for rank in range(len(plan.shares))
+    moved = BatchPlan(plan.whole, (0, *plan.shares), plan.seed, plan.step)
+    assert [moved.mine(rank + 1, 1) for rank in range(len(plan.shares))] == [
+        plan.mine(rank, 1) for rank in range(len(plan.shares))
     ]
-    alone = BatchPlan(plan.whole, (sum(plan.shares),), plan.unit, plan.seed, plan.step)
+    alone = BatchPlan(plan.whole, (sum(plan.shares),), plan.seed, plan.step)
     assert alone.seed_of(0) == step_seed(plan.seed, plan.step, 0)
 
 
 @pytest.mark.parametrize("shares", [(1, 2), (2, 3), ()])
-def test_shares_are_all_units_of_the_batch(shares):
-    with pytest.raises(ValueError, match="of a batch of 4 units: expected 4 in all"):
-        BatchPlan(range(7), shares, unit=2)
+def test_shares_are_all_samples_of_the_batch(shares):
+    with pytest.raises(ValueError, match="of a batch of 4: expected as many in all"):
+        BatchPlan(range(4), shares)
 
 
 @given(batch=st.integers(2, 300), workers=workers, bound=st.one_of(st.none(), st.integers(2, 40)))

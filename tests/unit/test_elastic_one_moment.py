@@ -124,11 +124,9 @@ def test_a_schedule_is_that_of_an_undisturbed_run_wherever_the_world_breaks(name
     assert "scheduler" not in caplog.text, "it is in its place"
 
 
-@pytest.mark.parametrize(
-    "options", [{"commits": "top"}, {"commits": "second"}, {"ends_epochs": True}, {"snapshot": True}], ids=str
-)
+@pytest.mark.parametrize("options", [{"commits": "top"}, {"commits": "second"}, {"ends_epochs": True}], ids=str)
 @pytest.mark.parametrize("each_step", [False, True], ids=["each epoch", "each step"])
-def test_so_it_is_with_commits_elsewhere_or_not_after_each_step_and_with_snapshots(each_step, options):
+def test_so_it_is_with_commits_elsewhere_or_not_after_each_step(each_step, options):
     expected = Training(SCHEDULERS["StepLR"], each_step=each_step).run().result
     require_as_undisturbed("StepLR", expected, each_step=each_step, **options)
 

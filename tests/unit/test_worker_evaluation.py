@@ -8,7 +8,7 @@ from session_kit import JobStub
 from torch.utils.data import TensorDataset
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.collectives.horovod import HorovodCollective
+from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.torch_kit.tensors import TorchTensors
 from elasticdl.worker.torch_learner import TorchEvaluator
@@ -39,7 +39,7 @@ def make_evaluator(collective, dataset, batch_size=4, model=None, advance=lambda
 
 
 def alone(dataset=None, **changes):
-    return make_evaluator(HorovodCollective(TorchTensors()), dataset or data(10), **changes).evaluate()
+    return make_evaluator(Collective(TorchTensors()), dataset or data(10), **changes).evaluate()
 
 
 @pytest.mark.parametrize("samples", [1, 3, 7, 17])

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from session_kit import FakeMaster, let_break
 
-from elasticdl.elastic.collectives.horovod import HorovodCollective
-from elasticdl.elastic.collectives.port import Transfer
+from elasticdl.elastic.collectives.port import Collective, Transfer
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.protocol import Member, World, WorldBroken
 from elasticdl.elastic.core.worker import WorkerCore
@@ -138,7 +137,7 @@ class Script(FakeMaster):
         return left
 
 
-class Counting(HorovodCollective):
+class Counting(Collective):
     """Fails when an operation with one of the given names is done for the n-th time.
 
     The other members, if any, contribute just what this one does.

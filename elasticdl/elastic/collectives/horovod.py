@@ -6,21 +6,32 @@ import atexit
 import importlib
 import os
 import time
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
 
-from elasticdl.common.credentials import SHARED_GPU
+from elasticdl.common.credentials import SHARED_GPU, refuse_variables
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Collective, TensorAdapter, naps, world_broken
-from elasticdl.elastic.core.protocol import World, horovod_host
-from elasticdl.elastic.link.store import LOOPBACK, Endpoint, KvServer, break_connections
+from elasticdl.elastic.core.protocol import World
+from elasticdl.elastic.link.store import LOOPBACK, KvServer, break_connections
 
 RAISERS = ("horovod", "tensorflow")  # packages
 TENSORFLOW_ERRORS = frozenset({"UnknownError", "AbortedError", "CancelledError"})
 # Known to Horovod as `scripts/build_horovod.py` builds it, and to no other: its thread sleeps while there is nothing to sum.
 IDLE_CYCLE_MS = 20
+
+
+def prepare_horovod(environ: Mapping[str, str]) -> None:
+    """Before anything of the user's is built on Horovod: what is built while it is off assumes a fixed world.
+
+    Raises:
+        UserError: the environment holds variables that an elastic Horovod can't bear.
+    """
+    refuse_variables(environ)
+    os.environ["HOROVOD_ELASTIC"] = "1"
 
 
 class HorovodModule(Protocol):
@@ -45,10 +56,20 @@ def is_failure(error: BaseException) -> bool:
     return ("HorovodInternalError" in names or in_tensorflow) and "Mismatched" not in text
 
 
+def horovod_host(world: World) -> str:
+    """The name of the host that Horovod is told this worker runs on: one of its own.
+
+    A worker sees one device, so its local rank is 0. And a host of its own saves Horovod two of the three full meshes
+    that it builds on each init (all workers, those of one host, those with one local rank on all hosts).
+    """
+    return f"{world.own.host}-{world.own.worker_id}"
+
+
 class HorovodWorld:
     """Starts, stops and breaks Horovod's Gloo world inside this process."""
 
     def __init__(self, hvd: HorovodModule, server: KvServer, interface: str) -> None:
+        self.store = server.store
         self._hvd = hvd
         self._server = server
         self._interface = interface
@@ -58,6 +79,9 @@ class HorovodWorld:
         WorldBroken: it could not be connected.
         """
         os.environ.update(self._variables(world))
+        # In its elastic mode it asks for its place when it is started a second time.
+        place = f"{world.rank},{world.size},0,1,0,1".encode()
+        self.store.receive(world.version, ("rank_and_size", f"{horovod_host(world)}:0"), place)
         try:
             self._hvd.init()
         except (RuntimeError, ValueError) as error:
@@ -68,7 +92,10 @@ class HorovodWorld:
 
     def break_world(self, version: int) -> None:
         """From any thread, also while the world is being connected."""
-        break_connections(self._server.store.values(version), listening=True)
+        break_connections(self.store.values(version), listening=True)
+
+    def close(self) -> None:
+        self._server.close()
 
     def _variables(self, world: World) -> dict[str, str]:
         values = {
@@ -128,40 +155,29 @@ class HorovodCollective(Collective):
     engine = "horovod"
     is_native = True
 
-    def __init__(self, tensors: TensorAdapter, hvd: ModuleType | None = None, endpoint: Endpoint | None = None) -> None:
-        """``hvd``: Horovod's module for the framework; without it only worlds of one are possible."""
-        super().__init__(tensors, endpoint.store if endpoint else None)
-        self._hvd = hvd
-        self._operations: Any = None  # of the framework
-        if hvd:
-            # NCCL refuses two ranks on one GPU.
-            self.takes_gpu = tensors.has_gpu and bool(hvd.nccl_built()) and SHARED_GPU not in os.environ
-            self._operations = tensors.operations(hvd, on_gpu=self.takes_gpu)
-        self._server: KvServer | None = None
-        self._connection: HorovodWorld | None = None
-        if hvd and endpoint:
-            self._server = KvServer(endpoint.store)
-            self._connection = HorovodWorld(hvd, self._server, endpoint.interface)
-            atexit.register(self._connection.stop)
+    def __init__(self, tensors: TensorAdapter, hvd: ModuleType, connection: HorovodWorld) -> None:
+        """``hvd``: Horovod's module for the framework."""
+        super().__init__(tensors, connection.store)
+        self._hvd, self._connection = hvd, connection
+        # NCCL refuses two ranks on one GPU.
+        self.takes_gpu = tensors.has_gpu and bool(hvd.nccl_built()) and SHARED_GPU not in os.environ
+        self._operations: Any = tensors.operations(hvd, on_gpu=self.takes_gpu)  # of the framework
+        atexit.register(connection.stop)
 
     def start(self, world: World) -> None:
         super().start(world)
-        if self._connection and self._hvd:
-            self._connection.start(world)
-            # By which each `init` has the world end before what was registered earlier, as the last vote of a script.
-            atexit.unregister(self._hvd.mpi_ops._basics.shutdown)
+        self._connection.start(world)
+        # By which each `init` has the world end before what was registered earlier, as the last vote of a script.
+        atexit.unregister(self._hvd.mpi_ops._basics.shutdown)
 
     def stop(self) -> None:
-        if self._connection:
-            self._connection.stop()
+        self._connection.stop()
 
     def break_world(self, version: int) -> None:
-        if self._connection:
-            self._connection.break_world(version)
+        self._connection.break_world(version)
 
     def close(self) -> None:
-        if self._server:
-            self._server.close()
+        self._connection.close()
 
     def _is_failure(self, error: Exception) -> bool:
         return is_failure(error)

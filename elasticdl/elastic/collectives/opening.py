@@ -6,9 +6,9 @@ import importlib
 from types import ModuleType
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.collectives.horovod import HorovodCollective, require_horovod, takes_horovod
+from elasticdl.elastic.collectives.horovod import HorovodCollective, HorovodWorld, require_horovod, takes_horovod
 from elasticdl.elastic.collectives.port import Collective, TensorAdapter
-from elasticdl.elastic.link.store import Endpoint
+from elasticdl.elastic.link.store import Endpoint, KvServer
 
 
 def open_collective(endpoint: Endpoint | None, engine: str, tensors: TensorAdapter) -> Collective:
@@ -18,9 +18,9 @@ def open_collective(endpoint: Endpoint | None, engine: str, tensors: TensorAdapt
         UserError: what is asked for can't be used.
     """
     if endpoint is None:
-        return HorovodCollective(tensors)
+        return Collective(tensors)
     if (hvd := require_collective(engine, tensors)) is not None:
-        return HorovodCollective(tensors, hvd, endpoint)
+        return HorovodCollective(tensors, hvd, HorovodWorld(hvd, KvServer(endpoint.store), endpoint.interface))
     from elasticdl.elastic.collectives.nccl import can_use_nccl
     from elasticdl.elastic.collectives.torch_distributed import TorchDistributed
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,15 +32,6 @@ from elasticdl.elastic.link.witness import Operations
 # What training asks of a framework whose tensors travel between workers: one adapter for each framework.
 
 Bytes = npt.NDArray[np.uint8]
-
-
-class HostCopy(Protocol):
-    """A tensor's contents on their way from a device to the host."""
-
-    def is_done(self) -> bool: ...
-
-    def wait(self) -> Any:
-        """The copy on the host."""
 
 
 class TensorAdapter(Protocol):
@@ -72,8 +62,8 @@ class TensorAdapter(Protocol):
         without a copy: one of its own, a NumPy array or a DLPack capsule.
         """
 
-    def copy_to_host(self, lent: Any) -> HostCopy | None:
-        """For an engine that can't be handed what is on a device; None if it is on the host."""
+    def to_host(self, lent: Any) -> Any:
+        """For an engine that can't be handed what is on a device: a copy of that, else the same."""
 
     def summed(self, tensor: Any, result: Any) -> Any:
         """What the caller gets for the tensor that it has given, from what the engine has made of that: in place if it can be."""
@@ -111,30 +101,30 @@ LAST_OPERATIONS = 8
 TORCH, TORCH_NCCL = "torch", "torch with NCCL"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Transfer:
     """A collective under way."""
 
     tensor: Any  # as the caller has given it
-    begin: Any = None  # called with what the engine works on, returns the engine's handle
     deliver: Any = None  # called with the given tensor and the engine's result, returns the caller's
-    copy: HostCopy | None = None  # that is yet to be made; the engine can't begin before
-    handle: Any = None  # the engine's, once it has begun
+    handle: Any = None  # the engine's
 
 
-class Collective(ABC):
+class Collective:
     """One world's communication at a time. In a world of one collectives cost nothing.
+
+    By itself it knows worlds of one only, as of a script that runs alone. An engine is a subclass, for worlds of several.
 
     All members call the same operations in the same order. Those that move data raise `WorldBroken` if a member was lost:
     the contents of the tensors that were to be filled are undefined then.
     """
 
-    engine: str  # the library, as users name it
+    engine = "none"  # the library, as users name it
     is_native = False  # it has operations for the framework's own tensors
     takes_gpu = False  # it may be handed tensors on a GPU; else they travel through host memory
 
     def __init__(self, tensors: TensorAdapter, store: KvStore | None = None) -> None:
-        """``store``: where members publish; without one only worlds of one are possible (a script that runs alone)."""
+        """``store``: where members publish, if there may be others."""
         self.tensors = tensors
         self.world: World = ALONE
         self._has_compared = False  # its engine with rank 0's
@@ -142,7 +132,6 @@ class Collective(ABC):
         self._looked = 0.0  # last, whether another member waits for what its script has asked for
         self._begun, self._begun_in = 0, ALONE  # operations, and in which world
         self._last: deque[str] = deque(maxlen=LAST_OPERATIONS)
-        self._copying: deque[Transfer] = deque()  # to the host; they begin in this order
 
     # -- worlds --
 
@@ -152,7 +141,6 @@ class Collective(ABC):
         Raises:
             WorldBroken: it did not come about; the caller may join the next world.
         """
-        self._copying.clear()  # of a torn step
         self.world = world
 
     def require_one_engine(self, store: KvStore, world: World) -> None:
@@ -183,18 +171,15 @@ class Collective(ABC):
                 )
             self._has_compared = True
 
-    @abstractmethod
     def stop(self) -> None:
         """Leave the world; nothing if there is none. Never raises on account of dead peers."""
 
-    @abstractmethod
     def break_world(self, version: int) -> None:
         """Make every blocked call of this world fail now, here and on the other members; nothing if it is not the present one.
 
         From any thread, also while the world is being connected. The store is told before (`KvStore.break_world`).
         """
 
-    @abstractmethod
     def close(self) -> None:
         """Free what outlives worlds."""
 
@@ -230,7 +215,7 @@ class Collective(ABC):
         if self.world.size == 1:
             return [transfer.tensor for transfer in transfers]
         with self._guard():
-            return [self._finish(transfer) for transfer in transfers]
+            return [each.deliver(each.tensor, self._wait(each.handle)) for each in transfers]
 
     def in_flight(self, transfer: Transfer) -> bool:
         """Whether what has begun may still write to its tensor, though the world is gone."""
@@ -239,7 +224,7 @@ class Collective(ABC):
     def sum_asked(self, tensor: Any, what: str) -> None:
         """As `sum_`, where a script decides that it comes to this: a worker that does not is told of. ``what``: in words."""
         if self.world.size > 1:
-            begun = Collective.last_operations(self).begun
+            begun = self.last_operations().begun
             with self._asked.asking(self.world, begun, what) if self._asked else contextlib.nullcontext():
                 self._sum_asked(tensor)
 
@@ -315,26 +300,9 @@ class Collective(ABC):
         with self._guard():
             self._count(name)
             lent = self.tensors.lend(tensor, natively=self.is_native)
-            copy = None if self.takes_gpu else self.tensors.copy_to_host(lent)
-            transfer = Transfer(tensor, begin, _as_array if isinstance(tensor, np.ndarray) else deliver, copy)
-            if copy is None:
-                transfer.handle = begin(lent)
-            else:
-                self._copying.append(transfer)
-            while self._copying and (first := self._copying[0].copy) and first.is_done():
-                self._begin_next()
-            return transfer
-
-    def _begin_next(self) -> None:
-        """Of those whose tensors had to come to the host, once this one has."""
-        transfer = self._copying.popleft()
-        assert transfer.copy is not None, "it waits for its copy"
-        transfer.handle, transfer.copy = transfer.begin(transfer.copy.wait()), None
-
-    def _finish(self, transfer: Transfer) -> Any:
-        while transfer.handle is None:
-            self._begin_next()
-        return transfer.deliver(transfer.tensor, self._wait(transfer.handle))
+            if not self.takes_gpu:
+                lent = self.tensors.to_host(lent)
+            return Transfer(tensor, _as_array if isinstance(tensor, np.ndarray) else deliver, begin(lent))
 
     def _sum_asked(self, tensor: Any) -> None:
         self.sum_([tensor], "elasticdl.asked")
@@ -348,7 +316,7 @@ class Collective(ABC):
         now = time.monotonic()
         if self._asked is not None and now - max(began, self._looked) > PATIENCE:
             self._looked = now
-            told = Collective.last_operations(self)
+            told = self.last_operations()
             last = told.last[-1].rstrip(".0123456789") if told.last else "the next world"
             self._asked.look(self.world, told.begun, last)
 
@@ -371,22 +339,18 @@ class Collective(ABC):
                 raise
             raise world_broken(f"a collective of world {self.world.version} failed", error) from error
 
-    @abstractmethod
     def _is_failure(self, error: Exception) -> bool:
         """Whether a lost member is the cause."""
+        return False
 
-    @abstractmethod
     def _begin_sum(self, lent: Any, name: str) -> Any:
         """Returns what `_wait` takes. The engine may write to the memory that it is lent."""
 
-    @abstractmethod
     def _begin_broadcast(self, lent: Any, name: str) -> Any:
         """From rank 0. What is lent is on the host."""
 
-    @abstractmethod
     def _begin_exchange(self, lent: Any, sent: list[int], received: list[int], name: str) -> Any: ...
 
-    @abstractmethod
     def _wait(self, handle: Any) -> Any:
         """The result, in the memory that was lent or in other."""
 

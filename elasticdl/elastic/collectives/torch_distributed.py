@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -42,29 +41,12 @@ from elasticdl.elastic.collectives.torch_groups import (
 )
 from elasticdl.elastic.core.protocol import World, WorldBroken
 from elasticdl.elastic.link.store import Endpoint, break_connections
-from elasticdl.elastic.link.witness import Operations
 
 # In a broken world: until a collective has failed by itself, or is left alone.
 GRACE_SECONDS = 0.05
 LOOK = timedelta(milliseconds=25)  # while waiting, for a break
 DEVICE_SECONDS = 60.0  # at most until a world's group for its GPUs is connected, or has failed
-FLIGHT_RECORDS = 4  # told of those that torch has kept
 Group: Any = dist.ProcessGroupGloo  # of which torch's annotations tell nothing
-
-
-def flight_record() -> tuple[str, ...]:
-    """The last collectives of all groups of this process, as in ``torch 12: gloo:all_reduce of Float [[100]]``."""
-    # Not public in torch: without it there is no record.
-    dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
-    try:
-        entries = json.loads(dump())["entries"] if dump is not None else []
-    except (ValueError, KeyError, RuntimeError):
-        return ()
-    return tuple(
-        f"torch {entry.get('collective_seq_id')}: {entry.get('profiling_name')} of "
-        f"{', '.join(entry.get('input_dtypes', ()))} {entry.get('input_sizes')}"
-        for entry in entries[-FLIGHT_RECORDS:]
-    )
 
 
 Groups = tuple[Any, nccl.NcclGroup | None]  # for the host; for the device
@@ -143,9 +125,9 @@ class TorchDistributed(Collective):
 
     takes_gpu = True
 
-    def __init__(self, tensors: TensorAdapter, endpoint: Endpoint | None, *, by_nccl: bool = False) -> None:
+    def __init__(self, tensors: TensorAdapter, endpoint: Endpoint, *, by_nccl: bool = False) -> None:
         """``by_nccl``: tensors on a GPU travel by NCCL; else by Gloo, as all others."""
-        super().__init__(tensors, endpoint.store if endpoint else None)
+        super().__init__(tensors, endpoint.store)
         self.engine = TORCH_NCCL if by_nccl else TORCH
         self._endpoint, self._by_nccl = endpoint, by_nccl
         self._device_group: nccl.NcclGroup | None = None
@@ -164,7 +146,7 @@ class TorchDistributed(Collective):
         with self._changing:
             super().start(world)
             self._broken_since = None
-        if self._endpoint is None or world.size == 1:
+        if world.size == 1:
             return
         if self._device is None:
             self._device = Group.create_device(interface=self._endpoint.interface)
@@ -176,7 +158,6 @@ class TorchDistributed(Collective):
             device_group.abort()
 
     def _connect(self, scope: str, *, by_nccl: bool) -> Groups:
-        assert self._endpoint is not None, "there may be other members"
         # The thread may be left alone: it is given all that another world has otherwise.
         store = WorldStore(self._endpoint.store, self.world.version, scope)
         attempt = _Attempt(self.world, partial(self._open_groups, store, self.world, self._device, by_nccl=by_nccl))
@@ -227,8 +208,6 @@ class TorchDistributed(Collective):
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def break_world(self, version: int) -> None:
-        if self._endpoint is None:
-            return
         with self._changing:
             if version != self.world.version:
                 return
@@ -240,11 +219,6 @@ class TorchDistributed(Collective):
         break_connections(self._endpoint.store.values(version), listening=False)
 
     # -- operations --
-
-    def last_operations(self) -> Operations:
-        """With what torch's own recorder has of all groups of this process, the user's included."""
-        told = super().last_operations()
-        return replace(told, last=(*told.last, *flight_record()))
 
     def in_flight(self, transfer: Transfer) -> bool:
         work = transfer.handle

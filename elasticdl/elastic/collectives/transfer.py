@@ -6,10 +6,9 @@ a second state. Only members that need the state keep what arrives, on the host 
 
 from __future__ import annotations
 
-import copy
+import io
 import pickle
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,13 +44,16 @@ def broadcast_state(
 def _send(state: dict[str, Any], collective: Collective, on_host: Collection[str], receivers: Sequence[int]) -> None:
     adapter = collective.tensors
     tensors: list[Any] = []
-    take_tensors([part for name, part in state.items() if name not in on_host], adapter.kind, tensors)
-    elsewhere = {id(tensor) for tensor in tensors}
-    tensors.clear()
-    tree = take_tensors(state, adapter.kind, tensors)
+    parts: dict[str, bytes] = {}
+    are_on_host: list[bool] = []  # of each tensor
+    for name, part in state.items():
+        parts[name] = without_tensors(part, adapter.kind, tensors)
+        are_on_host += [name in on_host] * (len(tensors) - len(are_on_host))
     sizes = [adapter.size(tensor) for tensor in tensors]
-    descriptions = [adapter.describe(tensor, on_host=id(tensor) not in elsewhere) for tensor in tensors]
-    collective.broadcast_bytes(pickle.dumps((tree, sizes, descriptions)), "elasticdl.tensor_tree")
+    descriptions = [
+        adapter.describe(tensor, on_host=is_on_host) for tensor, is_on_host in zip(tensors, are_on_host, strict=True)
+    ]
+    collective.broadcast_bytes(pickle.dumps((parts, sizes, descriptions)), "elasticdl.tensor_tree")
     buffer = np.empty(min(sum(sizes), PIECE_BYTES), np.uint8)
     present, content = -1, None  # the tensor whose bytes are at hand
     for piece in _pieces(sizes):
@@ -65,7 +67,7 @@ def _send(state: dict[str, Any], collective: Collective, on_host: Collection[str
 def _receive(collective: Collective, receivers: Sequence[int]) -> dict[str, Any] | None:
     keep = collective.world.rank in receivers
     # Comes from another member of the same job, over the job's own connections.
-    tree, sizes, descriptions = pickle.loads(collective.broadcast_bytes(b"", "elasticdl.tensor_tree"))
+    parts, sizes, descriptions = pickle.loads(collective.broadcast_bytes(b"", "elasticdl.tensor_tree"))
     buffer = np.empty(min(sum(sizes), PIECE_BYTES), np.uint8)
     contents = [np.empty(size, np.uint8) for size in sizes if keep]
     for piece in _pieces(sizes):
@@ -76,8 +78,7 @@ def _receive(collective: Collective, receivers: Sequence[int]) -> dict[str, Any]
     if not keep:
         return None
     tensors = [collective.tensors.from_bytes(*each) for each in zip(contents, descriptions, strict=True)]
-    state: dict[str, Any] = put_tensors(tree, tensors)
-    return state
+    return {name: with_tensors(part, tensors) for name, part in parts.items()}
 
 
 def _move(array: Bytes, collective: Collective, receivers: Sequence[int]) -> Bytes:
@@ -104,40 +105,36 @@ def _pieces(sizes: Sequence[int]) -> Iterator[list[tuple[int, slice, slice]]]:
         yield piece
 
 
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    """Stands for a tensor that is sent outside the pickle."""
+class _Pickler(pickle.Pickler):
+    """Has of a tensor its number alone, and puts it into a list."""
 
-    index: int
+    def __init__(self, file: io.BytesIO, kind: type, tensors: list[Any]) -> None:
+        super().__init__(file)
+        self._kind, self._tensors = kind, tensors
 
-
-def take_tensors(value: Any, kind: type | tuple[type, ...], tensors: list[Any]) -> Any:
-    """A copy of the nested value with slots for the tensors (instances of ``kind``), which are appended to the list."""
-
-    def take(tensor: Any) -> _Slot:
-        tensors.append(tensor)
-        return _Slot(len(tensors) - 1)
-
-    return _mapped(value, kind, take)
+    def persistent_id(self, value: Any) -> int | None:
+        if not isinstance(value, self._kind):
+            return None
+        self._tensors.append(value)
+        return len(self._tensors) - 1
 
 
-def put_tensors(value: Any, tensors: list[Any]) -> Any:
-    """The inverse of `take_tensors`."""
-    return _mapped(value, _Slot, lambda slot: tensors[slot.index])
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, content: bytes, tensors: Sequence[Any]) -> None:
+        super().__init__(io.BytesIO(content))
+        self._tensors = tensors
+
+    def persistent_load(self, number: int) -> Any:
+        return self._tensors[number]
 
 
-def _mapped(value: Any, kind: type | tuple[type, ...], change: Callable[[Any], Any]) -> Any:
-    if isinstance(value, kind):
-        return change(value)
-    if isinstance(value, dict):
-        items = {key: _mapped(item, kind, change) for key, item in value.items()}
-        if type(value) is dict:
-            return items
-        # One with a default, or a module's of torch, which notes the versions of its parts.
-        made = copy.copy(value)
-        made.clear()
-        made.update(items)
-        return made
-    if type(value) in (list, tuple):
-        return type(value)(_mapped(item, kind, change) for item in value)
-    return value
+def without_tensors(value: Any, kind: type, tensors: list[Any]) -> bytes:
+    """The nested value as bytes, but for its tensors (instances of ``kind``), which are appended to the list."""
+    file = io.BytesIO()
+    _Pickler(file, kind, tensors).dump(value)
+    return file.getvalue()
+
+
+def with_tensors(content: bytes, tensors: Sequence[Any]) -> Any:
+    """The inverse of `without_tensors`."""
+    return _Unpickler(content, tensors).load()

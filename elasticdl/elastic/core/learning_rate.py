@@ -109,10 +109,6 @@ class RateControl:
         self._next = replace(state, value=self._target * factor, workers=world.size)
         return self._next.value
 
-    def ask_again(self) -> None:
-        """The schedule would give another value now, though neither epoch nor world has changed."""
-        self._asked = None
-
     def made(self) -> None:
         """The step whose rate was asked for last has been made."""
         self.state = self._next

@@ -1,7 +1,6 @@
 """How a global batch is divided among workers and micro-batches: the only place that does so.
 
-A batch is a row of numbered *units*, of one sample or of several. Each rank has a contiguous run of them, in rank order, and runs it
-in micro-batches. Each micro-batch's mean gradient is weighed by its samples / G, for G samples in the batch, and all are summed:
+Each rank has a contiguous run of the batch's samples, in rank order, and runs it in micro-batches. Each micro-batch's mean gradient is weighed by its samples / G, for G samples in the batch, and all are summed:
 this is the mean over the batch, however it is divided. Nobody exceeds the largest micro-batch, and each sample counts once.
 
 (The formula of the Run:ai library floors twice, so that it overruns M and loses samples: G=256, M=64 on three GPUs
@@ -106,14 +105,14 @@ def equal_shares(batch: int, workers: int, least: int = 1, most: int | None = No
     return (first + rest, *others, *[0] * (workers - dividing))
 
 
-def step_seed(seed: int, step: int, unit: int) -> int:
-    """Seed of every random draw (dropout, augmentation) for a run that begins with this unit of a step; 32 bits.
+def step_seed(seed: int, step: int, first: int) -> int:
+    """Seed of every random draw (dropout, augmentation) for a run that begins with this sample of a step; 32 bits.
 
     Not who makes the run decides, but what is in it: a step that is repeated draws the same numbers, also if another worker
-    makes that run of it. All of a batch begins with unit 0, so that one worker draws by (seed, step) alone.
+    makes that run of it. All of a batch begins with sample 0, so that one worker draws by (seed, step) alone.
     """
     # NumPy's SeedSequence does as much in a hundred times the time, which each step would pay.
-    digest = hashlib.blake2b(f"{seed} {step} {unit}".encode(), digest_size=4).digest()
+    digest = hashlib.blake2b(f"{seed} {step} {first}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little")
 
 
@@ -122,12 +121,12 @@ class MicroBatch:
     """What one worker runs through the model at once.
 
     ``indices``: a slice of the batch. ``weight``: its part of the mean over the batch; 0 if another worker runs these samples,
-    too, and they count there. ``unit``: the number of its first. ``seed``: of its random draws.
+    too, and they count there. ``first``: the number of its first sample in the batch. ``seed``: of its random draws.
     """
 
     indices: Samples
     weight: float
-    unit: int = 0
+    first: int = 0
     seed: int = 0
 
     @property
@@ -140,19 +139,17 @@ class MicroBatch:
 class BatchPlan:
     """A global batch, divided.
 
-    ``whole``: its samples, in order. ``shares``: units of each rank. ``unit``: samples of one; the last may have fewer.
-    ``seed``, ``step``: from which random draws are seeded.
+    ``whole``: its samples, in order. ``shares``: samples of each rank. ``seed``, ``step``: from which random draws are seeded.
     """
 
     whole: Samples
     shares: tuple[int, ...]
-    unit: int = 1
     seed: int = 0
     step: int = 0
 
     def __post_init__(self) -> None:
-        if sum(self.shares) != (units := -(-len(self.whole) // self.unit)):
-            raise ValueError(f"shares {self.shares} of a batch of {units} units: expected {units} in all")
+        if sum(self.shares) != len(self.whole):
+            raise ValueError(f"shares {self.shares} of a batch of {len(self.whole)}: expected as many in all")
 
     @classmethod
     def equal(
@@ -162,7 +159,7 @@ class BatchPlan:
         return cls(whole, equal_shares(len(whole), workers, least, most), seed=seed, step=step)
 
     def run(self, rank: int) -> range:
-        """The numbers of this rank's units."""
+        """The numbers of this rank's samples in the batch."""
         first = sum(self.shares[:rank])
         return range(first, first + self.shares[rank])
 
@@ -171,14 +168,14 @@ class BatchPlan:
         return step_seed(self.seed, self.step, self.run(rank).start)
 
     def mine(self, rank: int, most: int | None = None, least: int = 1) -> tuple[MicroBatch, ...]:
-        """The run of this rank in as few micro-batches as can be, whose sizes differ by one unit at most; none without a unit.
+        """The run of this rank in as few micro-batches as can be, whose sizes differ by one at most; none without a sample.
 
-        ``most``: samples of one, at least a unit. ``least``: none has fewer, even if one has more than ``most`` then.
+        ``most``: samples of one. ``least``: none has fewer, even if one has more than ``most`` then.
         """
         if not (run := self.run(rank)):
             return ()
-        parts = -(-len(run) // max(1, most // self.unit)) if most else 1
-        parts = max(1, min(parts, len(run) * self.unit // least))
+        parts = -(-len(run) // most) if most else 1
+        parts = max(1, min(parts, len(run) // least))
         ends = accumulate(split(len(run), parts), initial=run.start)
         return tuple(self._micro_batch(start, end) for start, end in pairwise(ends))
 
@@ -189,12 +186,11 @@ class BatchPlan:
         """
         if mine := self.mine(rank):
             return mine[0]
-        others = (replace(self.mine(other)[0], weight=0.0) for other, units in enumerate(self.shares) if units)
+        others = (replace(self.mine(other)[0], weight=0.0) for other, share in enumerate(self.shares) if share)
         return next(others, MicroBatch((), 0.0))
 
     def _micro_batch(self, start: int, end: int) -> MicroBatch:
-        """Of the units from ``start`` up to ``end``."""
-        indices = self.whole[start * self.unit : end * self.unit]
+        indices = self.whole[start:end]
         return MicroBatch(indices, len(indices) / len(self.whole), start, step_seed(self.seed, self.step, start))
 
 

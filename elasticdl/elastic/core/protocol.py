@@ -53,15 +53,6 @@ class World:
         return rank < self.standing
 
 
-def horovod_host(world: World) -> str:
-    """The name of the host that Horovod is told this worker runs on: one of its own.
-
-    A worker sees one device, so its local rank is 0. And a host of its own saves Horovod two of the three full meshes
-    that it builds on each init (all workers, those of one host, those with one local rank on all hosts).
-    """
-    return f"{world.own.host}-{world.own.worker_id}"
-
-
 ALONE = World.of(version=0, members=(Member(worker_id=0, host="localhost", step=0, has_state=False),), rank=0)
 
 
@@ -111,9 +102,7 @@ class SaveScope(Enum):
     """What is saved of a training state; see `elasticdl.elastic.core.training_step`."""
 
     WITH_PARAMETERS = "what moves with the parameters: buffers, the learning rate's rule"
-    AT_COMMIT = (
-        "the user's values and the optimizer's settings; where each commit copies the parameters, all of the state"
-    )
+    AT_COMMIT = "the user's values and the optimizer's settings"
 
 
 # ---- events: the session ----

@@ -183,8 +183,7 @@ class Keeper(Protocol):
 class Position:
     """Of one training state. The training thread alone writes here, and saves at once.
 
-    ``copies_parameters``: each commit copies them, so that a torn step goes back to the commit. Without a ``keeper`` the
-    script saves by itself.
+    Without a ``keeper`` the script saves by itself.
     """
 
     def __init__(
@@ -193,7 +192,6 @@ class Position:
         *,
         has_state: bool = False,
         order: SampleOrder | None = None,
-        copies_parameters: bool = False,
         keeper: Keeper | None = None,
     ) -> None:
         self.progress = self.saved = progress or Progress()
@@ -207,7 +205,6 @@ class Position:
         self.is_stale = keeper is not None  # what was saved is of an earlier moment than a step may be torn from
         self.given = self.made = self.commits = 0  # batches, steps and commits, by this process
         self._alone = True  # in a world of one, or in none
-        self._copies_parameters = copies_parameters
         self._keeper = keeper
         self._committed: Progress | None = None  # where training stood, if a commit was the last thing done
         self._warned = False
@@ -261,7 +258,7 @@ class Position:
         self.made += 1
         if self._alone:
             self.is_stale = True
-        elif not self._copies_parameters:
+        else:
             self.unsaved = True
             self.saved = self.progress
             self._keep(SaveScope.WITH_PARAMETERS)

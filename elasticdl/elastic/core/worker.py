@@ -142,33 +142,6 @@ class WorkerCore(StepCore):
             return None
         return Trigger.TORN_WORLD if world.version == self._broken else Trigger.WORLD
 
-    def validate(self) -> None:
-        """What holds after every step; called in the tests.
-
-        Raises:
-            AssertionError: an invariant does not hold; the message names it.
-        """
-        position, state = self.position, self.state
-        invariants = {
-            "a request to join is open exactly while the worker waits": (self.request is not None)
-            == (state is S.WAITING),
-            "a worker that asks for a world has no batch in hand, and nothing unsaved": state
-            not in (S.WAITING, S.CONNECTING)
-            or not (position.batch or position.unsaved or position.is_stale),
-            "what is saved is never ahead of where training stands": position.saved.step <= position.progress.step,
-            "an unsaved step is saved in its place": not position.unsaved
-            or position.saved.step == position.progress.step,
-            "who trains holds the state": state not in IN_TRAINING or position.has_state or not self.under_master,
-            "a worker that is to leave does not wait": state is not S.WAITING or not (self.stopping or self.lost),
-            "a last word is the end": self.last_word is None or state is S.GONE,
-            "no world is entered that was left": state not in IN_WORLD
-            or not self.under_master
-            or self.world.version > self.left_version
-            or state is S.COMPLETE,
-        }
-        violated = [sentence for sentence, holds in invariants.items() if not holds]
-        assert not violated, f"worker {self.worker_id}, {state}: {'; '.join(violated)}"
-
     # ---- what may happen at any time ----
 
     def _note(self, event: p.Event, now: float) -> list[p.Instruction]:

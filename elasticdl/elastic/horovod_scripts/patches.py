@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.collectives.transfer import put_tensors, take_tensors
+from elasticdl.elastic.collectives.transfer import with_tensors, without_tensors
 from elasticdl.elastic.horovod_scripts.script_worker import ScriptWorker, is_failed_collective
 
 # What Horovod 0.28 does not do right with PyTorch's optimizers and TensorFlow 2, although it needs little. Keras 3 it can't read at all.
@@ -35,7 +35,7 @@ def mend_optimizer_state(module: Any, takes_part: Callable[[], bool]) -> None:
                 super().sync()
                 return
             tensors: list[Any] = []
-            own = take_tensors(self.value.state_dict(), torch.Tensor, tensors)
+            own = without_tensors(self.value.state_dict(), torch.Tensor, tensors)
             kinds = [(each.shape, each.dtype) for each in tensors]
             tree, kinds = module.broadcast_object((own, kinds), root_rank=0, name="elasticdl.optimizer")
             is_root = module.rank() == 0
@@ -45,7 +45,7 @@ def mend_optimizer_state(module: Any, takes_part: Callable[[], bool]) -> None:
             parts = [(f"elasticdl.{i}", each.reshape(-1).view(torch.uint8)) for i, each in enumerate(values)]
             module.broadcast_parameters(parts, root_rank=0)
             # On rank 0 as well: Horovod's optimizer begins to count its backward passes anew.
-            _load_in_place(self.value, self.value.state_dict() if is_root else put_tensors(tree, values))
+            _load_in_place(self.value, self.value.state_dict() if is_root else with_tensors(tree, values))
 
         def restore(self) -> None:
             _load_in_place(self.value, self._saved_optimizer_state)

@@ -23,14 +23,14 @@ from typing import Any
 
 from elasticdl.common.credentials import CONNECTED, MASTER, WorkerEnvironment
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.elastic.collectives.horovod import HorovodModule, HorovodWorld, is_failure
+from elasticdl.elastic.collectives.horovod import HorovodModule, HorovodWorld, is_failure, prepare_horovod
 from elasticdl.elastic.collectives.port import world_broken
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import Progress
 from elasticdl.elastic.core.protocol import Stopped, World
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.core.training_step import WorkerState
-from elasticdl.elastic.link.session import MasterConnection, Session, prepare_horovod
+from elasticdl.elastic.link.session import MasterConnection, Session
 from elasticdl.elastic.link.store import KvServer
 from elasticdl.elastic.link.witness import current_frames
 from elasticdl.elastic.training.job import Sigterm, Worlds

@@ -16,14 +16,13 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from elasticdl.common.credentials import CONNECTED, WorkerEnvironment, refuse_variables
+from elasticdl.common.credentials import CONNECTED, WorkerEnvironment
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.protocol import World, horovod_host
 from elasticdl.elastic.core.training_step import WorkerState
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.link.store import Endpoint, Key, KvStore
@@ -202,7 +201,7 @@ class Session:
                 errands.append(instruction)
             case _:
                 if isinstance(instruction, p.Connect):
-                    self.store.open_world(instruction.world.version, rank_entry(instruction.world))
+                    self.store.open_world(instruction.world.version)
                 self._orders.append(instruction)
                 self._changed.notify_all()
 
@@ -244,25 +243,10 @@ class Session:
             self.notify("worker_waits", where=where, seconds=TOLD_SECONDS)
 
 
-def rank_entry(world: World) -> dict[Key, bytes]:
-    """The entry by which Horovod's own elastic mode learns its place on a second ``init``."""
-    return {("rank_and_size", f"{horovod_host(world)}:0"): f"{world.rank},{world.size},0,1,0,1".encode()}
-
-
 # A worker's line to its master: session and store, open before anything is known of the framework.
 #
 # What comes between a worker's start and its first world (the framework, the user's module, the model) takes long and may
 # fail; the master hears of it through the session. A context takes the link over when there is a collective.
-
-
-def prepare_horovod(environ: Mapping[str, str]) -> None:
-    """Before anything of the user's is built on Horovod: what is built while it is off assumes a fixed world.
-
-    Raises:
-        UserError: the environment holds variables that an elastic Horovod can't bear.
-    """
-    refuse_variables(environ)
-    os.environ["HOROVOD_ELASTIC"] = "1"
 
 
 class MasterConnection:

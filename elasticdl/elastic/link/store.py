@@ -104,11 +104,6 @@ LOOPBACK = "127.0.0.1"
 HOLD_SECONDS = 2.0
 REQUEST_SECONDS = 10.0  # until the next bytes of a request that has begun
 
-# A member publishes some 140 bytes for each other member, under a few keys.
-MOST_KEY_LENGTH = 1024
-MOST_VALUE_BYTES = 4 << 20
-MOST_ENTRIES = 1 << 16
-
 
 class Refusal(Exception):
     """The status that the client is answered; its only argument."""
@@ -124,12 +119,11 @@ class KvStore:
         self._broken = 0  # newest world known to be broken
         self._entries: dict[int, dict[Key, bytes]] = {}
 
-    def open_world(self, version: int, entries: dict[Key, bytes]) -> None:
-        """Serve this world from now on; ``entries`` are known from the start (ranks)."""
+    def open_world(self, version: int) -> None:
+        """Serve this world from now on."""
         with self._changed:
             self._world = version
             self._entries = {world: kept for world, kept in self._entries.items() if world >= version}
-            self._entries.setdefault(version, {}).update(entries)
             self._changed.notify_all()
 
     def break_world(self, version: int) -> None:
@@ -139,22 +133,15 @@ class KvStore:
             self._changed.notify_all()
 
     def put(self, key: Key, value: bytes, world: int | None = None) -> None:
-        """For the members of a world, the present one if none is given.
-
-        Raises:
-            Refusal: the world has too many entries.
-        """
+        """For the members of a world, the present one if none is given."""
         with self._changed:
             world = self._world if world is None else world
-            entries = self._entries.setdefault(world, {})
-            if key not in entries and len(entries) >= MOST_ENTRIES:
-                raise Refusal(HTTPStatus.INSUFFICIENT_STORAGE)
-            entries[key] = value
+            self._entries.setdefault(world, {})[key] = value
             self._changed.notify_all()
         self._publish(world, key, value)
 
     def receive(self, version: int, key: Key, value: bytes) -> None:
-        """An entry from another worker; it may come before this worker has opened that world."""
+        """An entry that need not be published, as it comes from another worker; it may come before this worker has opened that world."""
         with self._changed:
             if version >= self._world:
                 self._entries.setdefault(version, {})[key] = value
@@ -206,13 +193,9 @@ class _Handler(BaseHTTPRequestHandler):
         return value
 
     def _put(self) -> bytes:
-        key, length = self._key(), self.headers.get("Content-Length", "")
-        if not (length.isascii() and length.isdigit()):
-            raise Refusal(HTTPStatus.LENGTH_REQUIRED)
-        if len(length) > len(str(MOST_VALUE_BYTES)) or int(length) > MOST_VALUE_BYTES:
-            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-        value = self.rfile.read(int(length))
-        if len(value) < int(length):
+        key, length = self._key(), int(self.headers["Content-Length"])
+        value = self.rfile.read(length)
+        if len(value) < length:
             raise Refusal(HTTPStatus.BAD_REQUEST)
         self.server.store.put(key, value)
         return b""
@@ -221,8 +204,6 @@ class _Handler(BaseHTTPRequestHandler):
         scope, _, key = self.path.removeprefix("/").partition("/")
         if not (scope and key):
             raise Refusal(HTTPStatus.BAD_REQUEST)
-        if len(self.path) > MOST_KEY_LENGTH:
-            raise Refusal(HTTPStatus.REQUEST_URI_TOO_LONG)
         return scope, key
 
     def _answer(self, work: Callable[[], bytes]) -> None:

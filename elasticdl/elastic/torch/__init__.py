@@ -139,7 +139,6 @@ def TorchState(
     loader: ElasticDataLoader | None = None,
     sampler: ElasticSampler | None = None,
     learning_rate: LearningRate | None = None,
-    snapshot: bool = False,
     **values: Any,
 ) -> _State:
     """The training state of this process, which survives a change of workers: ``elastic.TorchState(model=model, optimizer=optimizer,
@@ -151,8 +150,6 @@ def TorchState(
         loader: what `DataLoader` has returned.
         sampler: instead of ``loader``, what `Sampler` has returned.
         learning_rate: rules by which the learning rate goes; without them the optimizer's own holds.
-        snapshot: each commit copies parameters and the optimizer's state, too, for a loop that changes them otherwise than by
-            ``optimizer.step()``.
         **values: travel along, as attributes of the state: objects with ``state_dict`` and ``load_state_dict`` by these, others
             pickled.
 
@@ -162,7 +159,7 @@ def TorchState(
     if loader is not None and sampler is not None:
         raise UserError("TorchState(loader=, sampler=): give one of them; a loader brings its own sampler")
     data = sampler if loader is None else loader
-    state = _State(context(), model, optimizer, data, values, snapshot=snapshot)
+    state = _State(context(), model, optimizer, data, values)
     if learning_rate is not None:
         state.follow(learning_rate)
     return state

@@ -394,7 +394,7 @@ class Participant:
     def seed(self, batch: GlobalBatch, purpose: bytes = b"") -> None:
         """Of what is drawn from here on: the same when this part is made again, by whichever worker. ``purpose``: unless it loads the batch."""
         seed = zlib.crc32(purpose, self.position.seed_of(batch.epoch))
-        seed_generators(step_seed(seed, batch.number, self.part_of(batch).unit))
+        seed_generators(step_seed(seed, batch.number, self.part_of(batch).first))
 
     # -- a step --
 

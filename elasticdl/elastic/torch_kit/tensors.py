@@ -202,11 +202,11 @@ class TorchTensors:
         # Which Horovod does not know in PyTorch.
         return lent.float() if natively and lent.dtype == torch.bfloat16 else lent
 
-    def copy_to_host(self, lent: torch.Tensor) -> HostCopy | None:
+    def to_host(self, lent: torch.Tensor) -> torch.Tensor:
         if lent.device.type == "cpu":
-            return None
+            return lent
         self._stream = self._stream or new_stream(lent.device)
-        return HostCopy(lent, self._stream)
+        return HostCopy(lent, self._stream).wait()
 
     def summed(self, tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
         target = _real(tensor)
@@ -228,9 +228,7 @@ class TorchTensors:
         return in_memory_order(tensor.detach()).view(torch.uint8)
 
     def read(self, content: torch.Tensor, cut: slice) -> Bytes:
-        part = content[cut]
-        copy = self.copy_to_host(part)
-        read: Bytes = (copy.wait() if copy else part).numpy()
+        read: Bytes = self.to_host(content[cut]).numpy()
         return read
 
     def from_bytes(self, content: Bytes, description: _Description) -> torch.Tensor:

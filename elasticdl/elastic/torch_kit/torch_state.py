@@ -85,13 +85,11 @@ class TorchState(state.TrainingState):
         data: ElasticDataLoader | ElasticSampler | None,
         values: dict[str, Any],
         *,
-        snapshot: bool = False,
         remedy: Remedy | None = None,
         kind: StepKind = OF_LIBRARY,
     ) -> None:
-        """``data``: what tells where training stands in the data set. ``snapshot``: copy parameters and optimizer slots
-        at each commit as well, for a loop that changes them otherwise than by ``optimizer.step()``.
-        ``remedy``: see `GradientReducer`, for a loop over other batches.
+        """``data``: what tells where training stands in the data set. ``remedy``: see `GradientReducer`, for a loop over
+        other batches.
 
         Raises:
             UserError: the optimizer is of a kind that can't be had.
@@ -99,7 +97,7 @@ class TorchState(state.TrainingState):
         for each in each_of(optimizer):
             require_summable(each, "TorchState")
         sampler = data.sampler if isinstance(data, ElasticDataLoader) else data
-        super().__init__(job, tensors_of(job), GroupSettings(optimizer), sampler, values, snapshot=snapshot)
+        super().__init__(job, tensors_of(job), GroupSettings(optimizer), sampler, values)
         self._kind, self._remedy, self._ends_with_function = kind, kind.cure, not kind.is_in_place
         self.model = model
         self.optimizer = optimizer
@@ -127,7 +125,7 @@ class TorchState(state.TrainingState):
         self._moved = MovedByPasses(self.reducer, begins_steps=sampler is None and not kind.is_in_place)
         self._trained = (Model(model), Outside(self._modules, self.parameters), Slots(optimizer, job))
         for piece in self._trained:
-            piece.is_copied = snapshot or kind.updates_within
+            piece.is_copied = kind.updates_within
         self._hold(HeldAttributes(self.attributes, self._modules, job), self._moved, *self._trained)
 
     def sync(self, world: World) -> None:

@@ -25,6 +25,7 @@ from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeVar
 
 from elasticdl.common.credentials import WorkerEnvironment
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.collectives.horovod import prepare_horovod
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import BatchPolicy, Progress, StepPlan
@@ -32,7 +33,7 @@ from elasticdl.elastic.core.protocol import ALONE, Stopped, World, WorldBroken, 
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.core.training_step import Position, Vote, WorkerState
 from elasticdl.elastic.core.worker import WorkerCore
-from elasticdl.elastic.link.session import MasterConnection, Session, prepare_horovod
+from elasticdl.elastic.link.session import MasterConnection, Session
 from elasticdl.elastic.link.store import Endpoint
 from elasticdl.elastic.training.kept_state import Carried, Handover, KeptState, SampleRecord, leave_behind, take_over
 from elasticdl.job import messages as m

@@ -66,9 +66,8 @@ class TrainingState(ABC):
         *,
         start: Progress | None = None,
         has_state: bool = False,
-        snapshot: bool = False,
     ) -> None:
-        """``start``: where training stands, if not at its beginning. ``snapshot``: each commit copies the parameters, too.
+        """``start``: where training stands, if not at its beginning.
 
         Raises:
             UserError: a value has the name of what the state has itself.
@@ -88,7 +87,6 @@ class TrainingState(ABC):
         self._position = Position(start, has_state=has_state)
         self._job = job
         self._tensors = tensors
-        self._snapshot = snapshot
         self._loss = float("nan")
         self._told_in = -1  # version of the world in which those that come later were told of data and model
         self._rate = FollowedRate()
@@ -122,9 +120,7 @@ class TrainingState(ABC):
     def bind_state(self) -> None:
         """Be the state that the worker's core speaks of; there is one at a time."""
         order = self.sampler.order if self.sampler is not None else None
-        made = Position(
-            self.progress, has_state=self.has_state, order=order, copies_parameters=self._snapshot, keeper=self
-        )
+        made = Position(self.progress, has_state=self.has_state, order=order, keeper=self)
         self._position = self._job.bind_position(self._position, made)
 
     def __getattr__(self, name: str) -> Any:
@@ -196,8 +192,7 @@ class TrainingState(ABC):
 
     def save(self, scope: p.SaveScope) -> None:
         for piece in self.pieces:
-            # With a snapshot nothing is kept but at commits: it goes back as a whole.
-            if piece.kept_with is scope or (self._snapshot and scope is p.SaveScope.AT_COMMIT):
+            if piece.kept_with is scope:
                 piece.keep()
 
     def restore(self) -> None:
