@@ -26,7 +26,6 @@ def require_same(ours, theirs):
     """All that was logged, and where training has ended."""
     numbers = [(end["step"], end["epoch"], end["best_metric"] or 0.0) for end in (ours, theirs)]
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-5)
-    assert ours["flos"] == pytest.approx(theirs["flos"], rel=0.25)  # which depend on how texts are padded
     assert (ours["best_checkpoint"], ours["checkpoints"]) == (theirs["best_checkpoint"], theirs["checkpoints"])
     assert without_times(ours["metrics"]) == pytest.approx(without_times(theirs["metrics"]), rel=1e-4)
     for mine, expected in zip(ours["history"], theirs["history"], strict=True):

@@ -418,6 +418,17 @@ def test_a_batch_that_all_workers_skip_has_no_gradients(tmp_path, monkeypatch, b
         torch.testing.assert_close(list(model.parameters()), list(expected.parameters()), rtol=1e-4, atol=1e-6)
 
 
+class StopsWithin(transformers.TrainerCallback):
+    def on_substep_end(self, args, state, control, **_):
+        control.should_training_stop = True
+
+
+def test_a_stop_between_two_batches_of_a_step_is_refused(tmp_path, monkeypatch):
+    said, _, _ = run_trainers(Trainer, tmp_path, monkeypatch, callbacks=lambda rank: [StopsWithin()], batches=2)
+    (line,) = set(map(str, said))
+    assert line.startswith("a callback stops training between two batches of a step"), line
+
+
 class DrawingModule(Module):
     def on_train_batch_end(self, *_):
         self.net.drawn.append(torch.rand(1).item())

@@ -16,8 +16,8 @@ from elasticdl.elastic.core.plan import MicroBatch
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.torch_kit.agreements import Wishes
 from elasticdl.elastic.transformers import Seq2SeqTrainer, Trainer, elastic_trainer, patch
-from elasticdl.elastic.transformers.trainer_host import Items
-from elasticdl.elastic.transformers.writing import to_resume_from
+from elasticdl.elastic.transformers.elastic_trainer import _to_resume_from, whole_checkpoint
+from elasticdl.elastic.transformers.trainer_host import TrainerHost
 
 
 @pytest.fixture(autouse=True)
@@ -141,7 +141,9 @@ def test_who_counts_items_waits_for_the_others_that_load_theirs():
     said = []
     given = SimpleNamespace(part=MicroBatch((0,), 1.0))
     job = JobStub(size=2, advance=said.append, collective=SimpleNamespace(sum_=lambda tensors, name: None))
-    assert Items(job).of_step(["a", "b"], [given, given], lambda samples: float(len(samples))) == 2.0
+    host = TrainerHost(SimpleNamespace(), job, lambda: None)
+    host._joined = SimpleNamespace(open_batches=[given, given])
+    assert host.count(["a", "b"], lambda samples: float(len(samples))) == 2.0
     assert said == [Activity.WAIT, Activity.COMPUTE]
 
 
@@ -187,12 +189,11 @@ def test_a_checkpoint_that_is_being_written_is_not_resumed(tmp_path):
     resumed = make(Trainer, tmp_path, save)
     resumed.train(resume_from_checkpoint=True)
     assert_same_weights(resumed, whole)
-    assert to_resume_from(str(torn), "", comes_later=True) == str(latest)
-    # Whoever names it is told what is wrong with it.
-    assert to_resume_from(str(torn), "", comes_later=False) == str(torn)
-    assert to_resume_from(str(latest), "", comes_later=True) == str(latest)
-    assert to_resume_from(True, str(tmp_path / "nothing"), comes_later=True) is True
-    assert to_resume_from(None, str(tmp_path), comes_later=True) is None
+    for given in (None, str(torn), str(latest)):  # whoever names one is told what is wrong with it
+        assert _to_resume_from(resumed, given) == given
+    resumed._elastic.job.session.jobs_place = lambda: (1, 0)
+    assert _to_resume_from(resumed, str(latest)) is None, "who comes later is sent the job's state"
+    assert whole_checkpoint(str(tmp_path / "nothing")) is None
 
 
 def test_what_is_saved_needs_no_elasticdl(tmp_path):
@@ -257,6 +258,7 @@ class SumLoss(Trainer):
     [
         (Trainer, {"max_steps": 3}, {"train_dataset": Stream()}, "the training data is a Stream"),
         (Trainer, {"auto_find_batch_size": True}, {}, "auto_find_batch_size changes the batch size"),
+        (Trainer, {"enable_jit_checkpoint": True}, {}, "enable_jit_checkpoint stops all workers"),
         (Trainer, {"optim": "lomo"}, {}, "optim='lomo' steps during the backward pass"),
         (OwnLoader, {}, {}, r"^elastic\.transformers: the loader is a list"),
         (OwnBackward, {}, {}, r"otherwise than by accelerator.backward\(loss\)"),
@@ -281,8 +283,7 @@ def test_a_second_training_and_a_search_are_refused(tmp_path):
     refused("a script trains once", ours.train)
     searching = make(Trainer, tmp_path)
     searching.model = None  # as `hyperparameter_search` begins, whatever it searches with
-    for search in (ours.hyperparameter_search, searching.train):
-        refused("hyperparameter_search trains several times", search)
+    refused("hyperparameter_search trains several times", searching.train)
 
 
 def test_transformers_of_before_its_trainer_had_epochs_is_refused_in_one_line(tmp_path, monkeypatch):

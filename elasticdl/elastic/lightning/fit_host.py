@@ -42,10 +42,9 @@ from elasticdl.elastic.torch_kit.refusals import (
     of_loader,
     refuse,
     refuse_new_groups,
-    refuse_others,
     require_plain,
 )
-from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.torch_kit.tensors import ElasticContext, refuse_others
 from elasticdl.elastic.torch_kit.torch_pieces import holders_of_callbacks
 from elasticdl.elastic.torch_kit.torch_state import IN_PLACE, LoopState
 from elasticdl.elastic.training.attributes import Holder

@@ -36,9 +36,9 @@ from elasticdl.elastic.torch_kit.agreements import EpochBegin, ScriptPosition
 from elasticdl.elastic.torch_kit.gradients import Remedy, WeighedGradients
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.participant import JoinedHost, OpenBatch, Outcome, Participant
-from elasticdl.elastic.torch_kit.refusals import Optimizers, each_of, refuse_others
+from elasticdl.elastic.torch_kit.refusals import Optimizers, each_of
 from elasticdl.elastic.torch_kit.streams import RandomStreams, restore_streams, streams
-from elasticdl.elastic.torch_kit.tensors import ElasticContext, sum_of_all
+from elasticdl.elastic.torch_kit.tensors import ElasticContext, refuse_others, sum_of_all
 from elasticdl.elastic.torch_kit.torch_state import LoopState
 
 # The order in which the samples of an epoch are trained on, as it is drawn on a worker.

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, IterableDataset
 
 from elasticdl.common.errors import UserError
@@ -197,34 +194,6 @@ def of_loader(loader: Any) -> Iterator[str]:
             yield "the loader has no batch; expected at least one in an epoch"
 
 
-# Optimizers that step where they must not.
-
-Look = Callable[[torch.optim.Optimizer], None]
-
-_of_thread = threading.local()  # each worker's, where several are threads of a process
-
-
-def look_before_steps(purpose: str, look: Look | None) -> None:
-    """Have ``look`` called before each step of any optimizer, which it may refuse. None: nothing looks for this purpose any more."""
-    _hook_steps()
-    looks = _of_thread.__dict__
-    looks.pop(purpose, None)
-    if look is not None:
-        looks[purpose] = look
-
-
-@functools.cache
-def _hook_steps() -> None:
-    """Once in a process."""
-
-    def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if not torch.compiler.is_compiling():  # it would be traced
-            for look in list(_of_thread.__dict__.values()):
-                look(optimizer)
-
-    register_optimizer_step_pre_hook(before_step)
-
-
 def refuse_new_groups(optimizer: Any, remedy: str) -> None:
     """A trainer begins: from here on its optimizers have the groups that they have.
 
@@ -239,21 +208,3 @@ def refuse_new_groups(optimizer: Any, remedy: str) -> None:
             )
 
         each.add_param_group = types.MethodType(add_param_group, each)  # type: ignore[method-assign]
-
-
-def refuse_others(given: Any, is_in_batch: Callable[[], bool], remedy: str) -> None:
-    """From here on refuse all optimizers but the ``given`` ones while a batch is trained on: the workers do not sum the gradients of their parameters."""
-    known = each_of(given)
-
-    def look(optimizer: torch.optim.Optimizer) -> None:
-        if not is_in_batch() or any(optimizer is each for each in known):
-            return
-        groups = {id(group) for each in known for group in each.param_groups}
-        if groups.issuperset(map(id, optimizer.param_groups)):
-            return  # one within another, which steps the parameters by the groups of that one
-        raise UserError(
-            f"{type(optimizer).__name__} steps while a batch is trained on, and was not given before: the workers do not sum its gradients, and who comes "
-            f"later has none of its state. Make it at the beginning, and {remedy}; set param_groups to change a rate"
-        )
-
-    look_before_steps("others", look)

@@ -1,14 +1,20 @@
-"""PyTorch's tensors for a job: as views into flat memory, on a GPU, as the engines take them, and who trains with them."""
+"""PyTorch's tensors for a job: as views into flat memory, on a GPU, as the engines take them, and who trains with them.
+
+And which optimizers may step meanwhile.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.opening import open_collective
@@ -16,7 +22,7 @@ from elasticdl.elastic.collectives.port import Bytes, Collective
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.link.store import Endpoint
-from elasticdl.elastic.torch_kit.refusals import look_before_steps
+from elasticdl.elastic.torch_kit.refusals import each_of
 from elasticdl.elastic.training.job import JobContext
 from elasticdl.elastic.training.pieces import Array, as_array
 from elasticdl.elastic.training.runtime import SEED, ScriptRuntime
@@ -254,6 +260,52 @@ def seed_torch(seed: int) -> None:
     present = torch.initial_seed()
     if present == SEED or present >= LEAST_DRAWN:
         torch.manual_seed(seed)
+
+
+# Optimizers that step where they must not.
+
+Look = Callable[[torch.optim.Optimizer], None]
+
+_of_thread = threading.local()  # each worker's, where several are threads of a process
+
+
+def look_before_steps(purpose: str, look: Look | None) -> None:
+    """Have ``look`` called before each step of any optimizer, which it may refuse. None: nothing looks for this purpose any more."""
+    _hook_steps()
+    looks = _of_thread.__dict__
+    looks.pop(purpose, None)
+    if look is not None:
+        looks[purpose] = look
+
+
+@functools.cache
+def _hook_steps() -> None:
+    """Once in a process."""
+
+    def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not torch.compiler.is_compiling():  # it would be traced
+            for look in list(_of_thread.__dict__.values()):
+                look(optimizer)
+
+    register_optimizer_step_pre_hook(before_step)
+
+
+def refuse_others(given: Any, is_in_batch: Callable[[], bool], remedy: str) -> None:
+    """From here on refuse all optimizers but the ``given`` ones while a batch is trained on: the workers do not sum the gradients of their parameters."""
+    known = each_of(given)
+
+    def look(optimizer: torch.optim.Optimizer) -> None:
+        if not is_in_batch() or any(optimizer is each for each in known):
+            return
+        groups = {id(group) for each in known for group in each.param_groups}
+        if groups.issuperset(map(id, optimizer.param_groups)):
+            return  # one within another, which steps the parameters by the groups of that one
+        raise UserError(
+            f"{type(optimizer).__name__} steps while a batch is trained on, and was not given before: the workers do not sum its gradients, and who comes "
+            f"later has none of its state. Make it at the beginning, and {remedy}; set param_groups to change a rate"
+        )
+
+    look_before_steps("others", look)
 
 
 # One process's part in a job that trains with PyTorch.

@@ -1,13 +1,13 @@
 """``transformers.Trainer``, whose training goes on while workers come and go.
 
-And what is refused of its arguments.
+And what is refused of its arguments, which checkpoint it resumes from, and what the job is told of evaluations and checkpoints.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -19,14 +19,9 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.torch_kit.refusals import TRAINS_ONCE, of_data, of_group, of_modules, refuse
+from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.torch_kit.tensors import own as runtime
-from elasticdl.elastic.transformers.trainer_host import TrainerHost
-from elasticdl.elastic.transformers.writing import (
-    follow_rank,
-    tell_checkpoint,
-    tell_evaluation,
-    to_resume_from,
-)
+from elasticdl.elastic.transformers.trainer_host import TrainerHost, is_whole
 
 # What can't be had of a trainer of Hugging Face with workers that come and go, found before training begins.
 
@@ -65,6 +60,8 @@ def _reasons(trainer: Any) -> Iterator[str]:
         yield "the model is divided over several devices: leave device_map and tp_plan out"
     if args.auto_find_batch_size:
         yield "auto_find_batch_size changes the batch size: give per_device_train_batch_size"
+    if getattr(args, "enable_jit_checkpoint", False):
+        yield "enable_jit_checkpoint stops all workers when one is told to leave: leave it out, as the others go on"
     yield from of_data(trainer.train_dataset)
     optimizer = str(getattr(args.optim, "value", args.optim))
     if "lomo" in optimizer or optimizer.endswith("_layerwise"):
@@ -84,7 +81,7 @@ class Elastic:
     # -- the beginning --
 
     def train(self: Any, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        return super().train(_checkpoint_for(self, resume_from_checkpoint), *args, **kwargs)  # type: ignore[misc]
+        return super().train(_to_resume_from(self, resume_from_checkpoint), *args, **kwargs)  # type: ignore[misc]
 
     def _inner_training_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self._elastic.has_begun:
@@ -111,10 +108,7 @@ class Elastic:
         if first is None:
             return
         if has_come_later:
-            # Those of the first world have resumed from the same checkpoint, whose random streams rank 0 takes now.
-            begins = resumes and self._elastic.job.world.is_first
-            given.update(resume_from_checkpoint=given["resume_from_checkpoint"] if begins else FROM_THE_JOB)
-            given["epochs_trained"] = given["epoch"]
+            given.update(resume_from_checkpoint=FROM_THE_JOB, epochs_trained=given["epoch"])
             given["steps_trained_in_current_epoch"] = first
         # Batches come from the training's own iterator; this only counts.
         given["train_dataloader"] = DataLoader(range(given["steps_in_epoch"]), generator=torch.Generator())  # type: ignore[arg-type]
@@ -144,16 +138,6 @@ class Elastic:
         self._elastic.look(result[0] if isinstance(result, tuple) else result)
         return result
 
-    def floating_point_ops(self: Any, inputs: Any) -> int:
-        own: int = super().floating_point_ops(inputs)  # type: ignore[misc]
-        return int(own / self._elastic.part)
-
-    def _track_num_input_tokens(self: Any, inputs: Any) -> None:
-        before = self.state.num_input_tokens_seen
-        super()._track_num_input_tokens(inputs)  # type: ignore[misc]
-        own = self.state.num_input_tokens_seen - before
-        self.state.num_input_tokens_seen = before + round(own / self._elastic.part)
-
     # -- between steps --
 
     def _maybe_log_save_evaluate(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -166,7 +150,7 @@ class Elastic:
 
     def _evaluate(self: Any, *args: Any, skip_scheduler: bool = False) -> Any:
         began = time.monotonic()
-        if skip_scheduler and not self._elastic.may_evaluate_first():
+        if skip_scheduler and self._elastic.is_catching_up:  # before the first step, which the others have made
             return {}
         found = super()._evaluate(*args, skip_scheduler=skip_scheduler)  # type: ignore[misc]
         if self._elastic.is_first:
@@ -198,10 +182,10 @@ class Elastic:
         if state.best_global_step and (state.best_global_step == state.global_step or os.path.exists(best)):
             state.best_model_checkpoint = best
         write = partial(super()._save_checkpoint, model, trial)  # type: ignore[misc]
-        self._elastic.unwritten.leave(f"{prefix}{state.global_step}", write)
+        self._elastic.unwritten = f"{prefix}{state.global_step}", write
 
     def _load_best_model(self: Any) -> None:
-        self._elastic.unwritten.wait(self.state.best_model_checkpoint)
+        self._elastic.wait_for(self.state.best_model_checkpoint)
         super()._load_best_model()  # type: ignore[misc]
 
     # -- the end --
@@ -210,12 +194,60 @@ class Elastic:
         self._elastic.end_of_training()
         return super()._finalize_training(*args)  # type: ignore[misc]
 
-    def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
-        raise UserError(f"{WHO}: {SEARCH}")
+
+def _to_resume_from(trainer: Any, given: str | bool | None) -> str | bool | None:
+    """What a trainer resumes from that was told to resume from ``given``. True is the latest checkpoint that is whole."""
+    if trainer._elastic.job.comes_later:  # it is sent the job's state, and what it finds may be half written
+        return None
+    return whole_checkpoint(trainer._get_output_dir(None)) or given if given is True else given
 
 
-def _checkpoint_for(trainer: Any, given: str | bool | None) -> str | bool | None:
-    return to_resume_from(given, trainer._get_output_dir(None), comes_later=trainer._elastic.job.comes_later)
+def whole_checkpoint(folder: str) -> str | None:
+    """The latest one in this folder that was written to its end."""
+    found = []
+    for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        prefix, _, step = name.rpartition("-")
+        if prefix == PREFIX_CHECKPOINT_DIR and step.isdecimal() and is_whole(os.path.join(folder, name)):
+            found.append((int(step), name))
+    return os.path.join(folder, max(found)[1]) if found else None
+
+
+# What the job is told of evaluations and checkpoints, so that their time does not count as training.
+
+# How names of a trainer's metrics end that say how fast it evaluates, and when.
+OF_SPEED = ("_runtime", "_per_second", "epoch")
+
+
+def tell_evaluation(job: ElasticContext, trainer: Any, metrics: Any, seconds: float) -> None:
+    numbers = {name: each for name, each in dict(metrics or {}).items() if type(each) in (int, float)}
+    quality = {name: each for name, each in numbers.items() if not name.endswith(OF_SPEED)}
+    about = {"step": trainer.state.global_step, "epoch": int(trainer.state.epoch or 0)}
+    job.tell_work("evaluation", **about, metrics=quality, seconds=seconds)
+
+
+def tell_checkpoint(job: ElasticContext, trainer: Any, folder: str, seconds: float) -> None:
+    job.tell_work("checkpoint", step=trainer.state.global_step, path=folder, seconds=seconds, held=seconds)
+
+
+def follow_rank(args: Any, is_first: Callable[[], bool]) -> None:
+    """Have these ``TrainingArguments`` say that files are written where ``is_first`` holds at that time."""
+    plain = type(args)
+
+    class ElasticArguments(plain):  # type: ignore[misc, valid-type]
+        @property
+        def should_save(self) -> bool:
+            return is_first()
+
+        @property
+        def should_log(self) -> bool:
+            return is_first()
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            """Saved with a model, they are what the script has made."""
+            return object.__new__, (plain,), dict(vars(self))
+
+    ElasticArguments.__name__, ElasticArguments.__qualname__ = plain.__name__, plain.__qualname__
+    args.__class__ = ElasticArguments
 
 
 def patch(trainer: Any) -> Any:
@@ -239,35 +271,17 @@ def patch(trainer: Any) -> Any:
     host = TrainerHost(trainer, job, runtime.leave)
     runtime.train_in_place(host.finish)
     kind = type(trainer)
-    trainer.add_callback(EndsItsStep(host))
-    trainer.callback_handler.callbacks.insert(0, TellsBegins(host))
     trainer.__class__ = type(kind.__name__, (Elastic, kind), {"__module__": kind.__module__, "_elastic": host})
     follow_rank(trainer.args, lambda: host.is_first)
     return trainer
 
 
-class EndsItsStep(transformers.TrainerCallback):  # type: ignore[misc]
-    """The last callback: what the others have decided between two batches of a step takes effect after it."""
-
-    def __init__(self, host: TrainerHost) -> None:
-        self._host = host
-
-    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._host.put_off_stops(control)
-
-
-class TellsBegins(transformers.TrainerCallback):  # type: ignore[misc]
-    """The first callback: the host knows before the others that training begins."""
-
-    def __init__(self, host: TrainerHost) -> None:
-        self._host = host
-
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self._host.tell_begin()
-
-
 class BeforeTraining:
-    """Where nothing is known of other workers yet, one of them writes already."""
+    """A trainer that is patched when it begins to train. Where nothing is known of other workers yet, one of them writes already."""
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        checkpoint = _to_resume_from(patch(self), resume_from_checkpoint)
+        return super().train(checkpoint, *args, **kwargs)  # type: ignore[misc]
 
     def is_local_process_zero(self) -> bool:
         return runtime.rank() == 0
@@ -282,12 +296,6 @@ class Trainer(BeforeTraining, transformers.Trainer):  # type: ignore[misc]
     ``train()`` raises a `UserError` of one line where something of the trainer can't be had; docs/transformers.md lists that.
     """
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        return super().train(_checkpoint_for(patch(self), resume_from_checkpoint), *args, **kwargs)
-
 
 class Seq2SeqTrainer(BeforeTraining, transformers.Seq2SeqTrainer):  # type: ignore[misc]
     """``transformers.Seq2SeqTrainer``, elastically; its arguments are unchanged (docs/transformers.md)."""
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        return super().train(_checkpoint_for(patch(self), resume_from_checkpoint), *args, **kwargs)

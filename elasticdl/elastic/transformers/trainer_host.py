@@ -3,13 +3,15 @@
 The trainer believes that it is alone, with the global batch. It takes all batches of a step first, and makes a forward and
 a backward pass of each then. After the last of these the gradients are summed, before it looks at them.
 
-And its place in the data, its items in a batch, and what all workers decide alike.
+And its place in the data, and what all workers decide alike.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import os
+import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
@@ -29,47 +31,14 @@ from elasticdl.elastic.torch_kit.movable_host import MovableHost, TrainerPlace
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.participant import OpenBatch, Outcome, Participant, SubBatch
 from elasticdl.elastic.torch_kit.reducer import Rides
-from elasticdl.elastic.torch_kit.refusals import refuse_new_groups, refuse_others
+from elasticdl.elastic.torch_kit.refusals import refuse_new_groups
 from elasticdl.elastic.torch_kit.streams import RandomStreams
-from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.torch_kit.tensors import ElasticContext, refuse_others
+from elasticdl.elastic.torch_kit.torch_pieces import holders_of_callbacks
 from elasticdl.elastic.torch_kit.torch_state import LoopState
 from elasticdl.elastic.training.data_facts import EVALUATION, named_sources
-from elasticdl.elastic.transformers.writing import FirstsCheckpoint, holders_of
 
 log = logging.getLogger(__name__)
-
-Count = Callable[[list[Any]], Any]
-
-
-class Items:
-    """How many items, such as tokens, the global batches of a step have: by that a trainer divides the sum of their losses."""
-
-    def __init__(self, job: ElasticContext) -> None:
-        self.total: Any = None  # of the step; None if the trainer does not count them
-        self._job = job
-        self._count: Count | None = None
-
-    def of_step(self, samples: list[Any], open_batches: Sequence[OpenBatch], count: Count) -> Any:
-        """``samples``: this worker's parts of the batches in hand, if there are any."""
-        self._count, self.total = count, count(samples)
-        if self.total is not None and open_batches and self._job.size > 1:
-            self.count_again([each for each, given in zip(samples, open_batches, strict=True) if given.part.samples])
-        return self.total
-
-    def count_again(self, samples: list[Any]) -> None:
-        """Over the workers, of their samples."""
-        if self.total is None:
-            return
-        own = self._count(samples) if samples and self._count is not None else None
-        total = torch.tensor([0.0 if own is None else float(own)], dtype=torch.float64)
-        with self._job.waiting(Activity.COMPUTE):
-            try:
-                self._job.collective.sum_([total], "elasticdl.items")
-            except WorldBroken as failure:
-                log.info("items are counted again: %s", failure)  # as the step that follows is torn
-                total.fill_(1.0)
-        self.total = total.to(self.total)[0] if torch.is_tensor(self.total) else float(total)
-
 
 # Where a trainer stands between two steps: what a worker that comes later must know beside model, optimizer and scheduler.
 
@@ -90,15 +59,11 @@ class TrainerSnapshot(TrainerPlace):
     def note(self, epoch: int, batch: int) -> None:
         super().note(epoch, batch)
         trainer = self._trainer
-        state = trainer.state
         self._noted = {
-            "loss": trainer._tr_loss.clone() if hasattr(trainer, "_tr_loss") else torch.zeros(()),  # since the last log
-            "total_loss": getattr(trainer, "_total_loss_scalar", 0.0),  # before that
-            "logged_at": getattr(trainer, "_globalstep_last_logged", state.global_step),
-            "initial_step": getattr(trainer, "_initial_global_step", state.global_step),
-            "initial_tokens": getattr(trainer, "_initial_num_input_tokens_seen", state.num_input_tokens_seen),
-            "flos": trainer.current_flos,
-            "tokens": state.num_input_tokens_seen,
+            "loss": trainer._tr_loss.clone(),  # since the last log
+            "total_loss": trainer._total_loss_scalar,  # before that
+            "logged_at": trainer._globalstep_last_logged,
+            "initial_step": trainer._initial_global_step,
         }
 
     def done(self) -> Progress | None:
@@ -126,18 +91,10 @@ class TrainerSnapshot(TrainerPlace):
         return {
             **self._noted,
             "loss": self._noted["loss"].item(),
-            "state": {**state, "num_input_tokens_seen": self._noted["tokens"]},
+            "state": state,
             "control": asdict(trainer.control),
             "callbacks": [callback.state()["attributes"] for callback in _stateful(trainer)],
         }
-
-    def passes_by(self, epoch: int) -> None:
-        """The job stands in a later epoch: the next one begins for callbacks as it began for those of the others."""
-        received, trainer = self.received, self._trainer
-        assert received is not None, "it comes later"
-        steps = received["state"]["global_step"] - received["batch"] // trainer.args.gradient_accumulation_steps
-        trainer.state.epoch = float(epoch + 1)
-        trainer.state.global_step = steps * (epoch + 1) // received["epoch"]
 
     def apply(self, numbers: dict[str, Any]) -> None:
         trainer = self._trainer
@@ -148,9 +105,7 @@ class TrainerSnapshot(TrainerPlace):
             vars(callback).update(attributes)
         trainer._tr_loss.fill_(numbers["loss"])
         trainer._total_loss_scalar, trainer._globalstep_last_logged = numbers["total_loss"], numbers["logged_at"]
-        trainer.current_flos = numbers["flos"]
         trainer._initial_global_step = numbers["initial_step"]
-        trainer._initial_num_input_tokens_seen = numbers["initial_tokens"]
 
 
 def _stateful(trainer: Any) -> list[Any]:
@@ -164,7 +119,6 @@ def _stateful(trainer: Any) -> list[Any]:
 
 STOPS = ("should_training_stop", "should_epoch_stop")
 DECIDE_ALIKE = ("transformers", "elasticdl", "builtins")
-BY_THE_CLOCK = ("JITCheckpointCallback",)
 FLAGS = (*STOPS, "should_save", "should_evaluate", "should_log")
 
 
@@ -172,7 +126,7 @@ def may_wish(trainer: Any) -> bool:
     """Whether a callback or the trainer may decide after a step, by more than its number: those of the library that report, and what the arguments say,
     decide alike on all workers."""
     kinds: list[Any] = [*type(trainer).__mro__, *map(type, trainer.callback_handler.callbacks)]
-    return any(each.__module__.partition(".")[0] not in DECIDE_ALIKE or each.__name__ in BY_THE_CLOCK for each in kinds)
+    return any(each.__module__.partition(".")[0] not in DECIDE_ALIKE for each in kinds)
 
 
 DIFFER = (
@@ -180,15 +134,28 @@ DIFFER = (
     "or the epoch, or give the batch to accelerator.backward on all workers, its loss multiplied by zero where it is not to count"
 )
 
+STOPS_WITHIN = "a callback stops training between two batches of a step, of which other workers make the rest: let it do so in on_step_end"
+
 # A forward pass draws from another stream than what loads its batch.
 FORWARD = b"forward"
 
+PACKAGES = ("transformers", "accelerate", "elasticdl")  # whose callbacks keep nothing that must travel
 # Where transformers has its callbacks for TensorBoard and the like.
 REPORTS = "transformers.integrations."
 
 REMEDY = Remedy("accelerator.backward(loss)", "in on_pre_optimizer_step")
 OWN_OPTIMIZER = "have create_optimizer make one of all parameters, these in a group of their own"
 
+WAIT_SECONDS, POLL_SECONDS = 600.0, 0.05  # of a worker for the checkpoint that another writes
+LAST_FILE = "trainer_state.json"  # the file of a checkpoint that is written last
+
+
+def is_whole(checkpoint: str) -> bool:
+    return os.path.exists(os.path.join(checkpoint, LAST_FILE))
+
+
+# How many items, such as tokens, some inputs have.
+Count = Callable[[list[Any]], Any]
 # Makes the gradients of some inputs, given the number of items in the step's batches, and returns the loss.
 Pass = Callable[[Any, Any], torch.Tensor]
 
@@ -204,24 +171,25 @@ class TrainerHost(MovableHost):
         self._wishes: Wishes | None = None  # from the first world on
         self._may_wish = True  # this worker, after a step
         self._asks = True  # after a step; it was told with the step's gradients that some worker `may_wish`
-        self.part = 1.0  # this worker's, of the batch that the last pass was made on
         self._iterator: Iterator[Any] | None = None  # over the present epoch
         self._is_in_step = False  # of which the trainer has a batch
         self._passes = 0  # made in this step
         self._given: OpenBatch | None = None  # that the present pass is made on
         self._weight = 1.0
         self._reported: torch.Tensor | float = 0.0  # of the step's loss
-        self._items = Items(job)
-        self._has_passed = False  # backwards, the present pass
+        # Of the step: by this number the trainer divides the sum of their losses; None if it does not count them.
+        self._items: Any = None
+        self._count: Count | None = None
         self._pass: Pass | None = None
-        self._was_first = self._tells_rank = False
-        self.unwritten = FirstsCheckpoint(job, lambda: self.is_first, self.rejoin)
+        self._was_first: bool | None = None  # None: training has not begun
+        # The checkpoint that the first worker writes since the last step, and what writes it.
+        self.unwritten: tuple[str, Callable[[], None]] | None = None
 
     # -- who writes --
 
     def rank_known(self) -> None:
         """Tell the trainer's callbacks."""
-        if not self._tells_rank:
+        if self._was_first is None:
             return
         state, first = self._trainer.state, self.is_first
         state.is_world_process_zero = state.is_local_process_zero = first
@@ -238,6 +206,24 @@ class TrainerHost(MovableHost):
                     callback._initialized = False
                 callback.on_train_begin(trainer.args, trainer.state, trainer.control, model=trainer.model)
 
+    def wait_for(self, checkpoint: str) -> None:
+        """Until it is there, or has not come for long."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not is_whole(checkpoint) and time.monotonic() < deadline:
+            self.job.advance(Activity.WAIT)
+            if self.job.world_is_broken:
+                self.participant.leave(WorldBroken("the world broke before the best checkpoint was there"))
+            self._make_up()
+            time.sleep(POLL_SECONDS)
+        self.job.advance(Activity.ALIVE)
+
+    def _make_up(self) -> None:
+        """Who was the first worker has written its checkpoint, unless this one is now: it writes that again, if the parameters are still the same."""
+        if self.unwritten is not None and self.is_first:
+            (checkpoint, write), self.unwritten = self.unwritten, None
+            if not is_whole(checkpoint):
+                write()
+
     # -- the beginning --
 
     @property
@@ -246,6 +232,9 @@ class TrainerHost(MovableHost):
 
     def begin_at(self, epoch: int, batch: int) -> None:
         """The trainer begins there, as it resumes from a checkpoint perhaps."""
+        trainer = self._trainer
+        trainer._tr_loss, trainer._total_loss_scalar = torch.tensor(0.0, device=trainer.args.device), 0.0
+        trainer._globalstep_last_logged = trainer._initial_global_step = trainer.state.global_step
         self._place.note(epoch, batch)
 
     def begin(self, loader: Any) -> None:
@@ -257,7 +246,8 @@ class TrainerHost(MovableHost):
             values["scaler"] = trainer.accelerator.scaler
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         state = LoopState(self.job, trainer.model, optimizer, values, remedy=REMEDY)
-        state.attributes.add(*holders_of(trainer))
+        callbacks = [each for each in trainer.callback_handler.callbacks if not isinstance(each, ExportableState)]
+        state.attributes.add(*holders_of_callbacks(callbacks, PACKAGES, "make the callback an ExportableState"))
         state.sources += [data.source, *named_sources(EVALUATION, trainer.eval_dataset)]
         state.batches = data
         if done := self._place.done():  # by a checkpoint that the trainer has loaded
@@ -270,8 +260,13 @@ class TrainerHost(MovableHost):
         if self.job.under_master:
             refuse_others(optimizer, lambda: self._is_in_step, OWN_OPTIMIZER)
             refuse_new_groups(optimizer, OWN_OPTIMIZER)
+        begins = self._place.epoch, self._place.batch
         self.join(participant)
-        self._was_first, self._tells_rank = self.is_first, True
+        received = self._place.received
+        if received and self.job.world.is_first and (received["epoch"], received["batch"]) == begins:
+            # A worker of the first world stands where all do. Arriving later would undo what its callbacks draw at random.
+            participant.arrive()
+        self._was_first = self.is_first
         self.rank_known()
 
     def _step_together(self, optimizer: Any) -> None:
@@ -287,28 +282,13 @@ class TrainerHost(MovableHost):
 
         optimizer.step = types.MethodType(step, optimizer)
 
-    def tell_begin(self) -> None:
-        """Callbacks are about to hear that training begins. A worker of the first world stands where all do; arriving later would
-        undo what its callbacks draw at random."""
-        received, place = self._place.received, self._place
-        if (
-            received
-            and self.job.world.is_first
-            and (received["epoch"], received["batch"]) == (place.epoch, place.batch)
-        ):
-            self.participant.arrive()
-
-    def may_evaluate_first(self) -> bool:
-        """Whether this worker makes the evaluation before the first step: who comes later is told of it."""
-        return not self.is_catching_up
-
     # -- an epoch --
 
     def go_to(self, epoch: int, first: int = 0) -> int | None:
         self._iterator, arrives = None, self.is_catching_up
         begins = super().go_to(epoch, first)
-        if begins is None:
-            self._place.passes_by(epoch)
+        if begins is None:  # the next one begins for callbacks as it began for those of the others
+            self._trainer.state.epoch = float(epoch + 1)
         return None if arrives and self._trainer.control.should_training_stop else begins
 
     def present(self) -> Iterator[Any]:
@@ -329,14 +309,33 @@ class TrainerHost(MovableHost):
     def opened(self, batch: GlobalBatch, part: MicroBatch, sample: Any) -> OpenBatch:
         if not self.participant.open_batches:
             self._is_in_step = True
-            self._passes, self._reported, self._items.total = 0, 0.0, None
+            self._passes, self._reported, self._items = 0, 0.0, None
         return OpenBatch(batch, part, sample)
 
     # -- a step --
 
     def count(self, samples: list[Any], count: Count) -> Any:
         """Of items such as tokens in the batches that were taken; None if the trainer does not count them."""
-        return self._items.of_step(samples, self.participant.open_batches, count)
+        self._count, self._items = count, count(samples)
+        open_batches = self.participant.open_batches
+        if open_batches and self.job.size > 1:
+            self._count_together(
+                [each for each, given in zip(samples, open_batches, strict=True) if given.part.samples]
+            )
+        return self._items
+
+    def _count_together(self, samples: list[Any]) -> None:
+        """The items that all workers have in their ``samples``."""
+        if self._items is None or self._count is None:
+            return
+        total = torch.tensor([float(self._count(samples)) if samples else 0.0], dtype=torch.float64)
+        with self.job.waiting(Activity.COMPUTE):
+            try:
+                self.job.collective.sum_([total], "elasticdl.items")
+            except WorldBroken as failure:
+                log.info("items are counted again: %s", failure)  # as the step that follows is torn
+                total.fill_(1.0)
+        self._items = total.to(self._items)[0] if torch.is_tensor(self._items) else float(total)
 
     def make_pass(self, inputs: Any, items: Any, run: Pass) -> torch.Tensor:
         """Forward and backward of one batch; after the last of the step, gradients are everybody's. Returns the loss."""
@@ -348,7 +347,6 @@ class TrainerHost(MovableHost):
             return run(inputs, items)
         given = participant.open_batches[self._passes]
         self._passes += 1
-        self.part = len(given.part.indices) / len(given.batch.indices)
         if self.job.size > 1:
             given.noted = participant.state.attributes.note()
         loss = self._run(given, given.part.weight, inputs, items)
@@ -359,7 +357,8 @@ class TrainerHost(MovableHost):
             self._reported = self._reported + loss
             return loss
         outcome = participant.settle()
-        self.unwritten.write()
+        self._make_up()
+        self.unwritten = None
         vote = participant.state.vote
         if outcome is Outcome.BEHIND or vote is None or (world.size == 1 and self.job.world.version == world.version):
             return loss
@@ -367,7 +366,7 @@ class TrainerHost(MovableHost):
 
     def _run(self, given: OpenBatch, weight: float, inputs: Any, items: Any) -> torch.Tensor:
         assert self._pass is not None, "a pass was made"
-        self._given, self._weight, self._has_passed = given, weight, False
+        self._given, self._weight = given, weight
         participant = self.participant
         try:
             # A loss is a sum over items by their number, or a mean over samples, or has terms of both kinds. With the part's
@@ -377,7 +376,6 @@ class TrainerHost(MovableHost):
                 loss = self._pass(inputs, partial)
             # What it returns is logged, however many backward passes it has made.
             given.add_loss(loss, weight)
-            given.backwards += self._has_passed
             return loss
         finally:
             self._given = None
@@ -389,7 +387,7 @@ class TrainerHost(MovableHost):
 
     def _backward(self, own: Callable[..., None], loss: torch.Tensor, **kwargs: Any) -> None:
         if self._given is not None:
-            self._has_passed = True
+            self._given.backwards += 1
             self._given.begin_loss(loss)
             loss = loss if self._weight == 1.0 else loss * self._weight
         if self._given is None:
@@ -402,9 +400,7 @@ class TrainerHost(MovableHost):
     def rides(self) -> Mapping[str, npt.ArrayLike]:
         # Of which batches this worker has made gradients, and of which it has not; without a sample of its own it is as another worker.
         passes = [
-            [float(given.backwards > 0), float(given.backwards < len(given.losses))]
-            if given.part.samples
-            else [0.0, 0.0]
+            [float(given.backwards > 0), float(given.backwards == 0)] if given.part.samples else [0.0, 0.0]
             for given in self.participant.open_batches
         ]
         return {"passes": passes, "wishes": [float(self._may_wish)]}
@@ -420,14 +416,10 @@ class TrainerHost(MovableHost):
     def begin_remake(self, open_batches: Sequence[tuple[OpenBatch, Sequence[SubBatch]]]) -> None:
         for given, _ in open_batches:
             given.backwards = 0
-        self._items.count_again([piece.content for _, pieces in open_batches for piece in pieces])
+        self._count_together([piece.content for _, pieces in open_batches for piece in pieces])
 
     def remake(self, given: OpenBatch, sample: Any, weight: float) -> None:
-        self._run(given, weight, sample, self._items.total)
-
-    def rejoin(self, why: str) -> None:
-        """The present world broke."""
-        self.participant.leave(WorldBroken(why))
+        self._run(given, weight, sample, self._items)
 
     # -- between steps --
 
@@ -435,18 +427,13 @@ class TrainerHost(MovableHost):
         """Callbacks have said what is to be done after a step, or an epoch."""
         self._is_in_step = False
         assert self._wishes is not None, "training has begun"
+        if self.job.size > 1 and self.participant.open_batches and not self.participant.is_reduced:
+            raise UserError(STOPS_WITHIN)
         control = self._trainer.control
         wished = {name for name in FLAGS if getattr(control, name)}
         decided = self._wishes.settle(wished, alike=not (self._asks or evaluated))
         for name in FLAGS:
             setattr(control, name, name in decided)
-
-    def put_off_stops(self, control: Any) -> None:
-        """In the middle of a step, which all workers end: what the others have decided takes effect after it."""
-        for name in STOPS:
-            if self._wishes is not None and self.job.size > 1 and getattr(control, name):
-                self._wishes.unheard.add(name)
-                setattr(control, name, False)
 
     def note_resumed(self) -> None:
         """The random streams have been set, to those of a checkpoint."""

@@ -62,7 +62,6 @@ class Observed(base):
                 "epoch": self.state.epoch,
                 "best_metric": self.state.best_metric,
                 "best_checkpoint": Path(self.state.best_model_checkpoint or "none").name,
-                "flos": self.state.total_flos,
                 "checkpoints": sorted(path.name for path in (folder / "out").glob("checkpoint-*")),
                 "metrics": metrics,
                 "history": self.state.log_history,
