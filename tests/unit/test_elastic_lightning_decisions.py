@@ -11,7 +11,6 @@ from trainers_kit import process_is_kept  # noqa: F401
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.lightning.fit_host import FitHost
 from elasticdl.elastic.lightning.trainer_state import Writing
-from elasticdl.elastic.torch_kit.agreements import Wishes
 from elasticdl.elastic.torch_kit.participant import Participant
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -36,37 +35,6 @@ def test_a_csv_logger_of_another_rank_0_keeps_what_the_last_one_has_written(tmp_
         logger.save()
     names = ("metrics_0.csv", "metrics_1.csv", "metrics.csv")
     assert [(tmp_path / "log" / name).read_text().split()[1] for name in names] == ["1.0,1", "2.0,1", "3.0,1"]
-
-
-def settling(monkeypatch, answer):
-    """Where the script asks with others: ``answer(what, wished, unheard)`` is what all do."""
-
-    def settle(self, wished, *, alike=False):
-        decided = answer(self._what, set(wished), set(self.unheard))
-        self.unheard = set(wished) if decided is None else set()
-        return decided or set()
-
-    monkeypatch.setattr(Wishes, "settle", settle)
-
-
-@pytest.mark.parametrize(("answers", "stops_after"), [([set(), {"stop"}], 2), ([None, None, {"stop"}], 3)])
-def test_a_wish_to_stop_is_everybodys_before_the_next_batch(monkeypatch, answers, stops_after):
-    asked = []
-
-    class Stop(lightning.Callback):
-        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-            trainer.should_stop = batch_idx == 0  # which the others have not heard when the answer is None
-
-    def answer(what, wished, unheard):
-        asked.append(bool(wished))
-        return answers[len(asked) - 1] if len(asked) <= len(answers) else wished
-
-    settling(monkeypatch, answer)
-    trainer = trainer_with(max_epochs=2, callbacks=[Stop()], enable_progress_bar=True)
-    trainer.fit(Module(), loader_of())
-    assert trainer.global_step == stops_after
-    assert asked[:stops_after] == [True, *([False] * (stops_after - 1))]
-    assert "on_advance_end" not in vars(trainer.fit_loop) | vars(trainer.fit_loop.epoch_loop)
 
 
 def test_hooks_of_a_batch_draw_the_scripts_random_numbers(monkeypatch):

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from elastic_kit import Board, SumOfThreads, in_threads
-from refusal_kit import refused
 
 pytest.importorskip("lightning.pytorch")
 
@@ -112,13 +111,6 @@ def test_a_sum_that_fails_ends_the_training_step_whatever_it_catches():
     member.manual.begin_again()
     assert member.loop.optim_step_progress.total.ready == 0
     assert member.second.weight.requires_grad
-
-
-def test_a_backward_pass_past_lightning_is_told():
-    member = Member(0, Board(1))
-    refused(r"call self\.manual_backward\(loss\)", lambda: member.manual.run(member.of_the_first))
-    member.manual.close()
-    member.manual.run(member.of_the_first)
 
 
 def test_gradients_between_two_steps_travel():

@@ -71,12 +71,6 @@ def and_another_pass(self, batch, batch_idx):
     return loss
 
 
-class Exchanges(lightning.Callback):
-    def on_train_epoch_start(self, trainer, module):
-        if trainer.current_epoch == 1:
-            trainer.lr_scheduler_configs[0].scheduler = torch.optim.lr_scheduler.ConstantLR(trainer.optimizers[0])
-
-
 @pytest.mark.parametrize(
     ("kind", "step", "options", "words"),
     [
@@ -84,7 +78,6 @@ class Exchanges(lightning.Callback):
         (ManualModule, of_a_sum_by_hand, {}, "the loss is a sum over the samples"),
         (Module, and_another_pass, {"accumulate_grad_batches": 2}, "otherwise than by the loss of training_step"),
         (Module, and_another_pass, {}, None),  # Lightning clears its gradients
-        (Module, Module.training_step, {"callbacks": [Exchanges()]}, "a callback has exchanged a scheduler"),
     ],
 )
 def test_what_can_not_be_right_as_it_trains_is_one_line(kind, step, options, words):

@@ -12,7 +12,7 @@ from front_end_kit import be_torn
 from refusal_kit import refused
 from trainers_kit import Module, Net, lightning, make_data, process_is_kept, run_trainers, transformers  # noqa: F401
 
-from elasticdl.elastic.torch_kit.participant import Participant
+from elasticdl.elastic.torch_kit.participant import Host, Participant
 from elasticdl.elastic.torch_kit.reducer import GradientReducer
 from elasticdl.elastic.torch_kit.refusals import refuse_new_groups
 from elasticdl.elastic.torch_kit.streams import RandomStreams
@@ -127,13 +127,27 @@ def test_what_does_not_is_told_once(tmp_path, monkeypatch, kind, plant, named):
 
 
 class ModuleLeavesOut(Module):
-    """No gradients of the third batch, and of the sixth; one worker alone sees that in its part."""
+    """No gradients of the third batch."""
 
     def training_step(self, batch, number):
         loss = super().training_step(batch, number)
         self.log("loss", loss, on_step=True, on_epoch=True)
-        sees_it = self.trainer.world_is_one or self.trainer.global_rank == 1
-        return None if number in (2, 5) and sees_it else loss
+        return None if number == 2 else loss
+
+
+class ModuleLeavesOutByPart(Module):
+    """One worker alone sees that in its part."""
+
+    def training_step(self, batch, number):
+        loss = super().training_step(batch, number)
+        return None if number == 2 and self.trainer.global_rank == 1 else loss
+
+
+class ModuleLogsByPart(Module):
+    def training_step(self, batch, number):
+        loss = super().training_step(batch, number)
+        self.log(f"loss of worker {self.trainer.global_rank}", loss)
+        return loss
 
 
 class ModuleLogs(Module):
@@ -159,7 +173,7 @@ def test_what_is_logged_rides_in_numbers_that_do_not_grow_with_the_workers(tmp_p
         said, made, told[workers] = run_trainers(ModuleLogs, tmp_path, monkeypatch, workers)
         assert said == (None,) * workers
         logged[workers] = [{k: float(v) for k, v in trainer.callback_metrics.items()} for trainer, _ in made]
-    assert sizes[2] == sizes[4], "a first step and the others"
+    assert sizes[2] == sizes[4]
     for workers in (2, 4):
         for one in logged[workers]:
             assert one["samples"] == 24
@@ -173,30 +187,13 @@ def test_what_is_logged_rides_in_numbers_that_do_not_grow_with_the_workers(tmp_p
     assert not told[1]
 
 
-class ModuleStops(Module):
-    """One worker's part of the first batch is enough for it."""
-
-    def training_step(self, batch, number):
-        self.trainer.should_stop = self.trainer.global_rank == 1
-        return super().training_step(batch, number)
-
-
-class ModuleMayStopLate(Module):
-    def on_train_batch_end(self, *_): ...
-
-
 class TrainerMayStop(Trainer): ...
 
 
-@pytest.mark.parametrize(
-    ("kind", "asked", "steps"),
-    # Lightning asks once more where an epoch ends.
-    [(Module, 1, 3), (ModuleStops, 1, 1), (ModuleMayStopLate, 4, 3), (Trainer, 0, 3), (TrainerMayStop, 7, 3)],
-)
+@pytest.mark.parametrize(("kind", "asked"), [(Module, 0), (Trainer, 0), (TrainerMayStop, 7)])
 def test_nobody_asks_after_a_step_whether_to_stop_unless_the_script_may_wish_it_then(
-    tmp_path, monkeypatch, kind, asked, steps
+    tmp_path, monkeypatch, kind, asked
 ):
-    """A wish of before comes with the gradients."""
     counted, ask = [], SumOfThreads.sum_asked
     monkeypatch.setattr(SumOfThreads, "sum_asked", lambda *given: (counted.append(given[0].world.rank), ask(*given)))
     said, made, _ = run_trainers(kind, tmp_path, monkeypatch)
@@ -204,8 +201,31 @@ def test_nobody_asks_after_a_step_whether_to_stop_unless_the_script_may_wish_it_
     assert [
         trainer.global_step if isinstance(trainer, lightning.Trainer) else trainer.state.global_step
         for trainer, _ in made
-    ] == [steps] * 2
+    ] == [3] * 2
     assert counted.count(0) == counted.count(1) == asked
+
+
+class ModuleStops(Module):
+    """One worker stops, by its part of the first batch."""
+
+    def on_train_batch_end(self, *_):
+        self.trainer.should_stop = self.decided(self.trainer.global_rank == 0)
+
+    def decided(self, wish):
+        return self.trainer.strategy.broadcast(wish)
+
+
+class ModuleStopsAlone(ModuleStops):
+    def decided(self, wish):
+        return wish
+
+
+def test_a_decision_to_stop_is_made_for_all_by_the_trainers_strategy_and_else_ends_the_job(tmp_path, monkeypatch):
+    said, made, _ = run_trainers(ModuleStops, tmp_path, monkeypatch)
+    assert said == (None, None)
+    assert [trainer.global_step for trainer, _ in made] == [1, 1]
+    with pytest.raises(RuntimeError, match="1 of 2 workers ended their training after step 1 and the others go on"):
+        run_trainers(ModuleStopsAlone, tmp_path, monkeypatch)
 
 
 class WithBeside:
@@ -263,16 +283,26 @@ class TrainerClips(Trainer):
 
 
 @pytest.mark.parametrize("batches", [1, 2])
-def test_a_batch_that_one_worker_leaves_out_is_left_out_by_all(tmp_path, monkeypatch, batches):
+def test_a_batch_that_all_workers_of_lightnings_leave_out_has_no_gradients(tmp_path, monkeypatch, batches):
     options = {"batches": batches, "samples": 64}
-    monkeypatch.setattr(lightning.Trainer, "world_is_one", True, raising=False)
     _, ((alone, expected),), _ = run_trainers(ModuleLeavesOut, tmp_path, monkeypatch, 1, **options)
-    monkeypatch.setattr(lightning.Trainer, "world_is_one", False)
     said, made, _ = run_trainers(ModuleLeavesOut, tmp_path, monkeypatch, **options)
     assert said == (None, None)
     for trainer, net in made:
         torch.testing.assert_close(list(net.parameters()), list(expected.parameters()), rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(trainer.callback_metrics, alone.callback_metrics)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (ModuleLeavesOutByPart, "training_step returned None for a part of a batch on some workers and a loss on"),
+        (ModuleLogsByPart, "the workers tell each other different numbers with a step's gradients, this one "),
+    ],
+)
+def test_workers_that_go_by_their_parts_of_a_batch_are_refused(tmp_path, monkeypatch, kind, words):
+    said, _, _ = run_trainers(kind, tmp_path, monkeypatch)
+    assert all(str(line).startswith(words) for line in said), said
 
 
 @pytest.mark.parametrize("kind", [ModuleWithBeside, TrainerWithBeside, TrainerWithCopies])
@@ -326,6 +356,24 @@ def test_gradients_of_one_network_are_not_summed_with_those_of_another(tmp_path,
     assert said == (None, None)
 
 
+class ModulePast(Module):
+    """Its gradients are not summed."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch, number):
+        loss = super().training_step(batch, number)
+        self.optimizers().zero_grad()
+        loss.backward()
+        self.optimizers().step()
+
+
+def test_gradients_past_lightning_make_two_models(tmp_path, monkeypatch):
+    said, _, _ = run_trainers(ModulePast, tmp_path, monkeypatch, epochs=2)
+    (line,) = set(map(str, said))
+    assert line.startswith(f"after step {STEPS} worker 0 and worker 1 hold different states: "), line
+
+
 class TwoPasses(Trainer):
     """The second one on other weights, as in sharpness-aware minimization with a fixed perturbation."""
 
@@ -355,36 +403,23 @@ def history(trainer):
 
 
 class ModuleCounts(Module):
-    """A torchmetrics object is logged as a number when an epoch ends."""
+    """A torchmetrics object is logged in each step."""
 
     def __init__(self):
         super().__init__()
-        self.mean, self.unused = torchmetrics.MeanMetric(), torchmetrics.MeanMetric()
+        self.mean = torchmetrics.MeanMetric()
 
     def training_step(self, *args):
         loss = super().training_step(*args)
         self.mean.update(loss.detach())
+        self.log("mean", self.mean)
         return loss
 
-    def on_train_epoch_end(self):
-        self.log("mean", self.mean.compute())
 
-
-class ModuleCountsBetween(ModuleCounts):
-    """It counts what is everybody's."""
-
-    def training_step(self, *args):
-        return Module.training_step(self, *args)
-
-    def on_train_batch_end(self, *_):
-        self.mean.update(self.net.first.weight.detach())
-
-
-@pytest.mark.parametrize(("kind", "warnings"), [(ModuleCounts, 2), (ModuleCountsBetween, 0)])
-def test_an_object_that_counts_parts_of_batches_is_warned_of_once(tmp_path, monkeypatch, kind, warnings):
-    said, _, told = run_trainers(kind, tmp_path, monkeypatch)
+def test_an_object_that_counts_parts_of_batches_is_warned_of_once(tmp_path, monkeypatch):
+    said, _, told = run_trainers(ModuleCounts, tmp_path, monkeypatch)
     assert said == (None, None)
-    assert sum(line.startswith("a torchmetrics object that is updated in training_step") for line in told) == warnings
+    assert sum(line.startswith("a torchmetrics object that is logged in training_step") for line in told) == 2
 
 
 class SkipsByPart(Trainer):
@@ -473,6 +508,7 @@ def test_a_torn_step_begins_again_with_the_attributes_of_before():
     participant = Participant.__new__(Participant)
     participant._host = SimpleNamespace(as_before_step=nullcontext)
     participant.open_batches = [SimpleNamespace(noted="of before")]
+    participant._host = Host()
     participant.state = SimpleNamespace(
         attributes=attributes, reducer=reducer, waits=False, begin_step=lambda: said.append("begins")
     )

@@ -1,16 +1,14 @@
 """What ``Trainer.fit`` adds to a participant: how a training step is run, where the loops stand, who writes.
 
-With it the training state, when training stops, what all workers answer alike, and what is refused of a trainer.
+With it the training state, what all workers answer alike, and what is refused of a trainer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import re
 import signal
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -23,6 +21,7 @@ from torch.utils.data.distributed import DistributedSampler
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import MicroBatch, Progress
 from elasticdl.elastic.core.protocol import WorldBroken
+from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.lightning import private
 from elasticdl.elastic.lightning.logged import GivenBatch, Logged, Part
 from elasticdl.elastic.lightning.manual import Manual
@@ -31,7 +30,7 @@ from elasticdl.elastic.lightning.trainer_state import (
     TrainerState,
     Writing,
 )
-from elasticdl.elastic.torch_kit.agreements import Agreements, ScriptPosition, Wishes
+from elasticdl.elastic.torch_kit.agreements import ScriptPosition
 from elasticdl.elastic.torch_kit.gradients import Remedy
 from elasticdl.elastic.torch_kit.movable_host import MovableHost
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
@@ -92,84 +91,16 @@ class Gradients(Piece):
             parameter.grad = None if gradient is None else gradient.to(parameter.device)
 
 
-# When training stops: ``trainer.should_stop`` of any worker is that of all, at once.
-#
-# A callback sets it by what it has seen, which is this worker's part of a batch, or its own clock. On one device it takes effect
-# before the next batch, and here too.
-
-BY_THE_CLOCK = ("Timer",)
-# Hooks of a module that are called once the gradients are summed.
-AFTER_THE_SUM = re.compile(
-    "on_after_backward|configure_gradient_clipping|(on_before_)?optimizer_step|(optimizer|on_before)_zero_grad|lr_scheduler_step|on_train_batch_end"
-)
-
-
-def may_wish_late(trainer: Any) -> bool:
-    """Whether the script may stop training when the gradients of a step are summed."""
-    module = trainer.lightning_module
-    hooks: list[Any] = [getattr(module, name) for name in dir(type(module)) if AFTER_THE_SUM.fullmatch(name)]
-    kinds: list[Any] = [*hooks, *map(type, trainer.callbacks)]
-    is_own = any(each.__module__.partition(".")[0] not in LIGHTNINGS or each.__name__ in BY_THE_CLOCK for each in kinds)
-    return is_own or not module.automatic_optimization
-
-
-class Stopping:
-    """Asks where Lightning looks next: after a validation, after an epoch, and after a batch. There a wish has come with the gradients, unless the script
-    `may_wish_late`, or the batch is not the step's last."""
-
-    def __init__(self, trainer: Any, agreements: Agreements, asks: Callable[[], bool]) -> None:
-        self._trainer = trainer
-        self._agreements = agreements
-        self._asks = asks
-        self._stop = Wishes(agreements, "the question whether to stop", ["stop"], stops=["stop"])
-        self._may_wish_late = may_wish_late(trainer)
-        self.heard: bool | None = None  # whether anybody wishes it, if nobody may wish it later in the step
-        fit_loop, epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
-        self._put(epoch_loop, "on_advance_end", lambda: self._settle(self.heard), lambda: None)
-        self._put(epoch_loop.val_loop, "run", lambda: None, self._settle)
-        self._put(fit_loop, "on_advance_end", lambda: None, self._settle)
-        self._places = [(epoch_loop, "on_advance_end"), (epoch_loop.val_loop, "run"), (fit_loop, "on_advance_end")]
-
-    def end(self) -> None:
-        """The loops are Lightning's again."""
-        for loop, name in self._places:
-            vars(loop).pop(name, None)
-
-    def _put(self, loop: Any, name: str, before: Callable[[], None], after: Callable[[], None]) -> None:
-        own = getattr(loop, name)
-
-        @functools.wraps(own)
-        def asking(*args: Any, **kwargs: Any) -> Any:
-            before()
-            result = own(*args, **kwargs)
-            after()
-            return result
-
-        setattr(loop, name, asking)
-
-    def ride(self, job: ElasticContext) -> list[float]:
-        wishes = bool(self._trainer.should_stop or self._stop.unheard) and not job.is_told_to_leave
-        return [float(wishes), float(self._may_wish_late)]
-
-    def _settle(self, heard: bool | None = None) -> None:
-        """``heard``: by all workers alike, with the gradients."""
-        trainer, self.heard = self._trainer, None
-        if not self._asks() or trainer.sanity_checking:
-            return
-        wish = {"stop"} if trainer.should_stop else set()
-        if heard is None or self._agreements.asking.is_catching_up:
-            trainer.should_stop = bool(self._stop.settle(wish))
-        else:
-            self._stop.unheard = set() if heard else self._stop.unheard | wish
-            trainer.should_stop = heard
-
-
 # What can't be had of a trainer of Lightning or its module with workers that come and go: each is refused in one line.
 
 WHO = 'Trainer(strategy="elastic")'
 SECOND_PASS = (
     f"{WHO}: the closure of a step was evaluated again after its gradients were summed, as for sharpness-aware minimization; of the new "
     "gradients each worker would have its own part's: take manual optimization"
+)
+LEFT_OUT = (
+    "training_step returned None for a part of a batch on some workers and a loss on others, as it went by what is in this worker's part: go by "
+    "the batch's number or the epoch, or return a loss of each part, multiplied by zero where it is not to count"
 )
 REMEDY = Remedy("the loss of training_step", "in on_before_optimizer_step")
 OWN_OPTIMIZER = "have configure_optimizers return it, its parameters as a group of the one optimizer, or several optimizers with manual optimization"
@@ -251,11 +182,11 @@ class FitHost(MovableHost):
         self._runtime = runtime
         self._writing = writing
         self.told = Told(trainer, job)
-        self._asks = False  # the others: from the first batch on, as before they may not be there
-        self._stopping: Stopping | None = None  # from the beginning of the loops
+        self._knows_files = False  # where the others have written
         self._begins_within = False  # an epoch, of which Lightning calls no hooks then
-        self._given: GivenBatch | None = None
+        self._given: GivenBatch | None = None  # the batch in hand; before the first one the others may not be there
         self._moves_by_hooks = False  # of the script
+        self._is_last = False  # the pass that is made next is the step's last
         self._on_sigterm: Any = None
         self._manual: Manual | None = None  # if the module's training step makes its own updates
 
@@ -295,22 +226,16 @@ class FitHost(MovableHost):
         self._moves_by_hooks = not all(_is_lightnings(each) for each in hooks if each is not None)
         self._runtime.train_in_place(self.finish)
         self.join(Participant(self.job, state, self, place, in_pieces=not self.is_manual))
-        self._stopping = Stopping(trainer, self.participant.agreements, lambda: self._asks)
         if self.job.under_master:
             refuse_others(state.optimizer, lambda: self._is_in_batch, OWN_OPTIMIZER)
             refuse_new_groups(
                 state.optimizer, "give all parameters in configure_optimizers, and freeze those that are to train later"
             )
         if self.is_catching_up:
-            # The order of samples is that of the others.
-            warnings.filterwarnings(
-                "ignore", message="You're resuming from a checkpoint that ended before the epoch ended"
-            )
-            self._begins_within = self._place.enter(
-                self.participant.state.weights
-            )  # after which it is known where the others have written
+            self._begins_within = self._place.enter(self.participant.state.weights)
             if not self._begins_within:
                 self.participant.arrive()  # or hooks would draw what is not the script's
+        self._knows_files = True
         self.rank_known()
         if threading.current_thread() is threading.main_thread():
             self._on_sigterm = signal.getsignal(signal.SIGTERM)
@@ -341,13 +266,15 @@ class FitHost(MovableHost):
         return bool(self.participant.open_batches) and self._begins_step
 
     def opened(self, batch: GlobalBatch, part: MicroBatch, sample: Any) -> OpenBatch:
-        self._asks = True
         self._given = GivenBatch(batch, part, index=self._trainer.fit_loop.epoch_loop.batch_idx + 1)
         return self._given
 
     def moving(self) -> AbstractContextManager[None]:
-        """Around the hooks that move a batch to its device, if they are the script's: they may draw."""
-        if not self._moves_by_hooks or self._given is None or not self.is_making or not self._trainer.training:
+        """Around the hooks that move a batch to its device, for training or not. If they are the script's, they may draw."""
+        if not self._trainer.training:
+            self.job.advance(Activity.ALIVE)
+            return nullcontext()
+        if not self._moves_by_hooks or self._given is None or not self.is_making:
             return nullcontext()
         return self.participant.apart(self._given.batch, MOVING)
 
@@ -363,10 +290,8 @@ class FitHost(MovableHost):
         if self._manual:
             return self._make_manually(self._manual, given, part, run)
         result = self._run(given, part, run)
-        self.participant.state.reducer.weighed.look(
-            result.get("loss") if isinstance(result, dict) else result, part.loaded
-        )
-        given.has_no_loss = result is None
+        self.participant.state.reducer.weighed.look(loss_of(result), part.loaded)
+        given.left_out = part.samples if result is None else 0
         return result
 
     def _run(self, given: GivenBatch, part: Part, run: Callable[[], T]) -> T:
@@ -374,7 +299,7 @@ class FitHost(MovableHost):
         collects = self.job.size > 1 or self.participant.is_torn
         with (
             self.participant.apart(given.batch, FORWARD),
-            self._logged.collecting(given.logged, part) if collects else nullcontext(),
+            self._logged.collecting(given, part) if collects else nullcontext(),
         ):
             return run()
 
@@ -405,10 +330,18 @@ class FitHost(MovableHost):
             return
         if self.participant.is_reduced and self.job.size > 1:
             raise UserError(SECOND_PASS)
-        is_last = not private.accumulates(self._trainer)
-        self._backward(given, given.part.weight, loss, scaled, run, last=is_last)
-        if is_last:
+        self._backward(given, given.part.weight, loss, scaled, run, last=self._is_last)
+        if self._is_last:
             self._reduce()
+
+    @contextlib.contextmanager
+    def making_last(self) -> Iterator[None]:
+        """Within, the last pass of a step may be made."""
+        self._is_last = True
+        try:
+            yield
+        finally:
+            self._is_last = False
 
     def is_to_update(self) -> bool:
         """Whether the optimizer may step now that the closure was evaluated."""
@@ -419,42 +352,30 @@ class FitHost(MovableHost):
                 self._reduce()
         return not self.participant.is_catching_up
 
-    @property
-    def has_no_gradients(self) -> bool:
-        """All batches of the step are left out."""
-        return all(given.is_left_out for given in self._open_batches)
-
     def updated(self) -> None:
         if self.participant.state.progress.step > self._step_before:
             self.participant.close()
 
     def rides(self) -> Mapping[str, npt.ArrayLike]:
-        if not self._tells or self._stopping is None:
-            return {}
-        return {"logged": self._logged.ride(self._open_batches), "stop": self._stopping.ride(self.job)}
+        return {"left out": [given.left_out for given in self._open_batches], **self._logged.rides(self._open_batches)}
 
-    def heard(self, rides: Rides) -> bool:
-        if not self._tells or self._stopping is None:
-            return True
-        wishes, late = rides["stop"]
-        self._stopping.heard = None if late else bool(wishes)
-        return self._logged.heard(rides["logged"], self._open_batches)
-
-    @property
-    def _tells(self) -> bool:
-        return self.job.size > 1 or any(given.logged for given in self._open_batches)
+    def heard(self, rides: Rides) -> None:
+        for given, left_out in zip(self._open_batches, rides["left out"], strict=True):
+            if 0 < left_out < len(given.batch.indices):
+                raise UserError(LEFT_OUT)
+        self._logged.heard(rides, self._open_batches)
 
     # -- what workers say to each other; a training step that is manual is begun again --
 
     def of_first(self, value: Any) -> Any:
         """Rank 0's value, on all workers."""
-        if not self._asks:
+        if self._given is None:
             return value
         return self.participant.agreements.of_first(value, "a decision", mends=not self.is_manual)
 
     def mean(self, tensor: torch.Tensor) -> torch.Tensor:
         """Over the workers."""
-        if not self._asks or not torch.is_floating_point(tensor):
+        if self._given is None or not torch.is_floating_point(tensor):
             return tensor
         return self.participant.agreements.mean(tensor, "a mean", mends=not self.is_manual)
 
@@ -471,7 +392,7 @@ class FitHost(MovableHost):
     def begin_remake(self, open_batches: Sequence[tuple[OpenBatch, Sequence[SubBatch]]]) -> None:
         for given in self._open_batches:
             given.logged.clear()
-            given.has_no_loss = False
+            given.left_out = 0
         if self._manual is not None:
             self._manual.begin_again()
 
@@ -489,11 +410,11 @@ class FitHost(MovableHost):
             answers.asked = max(asked, answers.asked)
         if self._manual is not None:
             return
-        loss = trainer.strategy.loss_of(result)
+        loss = loss_of(result)
         if loss is None:
-            given.has_no_loss = True
-        if loss is None or given.is_left_out:
+            given.left_out += part.samples
             return
+        loss = loss / trainer.accumulate_grad_batches
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         scaled = loss if scaler is None else scaler.scale(loss)
         self._backward(given, weight, loss, scaled, trainer.lightning_module.backward, last=False)
@@ -502,8 +423,6 @@ class FitHost(MovableHost):
 
     def ended(self) -> None:
         """The loops are done."""
-        if self._stopping is not None:
-            self._stopping.end()
         self._logged.end()
         if self._manual is not None:
             self._manual.close()
@@ -515,7 +434,7 @@ class FitHost(MovableHost):
         return super().finish()
 
     def left(self) -> None:
-        self._asks = False
+        self._given = None
         self._writing.stop()
         super().left()
 
@@ -561,10 +480,15 @@ class FitHost(MovableHost):
 
     def rank_known(self) -> None:
         """Files are written by rank 0 alone."""
-        if self._stopping is None:  # before it is known where the others have written
+        if not self._knows_files:
             return
         goes_on = self.is_catching_up or self.participant.state.resumed is not None
         self._writing.take_rank(self.job.rank, is_first=self.job.world.is_first, goes_on=goes_on)
+
+
+def loss_of(output: Any) -> Any:
+    """What a training step with automatic optimization returns: a loss, None, or a dict with a loss."""
+    return output.get("loss") if isinstance(output, Mapping) else output
 
 
 def _is_lightnings(each: Any) -> bool:

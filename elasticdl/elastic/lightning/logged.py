@@ -8,28 +8,19 @@ workers between two steps, and a step that is torn leaves no trace in them.
 from __future__ import annotations
 
 import contextlib
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from elasticdl.elastic.core.training_step import SIZE, all_equal, summands
 from elasticdl.elastic.lightning import private
 from elasticdl.elastic.torch_kit.participant import OpenBatch
+from elasticdl.elastic.torch_kit.reducer import Rides
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, HostCopy
 
-Table = npt.NDArray[np.float64]
-Name = tuple[str, int]  # a key, and how often the training step has logged it before
-NUMBERS = 2  # that are summed for a name: its value, and the samples that it stands for
 SUMMED = ("mean", "sum")
-DIFFERENT = (
-    "the workers log different keys in training_step, and each its own values: let self.log not depend on the batch"
-)
-OBJECTS = "a torchmetrics object that is updated in training_step counts this worker's parts of the batches only: log values there"
+OBJECTS = "a torchmetrics object that is logged in training_step counts this worker's parts of the batches only: log values there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +34,12 @@ class Part:
 
 @dataclass(slots=True)
 class Value:
-    """What was logged by one name, of the parts of a batch that this worker has."""
+    """What was logged of the parts of a batch that this worker has."""
 
+    key: str
     is_mean: bool
-    parts: list[tuple[HostCopy, float, Part]] = field(
-        default_factory=list
-    )  # with the size that Lightning has of the batch
+    # With the size that Lightning has of the batch.
+    parts: list[tuple[HostCopy, float, Part]] = field(default_factory=list)
 
     def numbers(self) -> tuple[float, float]:
         """Summed over the workers, those of the global batch."""
@@ -57,19 +48,13 @@ class Value:
         # By its own number of samples, or by one that the script has given for the whole batch.
         return value, sum(part.samples if size == part.loaded else size * part.weight for _, size, part in counted)
 
-    def own(self) -> tuple[float, float]:
-        """As if these parts were the batch."""
-        value, size = self.numbers()
-        return (value / (sum(part.weight for *_, part in self.parts) or 1.0) if self.is_mean else value), size
-
 
 @dataclass(slots=True)
 class GivenBatch(OpenBatch):
     index: int = 0  # as the training step is told
     asked: int = 0  # of the workers' answers, before the training step
-    logged: dict[Name, Value] = field(default_factory=dict)
-    has_no_loss: bool = False  # the training step has returned None for this worker's part
-    is_left_out: bool = False  # it has done so for some worker's
+    logged: dict[str, Value] = field(default_factory=dict)  # by the names under which they ride
+    left_out: int = 0  # samples of this worker's part for which the training step has returned None
 
 
 class Logged:
@@ -84,11 +69,9 @@ class Logged:
         self._pending: dict[
             str, private.Accumulators
         ] = {}  # the job's, of keys that this worker's script has not logged yet
-        self._objects: list[Any] | None = None  # of torchmetrics, in the module; none once it was warned of them
-        self._part: tuple[Part, dict[Name, Value], dict[str, int]] | None = None  # while a training step runs
-        self._found: list[tuple[Name, tuple[float, float]]] = []  # of the step, over all workers
-        self._agreed: tuple[Name, ...] = ()  # that all members of the world have logged for each batch of the last step
-        self._version = -1  # of that world
+        self._running: tuple[GivenBatch, Part] | None = None  # while a training step does
+        self._times: dict[str, int] = {}  # that it has logged a key before
+        self._found: list[tuple[str, float, float]] = []  # of the step: key, value and size, over all workers
         self._warnings: set[str] = set()  # that were given
 
     def end(self) -> None:
@@ -97,81 +80,50 @@ class Logged:
     # -- in the training step --
 
     @contextlib.contextmanager
-    def collecting(self, into: dict[Name, Value], part: Part) -> Iterator[None]:
-        """Within, the training step runs on this part."""
-        updates, self._part = self._updates(), (part, into, {})
+    def collecting(self, given: GivenBatch, part: Part) -> Iterator[None]:
+        """Within, the training step runs on this part of a batch."""
+        self._running, self._times = (given, part), {}
         try:
             yield
         finally:
-            self._part = None
-        if self._updates() != updates:
-            self._warn(OBJECTS)
-            self._objects = []
+            self._running = None
 
     def _note(self, key: str, value: Any, size: int) -> None:
         metric = self._results[key]
         if key in self._pending:
             private.put_accumulators(metric, self._pending.pop(key))
-        kind, is_own = metric.meta.reduce_fx.__name__, not metric.is_tensor or metric.meta.sync.rank_zero_only
-        if self._part is None or is_own or kind not in SUMMED:
-            if self._part is not None and not is_own:
-                self._warn(
-                    f"the largest or smallest {metric.meta.name!r} is that of each worker's part of a batch: log a mean, or a sum"
-                )
+        if self._running is None or not self._is_summed(metric):
             self._log(key, value, size)
             return
-        part, into, seen = self._part
-        seen[key] = number = seen.get(key, -1) + 1
-        noted = into.setdefault((key, number), Value(kind == "mean"))
+        given, part = self._running
+        times = self._times[key] = self._times.get(key, 0) + 1
+        is_mean = metric.meta.reduce_fx.__name__ == "mean"
+        noted = given.logged.setdefault(f"{key} ({given.index}.{times})", Value(key, is_mean))
         noted.parts.append((HostCopy(value.detach()), size, part))
+
+    def _is_summed(self, metric: Any) -> bool:
+        """What is not, is this worker's own, and is named once."""
+        if not metric.is_tensor:
+            self._warn(OBJECTS)
+        elif metric.meta.sync.rank_zero_only:
+            return False
+        elif metric.meta.reduce_fx.__name__ in SUMMED:
+            return True
+        else:
+            self._warn(
+                f"the largest or smallest {metric.meta.name!r} is that of each worker's part of a batch: log a mean, or a sum"
+            )
+        return False
 
     # -- with the gradients --
 
-    def ride(self, open_batches: Sequence[GivenBatch]) -> Table:
-        """To be summed: which keys this worker has logged; of which batches its training step has made no loss; and the numbers, if the keys
-        are those of the step before."""
-        if self._version != self._job.world.version:
-            self._version, self._agreed = self._job.world.version, ()
-        left_out = [float(given.has_no_loss or given.is_left_out) for given in open_batches]
-        names = [tuple(sorted(given.logged)) for given in open_batches]
-        is_known = all(each == self._agreed for each in names)
-        numbers = self._numbers(open_batches) if is_known else [0.0] * (NUMBERS * len(self._agreed) * len(names))
-        return np.array([*summands(zlib.crc32(repr(names).encode())), *left_out, *numbers])
+    def rides(self, open_batches: Sequence[GivenBatch]) -> dict[str, tuple[float, float]]:
+        """To be summed over the workers, which have logged the same keys."""
+        return {name: value.numbers() for given in open_batches for name, value in given.logged.items()}
 
-    def heard(self, sums: Table, open_batches: Sequence[GivenBatch]) -> bool:
-        """Over all workers. Returns whether no further batch is to be left out. As a training step that returns None is made of no
-        worker's part on one device, all workers leave the batch out.
-
-        Raises:
-            WorldBroken: keys have changed, and the numbers are not known.
-        """
-        first = SIZE + len(open_batches)
-        marked = zip(open_batches, sums[SIZE:first].tolist(), strict=True)
-        left_out = [each for each, mark in marked if mark and not each.is_left_out] if self._job.size > 1 else []
-        for given in left_out:
-            given.is_left_out = True
-        if left_out:
-            return False
-        names = [tuple(sorted(given.logged)) for given in open_batches]
-        if not all_equal(sums[:SIZE].tolist(), self._job.size):
-            self._warn(DIFFERENT)
-            self._found = [(name, value.own()) for given in open_batches for name, value in given.logged.items()]
-            return True
-        totals = sums[first:]
-        if any(each != self._agreed for each in names):
-            self._agreed = names[-1]
-            totals = np.array(self._numbers(open_batches))
-            if totals.size:
-                totals = self._job.collective.sum(totals, "elasticdl.logged")
-        every = (name for of_batch in names for name in of_batch)
-        pairs = ((value, size) for value, size in totals.reshape(-1, NUMBERS).tolist())
-        self._found = list(zip(every, pairs, strict=True))
-        return True
-
-    def _numbers(self, open_batches: Sequence[GivenBatch]) -> list[float]:
-        return [
-            each for given in open_batches for name in sorted(given.logged) for each in given.logged[name].numbers()
-        ]
+    def heard(self, rides: Rides, open_batches: Sequence[GivenBatch]) -> None:
+        every = (each for given in open_batches for each in given.logged.items())
+        self._found = [(value.key, *rides[name].tolist()) for name, value in every]
 
     def apply(self) -> None:
         """The step is made: what was found is what the script has logged."""
@@ -179,7 +131,7 @@ class Logged:
         if not found:
             return
         with private.in_training_step(self._module):
-            for (key, _), (value, size) in found:
+            for key, value, size in found:
                 like = self._results[key].value
                 samples = round(size) if abs(size - round(size)) < 1e-6 else size
                 self._log(key, torch.tensor(value, dtype=like.dtype, device=like.device), samples)
@@ -204,13 +156,6 @@ class Logged:
             private.put_accumulators(self._results[key], self._pending.pop(key))
 
     # -- details --
-
-    def _updates(self) -> list[int]:
-        """Of torchmetrics objects."""
-        if self._objects is None:
-            every = self._module.modules()
-            self._objects = [each for each in every if isinstance(getattr(type(each), "update_count", None), property)]
-        return [each.update_count for each in self._objects]
 
     def _warn(self, message: str) -> None:
         if message not in self._warnings:

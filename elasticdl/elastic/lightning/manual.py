@@ -10,14 +10,8 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.reporting import Activity
-from elasticdl.elastic.lightning import private
-from elasticdl.elastic.lightning.trainer_state import names_of_plain
-from elasticdl.elastic.torch_kit.gradients import OwnHook
 from elasticdl.elastic.torch_kit.reducer import GradientReducer
 from elasticdl.elastic.torch_kit.refusals import Optimizers
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
@@ -46,27 +40,18 @@ class Manual:
         self._job = job
         self._parameters = self.optimizers.parameters
         self._reducers: dict[tuple[tuple[int, bool], ...], GradientReducer] = {}  # by which parameters are trained
-        self._counts = [
-            (vars(each), names_of_plain(each))
-            for each in private.counts_of([trainer.fit_loop.epoch_loop.manual_optimization])
-        ]
-        self._before: tuple[list[dict[str, Any]], list[bool]] = ([], [])
-        self._in_step = self._in_backward = False
-        self._hooks: dict[int, Any] = {}  # by the ids of parameters
+        self._made = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress  # steps of optimizers
+        self._before: tuple[dict[str, Any], list[bool]] = ({}, [])
         self.has_trained = False  # this worker has made a step of the job
-        self._watch()
 
     def run(self, training_step: Callable[[], Any]) -> None:
         """Raises:
         WorldBroken: a worker is lost, and the training step has not run to its end.
         """
-        self._in_step = True
         try:
             self._output = training_step()
         except TornStep as torn:
             raise torn.failure from None
-        finally:
-            self._in_step = False
 
     def take_output(self) -> Any:
         """What the last training step has returned; it is not kept."""
@@ -75,8 +60,6 @@ class Manual:
 
     def close(self) -> None:
         """The parameters are as if they had never been here."""
-        for hook in self._hooks.values():
-            hook.remove()
         for reducer in self._reducers.values():
             reducer.drop_buckets()
 
@@ -84,17 +67,13 @@ class Manual:
         require_one(self._job.collective, self._job.worker_id, mine, line, trained=self.has_trained)
 
     def begin_step(self) -> None:
-        self._watch()
-        self._before = (
-            [{name: values[name] for name in names} for values, names in self._counts],
-            [parameter.requires_grad for parameter in self._parameters],
-        )
+        self._parameters = self.optimizers.parameters
+        self._before = self._made.state_dict(), [parameter.requires_grad for parameter in self._parameters]
 
     def begin_again(self) -> None:
         """The training step is called once more: what else it has changed is as before."""
-        counts, trained = self._before
-        for (values, _), before in zip(self._counts, counts, strict=True):
-            values.update(before)
+        made, trained = self._before
+        self._made.load_state_dict(made)
         for parameter, was_trained in zip(self._parameters, trained, strict=True):
             parameter.requires_grad_(was_trained)
 
@@ -105,12 +84,12 @@ class Manual:
             TornStep: a worker is lost.
         """
         if self._job.size == 1:
-            self._make(backward)
+            backward()
             return
         earlier = [None if each.grad is None else each.grad.clone() for each in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
-        self._make(backward)
+        backward()
         every = self._parameters
         trained = tuple((id(parameter), parameter.requires_grad) for parameter in every)
         if trained not in self._reducers:
@@ -138,25 +117,3 @@ class Manual:
                 parameter.grad = None if parameter.grad is None else parameter.grad.clone()
             else:
                 parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
-
-    def _watch(self) -> None:
-        """The parameters that the optimizers have by now."""
-        self._parameters, own = self.optimizers.parameters, OwnHook(self._accumulated)
-        for parameter in self._parameters:
-            if parameter.requires_grad and id(parameter) not in self._hooks:
-                hook = parameter.register_post_accumulate_grad_hook(own)  # type: ignore[no-untyped-call]
-                self._hooks[id(parameter)] = hook
-
-    def _make(self, backward: Callable[[], None]) -> None:
-        self._in_backward = True
-        try:
-            backward()
-        finally:
-            self._in_backward = False
-
-    def _accumulated(self, _: torch.Tensor) -> None:
-        if self._in_step and not self._in_backward:
-            raise UserError(
-                "loss.backward() was called in training_step, whose gradients are not summed over the workers: call "
-                "self.manual_backward(loss)"
-            )

@@ -50,11 +50,6 @@ def put_accumulators(metric: Any, accumulators: Accumulators) -> None:
     metric._computed, metric.has_reset = None, False
 
 
-def accumulates(trainer: Any) -> bool:
-    """Whether the batch in hand is not the last one of its step."""
-    return bool(trainer.fit_loop.epoch_loop._should_accumulate())
-
-
 def arguments_of_step(trainer: Any, batch: Any, index: int) -> tuple[Any, ...]:
     """Of ``training_step``."""
     return tuple(trainer.fit_loop.epoch_loop._build_kwargs({}, batch, index).values())
@@ -130,14 +125,9 @@ def resume_within_epoch(trainer: Any, loops: list[Any]) -> None:
 
 def begin_epoch(trainer: Any) -> None:
     """Call the hooks of an epoch's beginning, as Lightning does only where an epoch is not resumed."""
-    (package,) = {each.__module__.partition(".trainer.")[0] for each in type(trainer).__mro__ if _is_trainer(each)}
-    call: Any = importlib.import_module(f"{package}.trainer.call")
+    call: Any = importlib.import_module(f"{trainer.strategy.package}.trainer.call")
     call._call_callback_hooks(trainer, "on_train_epoch_start")
     call._call_lightning_module_hook(trainer, "on_train_epoch_start")
-
-
-def _is_trainer(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in ("lightning", "pytorch_lightning") and kind.__name__ == "Trainer"
 
 
 def dump_checkpoint(trainer: Any) -> dict[str, Any]:
@@ -168,9 +158,6 @@ def set_name_and_version(logger: Any, name: Any, version: Any) -> None:
             setattr(logger, attribute, value)
 
 
-def hyperparameters_of(trainer: Any) -> dict[str, Any] | None:
-    """To be logged; None: module and data have none."""
-    module, data = trainer.lightning_module, trainer.datamodule
-    if not module._log_hyperparams and (data is None or not data._log_hyperparams):
-        return None
-    return {**dict(data.hparams if data is not None else {}), **dict(module.hparams)}
+def log_hyperparameters(trainer: Any) -> None:
+    """And the graph, by all loggers."""
+    importlib.import_module(f"{trainer.strategy.package}.loggers.utilities")._log_hyperparams(trainer)

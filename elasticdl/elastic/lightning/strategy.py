@@ -21,7 +21,6 @@ from elasticdl.common.credentials import MASTER
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.lightning import private
 from elasticdl.elastic.lightning.fit_host import (
     WHO,
@@ -31,7 +30,6 @@ from elasticdl.elastic.lightning.fit_host import (
     require_one_training,
     require_trainer,
 )
-from elasticdl.elastic.lightning.manual import TornStep
 from elasticdl.elastic.lightning.trainer_state import Writing
 from elasticdl.elastic.torch_kit.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, choose_device
@@ -74,7 +72,6 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
     """The class for ``lightning.pytorch`` or ``pytorch_lightning``."""
     base: Any = importlib.import_module(f"{package}.strategies").SingleDeviceStrategy
     rank_zero_only = importlib.import_module(f"{package}.utilities.rank_zero").rank_zero_only
-    result_of = importlib.import_module(f"{package}.loops.optimization.automatic").ClosureResult
 
     class ElasticStrategy(base):  # type: ignore[misc]
         """A single device's, whose batches are divided among workers that come and go.
@@ -83,6 +80,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
         """
 
         strategy_name = "elastic"
+        package: str
         takes_part_alone = False  # in a job of its own, for tests
 
         def __init__(self, **options: Any) -> None:
@@ -192,6 +190,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             return loader
 
         def batch_to_device(self, *args: Any, **kwargs: Any) -> Any:
+            """Of each batch, whatever is done with it."""
             with self._host.moving() if self._host is not None else contextlib.nullcontext():
                 return super().batch_to_device(*args, **kwargs)
 
@@ -215,35 +214,12 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             if self._host is not None:
                 self._host.told.saved(str(filepath), time.monotonic() - began)
 
-        def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-            self._advance()
-            return super().validation_step(*args, **kwargs)
-
-        def test_step(self, *args: Any, **kwargs: Any) -> Any:
-            self._advance()
-            return super().test_step(*args, **kwargs)
-
-        def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-            self._advance()
-            return super().predict_step(*args, **kwargs)
-
-        def _advance(self) -> None:
-            """The master hears that something is being done."""
-            if self._host is not None:
-                self._host.job.advance(Activity.ALIVE)
-
         def step_again(self, batch: Any, index: int) -> Any:
             """The training step on another part of a batch."""
             module = self.lightning_module
             arguments = private.arguments_of_step(module.trainer, batch, index)
             with private.in_training_step(module):
                 return super().training_step(*arguments)
-
-        def loss_of(self, output: Any) -> torch.Tensor | None:
-            """That of which Lightning's own optimization makes gradients."""
-            batches = self.lightning_module.trainer.accumulate_grad_batches
-            loss: torch.Tensor | None = result_of.from_training_step_output(output, batches).closure_loss
-            return loss
 
         def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
             host, precision, module = self._host, self.precision_plugin, self.lightning_module
@@ -264,15 +240,11 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             if host is None:
                 return super().optimizer_step(optimizer, closure, model, **kwargs)
             if host.is_manual:
-                try:
-                    return super().optimizer_step(optimizer, closure, model, **kwargs)
-                except TornStep:  # in the closure
-                    self.lightning_module.trainer.profiler.stop("optimizer_step")
-                    raise
-            result = closure()
+                return super().optimizer_step(optimizer, closure, model, **kwargs)
+            with host.making_last():
+                result = closure()
             if host.is_to_update():
-                seen = None if host.has_no_gradients else result  # a GradScaler does nothing then
-                super().optimizer_step(optimizer, lambda: seen, model, **kwargs)
+                super().optimizer_step(optimizer, lambda: result, model, **kwargs)
                 host.updated()
             return result
 
@@ -297,6 +269,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
         def register_strategies(cls, strategy_registry: Any) -> None:
             strategy_registry.register(cls.strategy_name, cls, description=cls.__doc__, override=True)
 
+    ElasticStrategy.package = package
     # With a class that is found by its name a trainer can be pickled.
     ElasticStrategy.__module__, ElasticStrategy.__qualname__ = __package__, ElasticStrategy.__name__
     return ElasticStrategy

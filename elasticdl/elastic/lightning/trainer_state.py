@@ -12,9 +12,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from elasticdl.common.errors import UserError
 from elasticdl.elastic.lightning import private
 from elasticdl.elastic.lightning.logged import Logged
 from elasticdl.elastic.torch_kit.movable_host import NO_EPOCH, TrainerPlace
@@ -24,10 +21,6 @@ from elasticdl.elastic.training.pieces import mapped
 
 # In the state of Lightning's callbacks: what goes by this worker's clock, and what its ``load_state_dict`` does not take.
 OF_EACH_WORKER = ("time_elapsed", "current_score")
-EXCHANGED = (
-    "a callback has exchanged a scheduler while the trainer trains, and a worker that comes later would keep the first one: make all "
-    "schedulers in configure_optimizers"
-)
 
 
 class TrainerState(TrainerPlace):
@@ -52,21 +45,12 @@ class TrainerState(TrainerPlace):
             (vars(each), [name for name in names_of_plain(each) if name.startswith(private.OF_SAVED)])
             for each in trainer.checkpoint_callbacks
         ]
-        self._schedulers = self._present_schedulers()
 
     def note(self, epoch: int, batch: int) -> None:
-        """Raises:
-        UserError: a callback has exchanged what a newcomer is sent the state of.
-        """
         super().note(epoch, batch)
         self._is_at_batch = epoch != NO_EPOCH
-        if self._is_at_batch and self._present_schedulers() != self._schedulers:
-            raise UserError(EXCHANGED)
         # A step of one worker is not torn: its state is sent between two steps alone.
         self._noted = self._take() if self._job.size > 1 else None
-
-    def _present_schedulers(self) -> list[int]:
-        return [id(config.scheduler) for config in self._trainer.lr_scheduler_configs]
 
     def _take(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -107,15 +91,10 @@ class TrainerState(TrainerPlace):
 
     def _checkpoint(self, callbacks: dict[str, Any]) -> dict[str, Any]:
         """What else Lightning would save."""
-        trainer = self._trainer
-        checkpoint = private.dump_checkpoint(trainer)
-        own = trainer.strategy.lightning_module_state_dict()
-        dumped = checkpoint["state_dict"]
-        if dumped.keys() == own.keys() and all(dumped[key] is own[key] or _same(dumped[key], own[key]) for key in own):
-            del checkpoint["state_dict"]
-        for name in ("optimizer_states", "loops", "lr_schedulers"):
+        checkpoint = private.dump_checkpoint(self._trainer)
+        for name in ("state_dict", "optimizer_states", "loops", "lr_schedulers"):
             checkpoint.pop(name, None)
-        loggers = [private.name_and_version(each) for each in trainer.loggers]
+        loggers = [private.name_and_version(each) for each in self._trainer.loggers]
         return {**checkpoint, "callbacks": {**checkpoint["callbacks"], **callbacks}, "elasticdl": loggers}
 
     # -- putting in place --
@@ -169,10 +148,6 @@ def names_of_plain(holder: Any) -> list[str]:
     return [name for name, value in vars(holder).items() if type(value) in private.PLAIN]
 
 
-def _same(one: Any, other: Any) -> bool:
-    return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.data_ptr() == other.data_ptr()
-
-
 # What rank 0 alone does, whichever worker that is: it writes files, shows the progress bar, and tells the job of validations and checkpoints.
 
 # Before there is a world nobody writes: which worker is to do that is not known.
@@ -215,12 +190,7 @@ class Writing:
         for callback in trainer.callbacks:
             if any(kind.__name__ == "ModelSummary" for kind in type(callback).__mro__):
                 callback.on_fit_start(trainer, trainer.lightning_module)
-        hyperparameters = private.hyperparameters_of(trainer)
-        for logger in trainer.loggers:
-            if hyperparameters is not None:
-                logger.log_hyperparams(hyperparameters)
-            logger.log_graph(trainer.lightning_module)
-            logger.save()
+        private.log_hyperparameters(trainer)
 
     def _put_files_aside(self) -> None:
         """A CSVLogger that begins would remove what the last rank 0 has written."""

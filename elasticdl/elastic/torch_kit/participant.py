@@ -29,7 +29,7 @@ from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.torch_kit.agreements import Agreements, ScriptPosition
 from elasticdl.elastic.torch_kit.buffers import least_samples
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnCursor, OwnLoader, StandIn
-from elasticdl.elastic.torch_kit.reducer import Rides, Sums
+from elasticdl.elastic.torch_kit.reducer import Rides
 from elasticdl.elastic.torch_kit.streams import seed_generators, streams_apart
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, HostCopy
 from elasticdl.elastic.torch_kit.torch_state import LoopState
@@ -167,13 +167,12 @@ class Host:
         """Small numbers, by name, that are summed with the gradients of the open batches; of the same names and shapes on all workers."""
         return {}
 
-    def heard(self, rides: Rides) -> bool:
-        """The sums over all workers. Returns whether the step may be made of these batches. If not, its gradients are made again, by `remake`.
+    def heard(self, rides: Rides) -> None:
+        """The sums over all workers.
 
         Raises:
             UserError: the workers can't make one step.
         """
-        return True
 
     # -- worlds --
 
@@ -522,18 +521,13 @@ class Participant:
     def _sum(self, larger: float) -> None:
         plan = plan_of(self.open_batches, self.state.progress)
         self.job.begin(plan)
-        sums = self._sum_once(plan, larger)
-        while not sums.vote.ended and not self._host.heard(sums.rides):  # some workers leave batches out, so all do
-            self._begin_again()
-            self.remake()
-            sums = self._sum_once(plan, larger)
-        self.state.agreed(sums)
-        self.is_reduced, self.is_torn = True, False
-
-    def _sum_once(self, plan: StepPlan, larger: float) -> Sums:
         samples = sum(given.part.samples for given in self.open_batches)
         objective = larger * sum(given.objective for given in self.open_batches)
-        return self.state.sum(plan, objective, samples, self._host.rides())
+        sums = self.state.sum(plan, objective, samples, self._host.rides())
+        if not sums.vote.ended:
+            self._host.heard(sums.rides)
+        self.state.agreed(sums)
+        self.is_reduced, self.is_torn = True, False
 
     def _begin_again(self) -> None:
         self.state.reducer.reset_buffers()  # the script may have gone on

@@ -405,11 +405,10 @@ class TrainerHost(MovableHost):
         ]
         return {"passes": passes, "wishes": [float(self._may_wish)]}
 
-    def heard(self, rides: Rides) -> bool:
+    def heard(self, rides: Rides) -> None:
         if self.job.size > 1 and bool(rides["passes"].all(axis=1).any()):
             raise UserError(DIFFER)
         self._asks = bool(rides["wishes"].any())
-        return True
 
     # -- a step that is torn --
 
