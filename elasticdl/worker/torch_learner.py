@@ -16,8 +16,8 @@ from torch.utils.data import default_collate
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of
 from elasticdl.elastic.collectives.opening import require_collective
-from elasticdl.elastic.torch_kit.gradients import LossCheck
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, StepBatch, fetch, to_device
+from elasticdl.elastic.torch_kit.passes import LossCheck
 from elasticdl.elastic.torch_kit.streams import streams_apart
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, TorchTensors, wait_for
 from elasticdl.elastic.torch_kit.torch_pieces import holders_of_callbacks

@@ -16,8 +16,8 @@ from elasticdl.elastic.core.protocol import ALONE, Member, World
 from elasticdl.elastic.torch.loop_host import LoopHost
 from elasticdl.elastic.torch.prepare import PlainLoop, PreparedLoader, _speak_to
 from elasticdl.elastic.torch.torn_step import CannotRemake, Tape, Watch
-from elasticdl.elastic.torch_kit.buffers import least_samples
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
+from elasticdl.elastic.torch_kit.passes import least_samples
 from elasticdl.elastic.torch_kit.refusals import require_plain
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.torch_kit.torch_state import TorchState

@@ -7,7 +7,7 @@ import torch
 from refusal_kit import refused
 from torch.nn import functional as f
 
-from elasticdl.elastic.torch_kit.gradients import LossCheck
+from elasticdl.elastic.torch_kit.passes import LossCheck
 
 SAMPLES = 6
 OUT = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1)).requires_grad_(True)

@@ -31,10 +31,10 @@ from elasticdl.elastic.lightning.trainer_state import (
     Writing,
 )
 from elasticdl.elastic.torch_kit.agreements import ScriptPosition
-from elasticdl.elastic.torch_kit.gradients import Remedy
 from elasticdl.elastic.torch_kit.movable_host import MovableHost
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.participant import OpenBatch, Outcome, Participant, SubBatch
+from elasticdl.elastic.torch_kit.passes import Remedy
 from elasticdl.elastic.torch_kit.reducer import Rides
 from elasticdl.elastic.torch_kit.refusals import (
     TRAINS_ONCE,

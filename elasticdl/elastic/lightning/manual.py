@@ -98,7 +98,6 @@ class Manual:
                 (),
                 self._job.collective,
                 leaves_missing_grads_none=True,
-                warn=None if self._reducers else self._job.warn,
                 require_one=self._require_one,
             )
         reducer = self._reducers[trained]

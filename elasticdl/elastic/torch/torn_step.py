@@ -32,8 +32,8 @@ from elasticdl.elastic.torch.loop_faults import (
     place_in_script,
     works_on_another_batch,
 )
-from elasticdl.elastic.torch_kit.buffers import modules_of
 from elasticdl.elastic.torch_kit.participant import OpenBatch
+from elasticdl.elastic.torch_kit.passes import modules_of
 from elasticdl.elastic.training.pieces import leaves_of
 
 # What belongs to tensors. A tape keeps none of those that were computed: memory is the script's.

@@ -27,8 +27,8 @@ from elasticdl.elastic.core.plan import BatchPlan, MicroBatch, Progress, StepPla
 from elasticdl.elastic.core.protocol import Stopped, World, WorldBroken, WorldChanged
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.torch_kit.agreements import Agreements, ScriptPosition
-from elasticdl.elastic.torch_kit.buffers import least_samples
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnCursor, OwnLoader, StandIn
+from elasticdl.elastic.torch_kit.passes import least_samples
 from elasticdl.elastic.torch_kit.reducer import Rides
 from elasticdl.elastic.torch_kit.streams import seed_generators, streams_apart
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, HostCopy

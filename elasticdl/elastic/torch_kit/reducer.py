@@ -20,8 +20,7 @@ from elasticdl.elastic.collectives.port import Collective, Transfer
 from elasticdl.elastic.core import training_step as vote
 from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.training_step import SIZE, Vote, all_equal, summands
-from elasticdl.elastic.torch_kit.buffers import Buffers, FrozenParameters
-from elasticdl.elastic.torch_kit.gradients import OF_PART, OwnHook, Remedy, WeighedGradients, has_hooks
+from elasticdl.elastic.torch_kit.passes import Buffers, FrozenParameters, Remedy, WeighedGradients
 from elasticdl.elastic.torch_kit.tensors import HostCopy, PassTimer, aligned, by_kind, flat_views, strides_of
 
 # Gradients in flat buckets, each summed over the world while the backward pass makes those of the next.
@@ -109,9 +108,8 @@ class Buckets:
         self._failure: WorldBroken | None = None  # in the middle of a backward pass
         self._present: dict[int, bool] = {}  # whether a parameter had a gradient when its sum began, by its id
         self._late: dict[int, torch.Tensor] = {}  # gradients, by the numbers of the early parameters
-        own = OwnHook(self._accumulated)
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(own)  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
             for parameter in (self._early if launches else ())
         ]
 
@@ -202,9 +200,6 @@ class Buckets:
     def _accumulated(self, parameter: torch.Tensor) -> None:
         if not self._missing or (number := self._number[id(parameter)]) < len(self._transfers):
             return
-        hooks = parameter._post_accumulate_grad_hooks or {}
-        if len(hooks) > 1 and any(type(each) is not OwnHook for each in hooks.values()):
-            return  # a script's own may have yet to see this gradient
         self._missing[number].discard(id(parameter))
         try:
             while (number := len(self._transfers)) < self._early_buckets and not self._missing[number]:
@@ -281,11 +276,11 @@ class Rides:
             start += own.size
 
 
-# Further places in the vector of votes: this worker trains other parameters than in the last step; it has late gradients, made by the pass
-# that has begun sums; its passes, and their square; the checksum of the names and shapes of what rides.
-CHANGED, LATE, TWICE, PASSES, PASSES_SQUARED, RIDES = range(vote.VOTE_SIZE, vote.VOTE_SIZE + 6)
+# Further places in the vector of votes: this worker trains other parameters than in the last step; it has late gradients; its passes, and their
+# square; the checksum of the names and shapes of what rides.
+CHANGED, LATE, PASSES, PASSES_SQUARED, RIDES = range(vote.VOTE_SIZE, vote.VOTE_SIZE + 5)
 BALLOT = RIDES + SIZE
-ROOM = 64  # numbers that may ride before a step needs a second collective, once
+ROOM = 256  # numbers that may ride; more take a second collective in each step
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +318,6 @@ class GradientReducer:
         forward pass, of the parameters that are not trained. ``remedy``: for gradients that were made
         otherwise than by `backward`, which are refused; None: they are not. ``warn``: of what may be another gradient than that of one device.
         ``require_one``: called on all members if they differ in the first, with a line that says so; it raises an error."""
-        self._warn = warn
         self.weighed = WeighedGradients(remedy, warn)
         self._all = parameters
         self._collective = collective
@@ -339,7 +333,6 @@ class GradientReducer:
         self._has_loss = False  # something of this step is there
         self._read_loss: HostCopy | None = None
         self._rides = Rides()
-        self._room = ROOM
         self._small = torch.zeros(0)  # votes, what rides, and of each trained parameter the workers with a gradient
         self._trained: list[torch.nn.Parameter] = []  # by all members
         self._found_in = -1  # version of the world in which the buffers were found last
@@ -347,10 +340,10 @@ class GradientReducer:
         self._deltas: list[torch.Tensor] = []  # of buffers, as they were when it was agreed on them
         self._agreed = -1  # version of the world whose members have found that they train the same parameters
         self._buckets: Buckets | None = None
-        self._made = self._launched_at = 0  # backward passes of this step; the first of them that has begun sums
+        self._made = 0  # backward passes of this step
+        self._has_launched = False  # one of them has begun sums
         self._before = self._expected = 0  # passes of the last step; of this one, if it is like the last two
-        # In this world: sums begin within passes; a pass that is called the last is it.
-        self._overlaps = self._is_trusted = True
+        self._overlaps = True  # in this world sums begin within passes
 
     # -- a step --
 
@@ -360,7 +353,7 @@ class GradientReducer:
             self.drop_buckets()
         self._votes = [0.0] * BALLOT
         self._rides = Rides()
-        self._made = self._launched_at = 0
+        self._made, self._has_launched = 0, False
         if self._loss is not None:
             self._loss.zero_()
         self._has_loss, self._read_loss = False, None
@@ -370,9 +363,6 @@ class GradientReducer:
         if version != self._found_in or _differ(present, self._present_before):  # with new parameters come buffers
             self._found_in, self._present_before = version, present
             self._buffers.find()
-            if self._warn is not None and has_hooks(present):
-                self._warn(OF_PART)
-                self._warn = None
         else:
             self._buffers.begin()
         self.passes.begin()
@@ -419,22 +409,22 @@ class GradientReducer:
         """Have ``run`` make a backward pass.
 
         ``last``: it makes the step's last gradients, and they are summed meanwhile. None: it does if the last two steps had so many passes, on all
-        workers. A further pass costs a second sum; after one the passes are counted whatever ``last`` says. A world that breaks meanwhile is told of by `close`.
+        workers. A further pass costs a second sum, and after one no sum begins within a pass in this world. A world that breaks meanwhile is told of by `close`.
 
         Raises:
             UserError: gradients are there that no such pass has made, or the forward pass has changed a parameter that is not trained.
         """
         self._frozen.require_unchanged()
         self._made += 1
-        if last is None or not self._is_trusted:
-            last = last is not False and self._made == self._expected
+        if last is None:
+            last = self._made == self._expected
         world = self._collective.world
         launching: AbstractContextManager[None] = nullcontext()
         if last and world.size == 1 and self._loss is not None and self._has_loss:
             # It comes to the host while the device is on the backward pass, which is not waited for.
             self._read_loss = HostCopy(self._loss)
         elif last and self._overlaps and self._buckets is not None and self._agreed == world.version:
-            self._launched_at, launching = self._launched_at or self._made, self._buckets.launching()
+            self._has_launched, launching = True, self._buckets.launching()
         with self.weighed.making(), launching:
             run()
 
@@ -444,7 +434,7 @@ class GradientReducer:
         Raises:
             WorldBroken: gradients are gone.
         """
-        if self._launched_at and self._buckets is not None and self._agreed == self._collective.world.version:
+        if self._has_launched and self._buckets is not None and self._agreed == self._collective.world.version:
             self._buckets.begin_early()
 
     def require_not_begun(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -536,29 +526,27 @@ class GradientReducer:
     def _sum(self, scale: float) -> None:
         if self._agreed != self._collective.world.version:
             self._agree()
-            self._agreed, self._overlaps, self._is_trusted = self._collective.world.version, True, True
+            self._agreed, self._overlaps = self._collective.world.version, True
             self._before = 0  # as on a newcomer: all members expect the same
         if self._buckets is None:
-            self._small = torch.zeros(BALLOT + self._room + len(self._trained))
+            self._small = torch.zeros(BALLOT + ROOM + len(self._trained))
             tail = [*self._deltas, self._small, *([] if self._loss is None else [self._loss])]
             self._buckets = Buckets(self._trained, tail, self._collective)
         buckets, riding = self._buckets, self._rides.numbers()
         self._votes[CHANGED] = self._has_changed()
         self._votes[PASSES], self._votes[PASSES_SQUARED] = self._made, self._made**2
         buckets.begin_early()
-        self._votes[LATE] = is_late = buckets.take_late()
-        self._votes[TWICE] = is_late and self._launched_at == self._made
+        self._votes[LATE] = buckets.take_late()
         if riding:
             self._votes[RIDES:] = summands(self._rides.form())
-        room = riding if len(riding) <= self._room else []
-        self._small.numpy()[:] = [*self._votes, *room, *[0.0] * (self._room - len(room)), *buckets.present()]
+        room = riding if len(riding) <= ROOM else []
+        self._small.numpy()[:] = [*self._votes, *room, *[0.0] * (ROOM - len(room)), *buckets.present()]
         buckets.finish(scale)
         sums = self._small.tolist()
-        self._votes, workers = sums[:BALLOT], sums[BALLOT + self._room :]
+        self._votes, workers = sums[:BALLOT], sums[BALLOT + ROOM :]
         if self._votes[LATE]:
             workers = buckets.sum_late(scale, workers)
-            # Else each step would take two sums, as with reentrant checkpoints.
-            self._overlaps, self._is_trusted = not self._votes[TWICE], False
+            self._overlaps = False  # else each step would take two sums, as with reentrant checkpoints
         if self._leaves_missing_grads_none:
             for parameter, number in zip(self._trained, workers, strict=True):
                 parameter.grad = parameter.grad if number else None
@@ -570,14 +558,8 @@ class GradientReducer:
             ridden = sums[BALLOT : BALLOT + len(room)]
             if not room:
                 self._collective.sum_([beside := torch.tensor(riding)], "elasticdl.rides")
-                self._make_room(len(riding))
                 ridden = beside.tolist()
             self._rides.summed(ridden)
-
-    def _make_room(self, numbers: int) -> None:
-        if numbers != self._room:
-            self._room = numbers
-            self.drop_buckets()
 
     # -- which parameters are trained --
 
@@ -607,13 +589,6 @@ class GradientReducer:
                     self._require_one(mine, line)
                 raise UserError(line)
         present = self._present()
-        for each in present:
-            if each.is_floating_point() and each.itemsize == 1:
-                raise UserError(
-                    f"a parameter of shape {tuple(each.shape)} is trained in {str(each.dtype).removeprefix('torch.')}, whose gradients can't be "
-                    "summed: keep it in bfloat16 or float32, and convert it where it is used"
-                )
-        self._make_room(ROOM)  # which a newcomer has
         if self._has_changed():
             self._trained, self._deltas = present, self._buffers.deltas
             self.drop_buckets()

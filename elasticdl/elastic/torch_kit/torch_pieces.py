@@ -24,7 +24,7 @@ from elasticdl.common.reason import one_line
 from elasticdl.elastic.collectives.transfer import broadcast_state
 from elasticdl.elastic.core.plan import plain_text
 from elasticdl.elastic.core.protocol import SaveScope
-from elasticdl.elastic.torch_kit.buffers import is_alike, modules_of, named_buffers
+from elasticdl.elastic.torch_kit.passes import is_alike, modules_of, named_buffers
 from elasticdl.elastic.torch_kit.reducer import GradientReducer
 from elasticdl.elastic.torch_kit.refusals import each_of, is_other_kind
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, HostCopy, host_array

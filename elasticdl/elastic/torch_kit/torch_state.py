@@ -19,10 +19,9 @@ from elasticdl.elastic.core.plan import StepPlan
 from elasticdl.elastic.core.protocol import SaveScope, World
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.core.training_step import Vote
-from elasticdl.elastic.torch_kit.buffers import Buffers, least_samples
-from elasticdl.elastic.torch_kit.gradients import Remedy
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, ElasticSampler
 from elasticdl.elastic.torch_kit.own_loader import OwnLoader
+from elasticdl.elastic.torch_kit.passes import Buffers, Remedy, least_samples
 from elasticdl.elastic.torch_kit.reducer import GradientReducer, Sums
 from elasticdl.elastic.torch_kit.refusals import Optimizers, each_of, require_summable
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, sum_of_all

@@ -26,10 +26,10 @@ from elasticdl.elastic.core.plan import MicroBatch, Progress
 from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.torch_kit.agreements import ScriptPosition, Wishes
-from elasticdl.elastic.torch_kit.gradients import Remedy
 from elasticdl.elastic.torch_kit.movable_host import MovableHost, TrainerPlace
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.participant import OpenBatch, Outcome, Participant, SubBatch
+from elasticdl.elastic.torch_kit.passes import Remedy
 from elasticdl.elastic.torch_kit.reducer import Rides
 from elasticdl.elastic.torch_kit.refusals import refuse_new_groups
 from elasticdl.elastic.torch_kit.streams import RandomStreams
