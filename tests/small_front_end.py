@@ -19,13 +19,13 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.elastic.torch_kit.agreements import ScriptPosition
+from elasticdl.elastic.torch_kit.loop_state import LoopState
 from elasticdl.elastic.torch_kit.movable_host import MovableHost, TrainerPlace
 from elasticdl.elastic.torch_kit.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.participant import OpenBatch, Outcome, Participant
 from elasticdl.elastic.torch_kit.refusals import require_plain
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.torch_kit.tensors import own as runtime
-from elasticdl.elastic.torch_kit.torch_state import LoopState
 
 # -- the library --
 

@@ -18,10 +18,8 @@ from elasticdl.common.reason import name_of
 from elasticdl.elastic.collectives.opening import require_collective
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, StepBatch, fetch, to_device
 from elasticdl.elastic.torch_kit.passes import LossCheck
-from elasticdl.elastic.torch_kit.streams import streams_apart
-from elasticdl.elastic.torch_kit.tensors import ElasticContext, TorchTensors, wait_for
-from elasticdl.elastic.torch_kit.torch_pieces import holders_of_callbacks
-from elasticdl.elastic.torch_kit.torch_state import TorchState
+from elasticdl.elastic.torch_kit.tensors import ElasticContext, TorchTensors, streams_apart, wait_for
+from elasticdl.elastic.torch_kit.torch_state import TorchState, holders_of_callbacks
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.evaluation import Array, Evaluator, require_rows
 from elasticdl.elastic.training.kept_state import aside

@@ -8,7 +8,7 @@ import torch
 from elastic_kit import Board, Trainee, in_threads
 
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.torch_kit.torch_pieces import TENSORS
+from elasticdl.elastic.torch_kit.torch_state import TENSORS
 from elasticdl.elastic.training.attributes import Attributes, Holder
 
 POLICY = BatchPolicy(20, None, 10)

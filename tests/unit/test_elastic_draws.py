@@ -6,7 +6,7 @@ from elastic_kit import make_data
 from torch.utils.data import DataLoader
 
 from elasticdl.elastic.torch_kit.own_loader import Draws, OwnLoader, StandIn
-from elasticdl.elastic.torch_kit.streams import streams_apart
+from elasticdl.elastic.torch_kit.tensors import streams_apart
 
 
 @pytest.mark.parametrize("persistent", [True, False])

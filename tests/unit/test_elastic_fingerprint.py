@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from elasticdl.elastic.core.plan import BatchPolicy, plain_text
 from elasticdl.elastic.core.protocol import SaveScope
-from elasticdl.elastic.torch_kit.torch_pieces import device_marks, marks_of
+from elasticdl.elastic.torch_kit.tensors import device_marks, marks_of
 from elasticdl.elastic.training.pieces import (
     COLUMNS,
     array_marks,

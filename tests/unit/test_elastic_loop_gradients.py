@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch.loop_host import LoopHost
+from elasticdl.elastic.torch_kit.loop_state import IN_PLACE
 from elasticdl.elastic.torch_kit.refusals import Optimizers
 from elasticdl.elastic.torch_kit.tensors import look_before_steps, refuse_others
-from elasticdl.elastic.torch_kit.torch_state import IN_PLACE
 
 
 class Member:

@@ -12,7 +12,7 @@ from refusal_kit import refused
 from elasticdl.callbacks import Callback
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import SaveScope
-from elasticdl.elastic.torch_kit.torch_pieces import TENSORS, holders_of_callbacks
+from elasticdl.elastic.torch_kit.torch_state import TENSORS, holders_of_callbacks
 from elasticdl.elastic.training.attributes import Attributes
 from elasticdl.elastic.training.pieces import Piece
 

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import Member, World, WorldBroken
-from elasticdl.elastic.torch_kit.streams import RandomStreams
-from elasticdl.elastic.torch_kit.torch_pieces import PREPARED
+from elasticdl.elastic.torch_kit.tensors import RandomStreams
+from elasticdl.elastic.torch_kit.torch_state import PREPARED
 from elasticdl.elastic.training.data_facts import TRAINING, Source
 from elasticdl.tensorflow import keras
 

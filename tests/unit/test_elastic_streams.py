@@ -5,7 +5,7 @@ import random
 import numpy as np
 import torch
 
-from elasticdl.elastic.torch_kit.streams import seed_generators, streams_apart
+from elasticdl.elastic.torch_kit.tensors import seed_generators, streams_apart
 
 
 def draw():

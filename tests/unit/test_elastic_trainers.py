@@ -15,7 +15,7 @@ from trainers_kit import Module, Net, lightning, make_data, process_is_kept, run
 from elasticdl.elastic.torch_kit.participant import Host, Participant
 from elasticdl.elastic.torch_kit.reducer import GradientReducer
 from elasticdl.elastic.torch_kit.refusals import refuse_new_groups
-from elasticdl.elastic.torch_kit.streams import RandomStreams
+from elasticdl.elastic.torch_kit.tensors import RandomStreams
 from elasticdl.elastic.transformers import Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -31,6 +31,7 @@ from elasticdl.elastic.lightning.trainer_state import (
     Writing,
 )
 from elasticdl.elastic.torch_kit.agreements import ScriptPosition
+from elasticdl.elastic.torch_kit.loop_state import IN_PLACE, LoopState
 from elasticdl.elastic.torch_kit.movable_host import MovableHost
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.participant import OpenBatch, Outcome, Participant, SubBatch
@@ -44,8 +45,7 @@ from elasticdl.elastic.torch_kit.refusals import (
     require_plain,
 )
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, refuse_others
-from elasticdl.elastic.torch_kit.torch_pieces import holders_of_callbacks
-from elasticdl.elastic.torch_kit.torch_state import IN_PLACE, LoopState
+from elasticdl.elastic.torch_kit.torch_state import holders_of_callbacks
 from elasticdl.elastic.training.attributes import Holder
 from elasticdl.elastic.training.kept_state import require_origin
 from elasticdl.elastic.training.pieces import Piece

@@ -15,8 +15,7 @@ from typing import Any
 from elasticdl.elastic.lightning import private
 from elasticdl.elastic.lightning.logged import Logged
 from elasticdl.elastic.torch_kit.movable_host import NO_EPOCH, TrainerPlace
-from elasticdl.elastic.torch_kit.streams import RandomStreams
-from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.torch_kit.tensors import ElasticContext, RandomStreams
 from elasticdl.elastic.training.pieces import mapped
 
 # In the state of Lightning's callbacks: what goes by this worker's clock, and what its ``load_state_dict`` does not take.

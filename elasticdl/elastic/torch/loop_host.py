@@ -33,13 +33,19 @@ from elasticdl.elastic.torch.approach import Approach, InLoops, moved
 from elasticdl.elastic.torch.loop_faults import place_in_script
 from elasticdl.elastic.torch.torn_step import NotedBatch, Tape, Watch, storage_of, weighed_backward
 from elasticdl.elastic.torch_kit.agreements import EpochBegin, ScriptPosition
+from elasticdl.elastic.torch_kit.loop_state import LoopState
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.participant import JoinedHost, OpenBatch, Outcome, Participant
 from elasticdl.elastic.torch_kit.passes import Remedy, WeighedGradients
 from elasticdl.elastic.torch_kit.refusals import Optimizers, each_of
-from elasticdl.elastic.torch_kit.streams import RandomStreams, restore_streams, streams
-from elasticdl.elastic.torch_kit.tensors import ElasticContext, refuse_others, sum_of_all
-from elasticdl.elastic.torch_kit.torch_state import LoopState
+from elasticdl.elastic.torch_kit.tensors import (
+    ElasticContext,
+    RandomStreams,
+    refuse_others,
+    restore_streams,
+    streams,
+    sum_of_all,
+)
 
 # The order in which the samples of an epoch are trained on, as it is drawn on a worker.
 

@@ -18,8 +18,7 @@ from elasticdl.elastic.torch.loop_host import LoopHost, Values
 from elasticdl.elastic.torch_kit.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.refusals import Optimizers, require_plain
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
-from elasticdl.elastic.torch_kit.torch_pieces import PREPARED
-from elasticdl.elastic.torch_kit.torch_state import TorchState
+from elasticdl.elastic.torch_kit.torch_state import PREPARED, TorchState
 from elasticdl.elastic.training.pieces import is_stateful
 from elasticdl.elastic.training.runtime import ScriptRuntime
 

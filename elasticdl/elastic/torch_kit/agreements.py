@@ -21,8 +21,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.torch_kit.own_loader import Draws
-from elasticdl.elastic.torch_kit.streams import RandomStreams
-from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.torch_kit.tensors import ElasticContext, RandomStreams
 from elasticdl.elastic.training.pieces import Piece
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import StepPlan
 from elasticdl.elastic.torch_kit.reducer import GradientReducer
-from elasticdl.elastic.torch_kit.streams import seed_generators
-from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.torch_kit.tensors import ElasticContext, seed_generators
 from elasticdl.elastic.training import cursor
 from elasticdl.elastic.training.cursor import ElasticLoader, Ordered
 from elasticdl.elastic.training.pieces import mapped

@@ -9,8 +9,7 @@ from typing import Any
 
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch
 from elasticdl.elastic.torch_kit.participant import JoinedHost, Participant
-from elasticdl.elastic.torch_kit.streams import RandomStreams
-from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.torch_kit.tensors import ElasticContext, RandomStreams
 from elasticdl.elastic.training.pieces import Piece
 
 # Where a job stands that has no further step.

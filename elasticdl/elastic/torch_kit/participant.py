@@ -27,12 +27,11 @@ from elasticdl.elastic.core.plan import BatchPlan, MicroBatch, Progress, StepPla
 from elasticdl.elastic.core.protocol import Stopped, World, WorldBroken, WorldChanged
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.torch_kit.agreements import Agreements, ScriptPosition
+from elasticdl.elastic.torch_kit.loop_state import LoopState
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnCursor, OwnLoader, StandIn
 from elasticdl.elastic.torch_kit.passes import least_samples
 from elasticdl.elastic.torch_kit.reducer import Rides
-from elasticdl.elastic.torch_kit.streams import seed_generators, streams_apart
-from elasticdl.elastic.torch_kit.tensors import ElasticContext, HostCopy
-from elasticdl.elastic.torch_kit.torch_state import LoopState
+from elasticdl.elastic.torch_kit.tensors import ElasticContext, HostCopy, seed_generators, streams_apart
 from elasticdl.elastic.training.attributes import Noted
 from elasticdl.job import messages as m
 

@@ -1,19 +1,23 @@
-"""PyTorch's tensors for a job: as views into flat memory, on a GPU, as the engines take them, and who trains with them.
+"""PyTorch for a job: tensors as views into flat memory, on a GPU, as numbers, and as the engines take them; random streams; and who trains with them.
 
 And which optimizers may step meanwhile.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import pickle
+import random
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from elasticdl.common.errors import UserError
@@ -24,7 +28,7 @@ from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.link.store import Endpoint
 from elasticdl.elastic.torch_kit.refusals import each_of
 from elasticdl.elastic.training.job import JobContext
-from elasticdl.elastic.training.pieces import Array, as_array
+from elasticdl.elastic.training.pieces import COLUMNS, WEIGHTS, WORD, Array, Marks, as_array, mark
 from elasticdl.elastic.training.runtime import SEED, ScriptRuntime
 
 TensorT = TypeVar("TensorT", bound=torch.Tensor)
@@ -183,6 +187,71 @@ def _new_event() -> torch.cuda.Event:
     return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # else who waits for it spins
 
 
+# A number that stands for a tensor's bits: `elasticdl.elastic.training.pieces.mark`, computed where the tensor is.
+
+_UNSIGNED = (1 << 64) - 1
+
+
+def marks_of(tensors: Sequence[Any]) -> Marks:
+    """From a device comes one small copy, for which the host waits only when it asks for the marks."""
+    on_devices: dict[torch.device, list[int]] = {}
+    made: list[int] = [0] * len(tensors)
+    for number, each in enumerate(tensors):
+        if is_lazy(each):
+            continue
+        if isinstance(each, torch.Tensor) and each.device.type != "cpu":
+            on_devices.setdefault(each.device, []).append(number)
+        else:
+            made[number] = mark(_on_host(each) if isinstance(each, torch.Tensor) else np.asarray(each))
+    copies = {device: HostCopy(device_marks([tensors[i] for i in found])) for device, found in on_devices.items()}
+
+    def wait() -> list[int]:
+        for device, numbers in on_devices.items():
+            for number, each in zip(numbers, copies[device].wait().tolist(), strict=True):
+                made[number] = each & _UNSIGNED
+        return made
+
+    return wait
+
+
+@torch.no_grad()
+def device_marks(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Of tensors of one device, there."""
+    weights = torch.from_numpy(WEIGHTS).to(tensors[0].device)
+    return torch.stack([_device_mark(_bits(each), weights) for each in tensors])
+
+
+def _device_mark(raw: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    whole = len(raw) // WORD * WORD
+    if raw.storage_offset() % WORD:  # a view of words must begin with one
+        raw = raw.clone()
+    words = raw[:whole].view(torch.int64)
+    square = len(words) // COLUMNS * COLUMNS
+    total = torch.tensor(len(raw), device=raw.device)
+    if square:
+        total = total + (words[:square].view(-1, COLUMNS).sum(0) * weights).sum()
+    rest, tail = words[square:], raw[whole:].long()
+    return total + (rest * weights[: len(rest)]).sum() + (tail * weights[COLUMNS - len(tail) :]).sum()
+
+
+def _on_host(tensor: torch.Tensor) -> Any:
+    """Its bits, without a copy where that can be."""
+    if tensor.layout is torch.strided and tensor.dtype in (torch.float32, torch.float64, torch.int64):
+        return tensor.detach().numpy()
+    return _bits(tensor).numpy()
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Bytes, in the order of its elements."""
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.is_quantized:
+        tensor = tensor.int_repr()
+    tensor = tensor.resolve_conj().resolve_neg().contiguous()
+    return tensor.view(-1).view(torch.uint8)
+
+
 # PyTorch's tensors, on any device, for the engines of `elasticdl.elastic.collectives`.
 
 _Description = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, bool]  # shape, strides, type, whether on the device
@@ -250,7 +319,70 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-# The seed of PyTorch's generators, from which a script's model is drawn.
+# The random streams of a process: the global generators of Python, NumPy and PyTorch, also on GPUs.
+
+Streams = tuple[Any, Any, torch.Tensor, list[torch.Tensor]]
+
+
+def seed_generators(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    # Not torch.manual_seed: for each kind of device that is not in use it formats a stack trace, a millisecond a step.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
+
+
+def streams() -> Streams:
+    """Their states, for this process; `RandomStreams.capture` is for others, and takes longer."""
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), on_gpus
+
+
+def restore_streams(captured: Streams) -> None:
+    pythons, numpys, torchs, on_gpus = captured
+    random.setstate(pythons)
+    np.random.set_state(numpys)
+    torch.set_rng_state(torchs)
+    if on_gpus:  # to count GPUs takes a quarter of a millisecond where there are none
+        for device, state in enumerate(on_gpus[: count_gpus()]):
+            torch.cuda.set_rng_state(state, device)
+
+
+@contextlib.contextmanager
+def streams_apart() -> Iterator[None]:
+    """Within, the generators are anybody's; afterwards they are as before."""
+    before = streams()
+    try:
+        yield
+    finally:
+        restore_streams(before)
+
+
+class RandomStreams:
+    """The global generators of Python, NumPy and torch on the host, as one value that travels."""
+
+    @staticmethod
+    def capture() -> bytes:
+        pythons, numpys, torchs, _ = streams()
+        return pickle.dumps((pythons, numpys, torchs.numpy().tobytes()))
+
+    @staticmethod
+    def compared(captured: bytes) -> dict[str, Any]:
+        """As arrays, for `elasticdl.elastic.training.pieces.Piece.compared`."""
+        pythons, numpys, torchs = pickle.loads(captured)
+        states = {
+            "python": np.array(pythons[1], np.int64),
+            "numpy": np.append(numpys[1].astype(np.int64), numpys[2:4]),
+            "torch": np.frombuffer(torchs, np.uint8),
+        }
+        return {"random": states}
+
+    @staticmethod
+    def restore(captured: bytes) -> None:
+        pythons, numpys, torchs = pickle.loads(captured)
+        restore_streams((pythons, numpys, torch.frombuffer(bytearray(torchs), dtype=torch.uint8), []))
+
 
 LEAST_DRAWN = 2**32  # of what torch itself draws at its start, of 64 bits; people give less, as NumPy takes no more
 

@@ -1,47 +1,392 @@
-"""The training state of a PyTorch model."""
+"""The training state of a PyTorch model, and its pieces."""
 
 from __future__ import annotations
 
-import contextlib
-import pickle
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, cast
+from functools import partial
+from itertools import count
+from typing import Any
 
-import numpy.typing as npt
 import torch
+from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
-from elasticdl.elastic.core.plan import StepPlan
+from elasticdl.elastic.collectives.transfer import broadcast_state
+from elasticdl.elastic.core.plan import plain_text
 from elasticdl.elastic.core.protocol import SaveScope, World
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.core.training_step import Vote
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, ElasticSampler
-from elasticdl.elastic.torch_kit.own_loader import OwnLoader
-from elasticdl.elastic.torch_kit.passes import Buffers, Remedy, least_samples
-from elasticdl.elastic.torch_kit.reducer import GradientReducer, Sums
-from elasticdl.elastic.torch_kit.refusals import Optimizers, each_of, require_summable
-from elasticdl.elastic.torch_kit.tensors import ElasticContext, sum_of_all
-from elasticdl.elastic.torch_kit.torch_pieces import (
-    TENSORS,
-    GroupSettings,
-    HeldAttributes,
-    Model,
-    MovedByPasses,
-    Outside,
-    Slots,
-    TorchValue,
-    holders_of_modules,
-    outside_parameters,
-    tensors_of,
-)
+from elasticdl.elastic.torch_kit.passes import Remedy, is_alike, least_samples, modules_of, named_buffers
+from elasticdl.elastic.torch_kit.reducer import GradientReducer
+from elasticdl.elastic.torch_kit.refusals import each_of, is_other_kind, require_summable
+from elasticdl.elastic.torch_kit.tensors import ElasticContext, host_array, marks_of, sum_of_all
 from elasticdl.elastic.training import state
-from elasticdl.elastic.training.attributes import Attributes
-from elasticdl.elastic.training.kept_state import REMEDY
-from elasticdl.elastic.training.pieces import Piece, load_all
+from elasticdl.elastic.training.attributes import Arrays, Attributes, Holder, is_scripts_own
+from elasticdl.elastic.training.kept_state import difference
+from elasticdl.elastic.training.pieces import (
+    UNCHANGING,
+    Local,
+    Piece,
+    Settings,
+    Tensors,
+    Trained,
+    Value,
+)
+
+# Settings of an optimizer that say how it computes, which workers on other devices may do otherwise; and no settings.
+OF_EACH_WORKER = frozenset(("params", "foreach", "fused", "capturable"))
+MAKE_THE_MODEL = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+COPIED_WHEN_LOADED = ("model", "optimizer", "outside")  # pieces that need not arrive on the device
+PREPARED = "prepared_"  # begins the names of what `elastic.prepare` was given beside model, optimizer and loader
+
+
+Modules = Callable[[], Sequence[torch.nn.Module]]  # the model, and others that were given along
+
+
+def tensors_of(job: ElasticContext) -> Tensors:
+    return Tensors(
+        marks_of,
+        host_array,
+        lambda dumped, **to_all: broadcast_state(dumped, job.collective, on_host=COPIED_WHEN_LOADED, **to_all),
+        torch.save,
+        partial(torch.load, map_location="cpu", weights_only=False),
+    )
+
+
+class Model(Trained):
+    """Parameters and persistent buffers."""
+
+    name = "model"
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+
+    def dump(self) -> dict[str, Any]:
+        return self._model.state_dict()
+
+    def load(self, dumped: dict[str, Any]) -> None:
+        try:
+            self._model.load_state_dict(dumped)
+        except RuntimeError as error:
+            raise UserError(
+                f"the model here can't take that of the others: {one_line(error)}; what is put into a model while it trains, as by "
+                "pruning, does not reach a worker that comes later: make it with the model"
+            ) from error
+
+    def compared(self) -> Mapping[str, Any]:
+        return {self.name: self.dump()}
+
+    def misfit(self, dumped: Any) -> str:
+        return difference(dumped, self.dump())
+
+
+class Outside(Trained):
+    """What is in no ``state_dict`` of the model: parameters that only the optimizer has, and buffers that are not persistent."""
+
+    name = "outside"
+
+    def __init__(self, modules: Modules, parameters: Callable[[], Iterable[torch.nn.Parameter]]) -> None:
+        """``parameters``: those of the optimizer."""
+        self._modules = modules
+        self._parameters = parameters
+
+    def dump(self) -> dict[str, Any]:
+        """Empty if there is nothing."""
+        modules = self._modules()
+        outside = [each.detach() for each in outside_parameters(modules, self._parameters())]
+        caches = {each.name_in(modules): each.tensor for each in named_buffers(modules) if each.is_cache}
+        return {**({"parameters": outside} if outside else {}), **({"buffers": caches} if caches else {})}
+
+    @torch.no_grad()
+    def load(self, dumped: dict[str, Any]) -> None:
+        """Raises:
+        UserError: the optimizer has other parameters.
+        """
+        modules = self._modules()
+        outside, theirs = outside_parameters(modules, self._parameters()), dumped.get("parameters", [])
+        own, others = ([tuple(each.shape) for each in some] for some in (outside, theirs))
+        if own != others:
+            raise UserError(
+                f"the optimizer has parameters that are not the model's, here of the shapes {own}, and of {others} where the state comes "
+                "from: make the same on every worker"
+            )
+        for parameter, value in zip(outside, theirs, strict=True):
+            parameter.copy_(value)
+        caches = dumped.get("buffers", {})
+        for named in named_buffers(modules) if caches else ():
+            value, now = caches.get(named.name_in(modules)) if named.is_cache else None, named.tensor
+            # Where the shapes differ each worker has its own.
+            if value is not None and now is not None and is_alike(now, value.to(now.device)):
+                now.copy_(value)
+
+    def missing(self) -> None:
+        self.load({})
+
+    def compared(self) -> dict[str, Any]:
+        """Buffers that are not persistent may be caches of each worker's own."""
+        outside = outside_parameters(self._modules(), self._parameters())
+        return {self.name: outside} if outside else {}
+
+
+def outside_parameters(
+    modules: Sequence[torch.nn.Module], parameters: Iterable[torch.nn.Parameter]
+) -> list[torch.nn.Parameter]:
+    """Those that the optimizer has and none of the modules."""
+    within = {id(each) for module in modules_of(modules) for each in module._parameters.values()}
+    return list({id(each): each for each in parameters if id(each) not in within}.values())
+
+
+class Slots(Trained):
+    """What an optimizer works out itself, as momentum. It is dumped with the optimizer's settings, as PyTorch does it."""
+
+    name = "optimizer"
+
+    def __init__(self, optimizer: Any, job: ElasticContext) -> None:
+        self._optimizer = optimizer
+        self._job = job
+
+    def dump(self) -> dict[str, Any]:
+        dumped: dict[str, Any] = self._optimizer.state_dict()
+        return dumped
+
+    def load(self, dumped: dict[str, Any]) -> None:
+        if self._job.device.type != "cpu":
+            self._optimizer.state.clear()  # else the old slots and the new ones are on the device at once
+        try:
+            self._optimizer.load_state_dict(dumped)
+        except ValueError as error:
+            raise UserError(
+                f"the state does not fit the optimizer: {one_line(error)}; groups that are added in training are not added on other workers"
+            ) from error
+
+    def compared(self) -> Mapping[str, Any]:
+        slots = [
+            {name: each for name, each in one.state_dict().items() if name != "param_groups"}
+            for one in each_of(self._optimizer)
+        ]
+        return {self.name: slots if len(slots) > 1 else slots[0]}
+
+    def misfit(self, dumped: Any) -> str:
+        return "its optimizer is of another kind" if is_other_kind(dumped, self.dump()) else ""
+
+
+class GroupSettings(Settings):
+    """Those of an optimizer's parameter groups. Rules apply to the first group's rate, and the others keep their ratio to it."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._own_rates: list[float] = []  # of the groups, before rules apply
+
+    def dump(self) -> list[dict[str, Any]]:
+        return [
+            {
+                key: value if type(value) in UNCHANGING else copy.deepcopy(value)
+                for key, value in group.items()
+                if key != "params"
+            }
+            for group in self._optimizer.param_groups
+        ]
+
+    def load(self, dumped: list[dict[str, Any]]) -> None:
+        for group, saved in zip(self._optimizer.param_groups, dumped, strict=False):  # one may have been added since
+            for key, value in saved.items():
+                if isinstance(value, torch.Tensor) and isinstance(group.get(key), torch.Tensor):
+                    group[key].copy_(value)  # a scheduler, or a compiled step, may hold on to it
+                else:
+                    group[key] = value
+
+    def told(self) -> Mapping[str, Any]:
+        groups = [
+            {
+                key: value if type(value) in UNCHANGING else _as_set(value)
+                for key, value in group.items()
+                if key not in OF_EACH_WORKER
+            }
+            for group in self._optimizer.param_groups
+        ]
+        return {"optimizer.param_groups": groups}
+
+    @property
+    def rate(self) -> float:
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def own_rate(self) -> float:
+        # Kept in each group as torch's schedulers do: it may come from a checkpoint.
+        groups = self._optimizer.param_groups
+        self._own_rates = [float(group.setdefault("initial_lr", float(group["lr"]))) for group in groups]
+        return self._own_rates[0]
+
+    def set_rate(self, rate: float) -> None:
+        groups = self._optimizer.param_groups
+        for group in groups[len(self._own_rates) :]:  # added since
+            self._own_rates.append(float(group.setdefault("initial_lr", float(group["lr"]))))
+        first = self._own_rates[0]
+        for group, own in zip(groups, self._own_rates, strict=True):
+            value = rate if own == first or not first else own * (rate / first)
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(value)
+            else:
+                group["lr"] = value
+
+
+class HeldAttributes(Piece):
+    """What modules and callbacks hold in attributes, and which parameters are trained."""
+
+    name = "attributes"
+    in_checkpoints = False
+
+    def __init__(self, attributes: Attributes, modules: Modules, job: ElasticContext) -> None:
+        self._attributes = attributes
+        self._modules = modules
+        self._job = job
+
+    def keep(self) -> None:
+        self._attributes.commit(may_be_torn=self._job.size > 1)
+
+    def undo(self) -> None:
+        self._attributes.restore()
+
+    def dump(self) -> dict[str, Any]:
+        trained = {name: parameter.requires_grad for name, parameter in named_parameters(self._modules())}
+        return {**self._attributes.dump(), "trained": trained}
+
+    def load(self, dumped: dict[str, Any]) -> None:
+        self._attributes.load(dumped)
+        for name, parameter in named_parameters(self._modules()):
+            parameter.requires_grad_(dumped["trained"].get(name, parameter.requires_grad))
+
+    def compared(self) -> Mapping[str, Any]:
+        return self._attributes.compared()
+
+
+class MovedByPasses(Local):
+    """Buffers. They travel with the model. As they were before the step in hand, the reducer has them."""
+
+    name = "moved by passes"
+    kept_with = SaveScope.WITH_PARAMETERS
+
+    def __init__(self, reducer: GradientReducer, *, begins_steps: bool) -> None:
+        """``begins_steps``: nobody else tells the reducer of a step's beginning, so a step begins where the last one ends."""
+        self._reducer = reducer
+        self._begins_steps = begins_steps
+        self._is_in_hand = False  # a step
+
+    def begin_step(self) -> None:
+        """The reducer knows of it."""
+        self._is_in_hand = True
+
+    def keep(self) -> None:
+        if self._begins_steps:
+            self._reducer.open()
+        self._is_in_hand = self._begins_steps
+
+    def undo(self) -> None:
+        if self._is_in_hand:
+            self._reducer.reset_buffers()
+
+
+class TorchValue(Value):
+    """See `elasticdl.elastic.training.pieces.Value`."""
+
+    @property
+    def makes_model(self) -> bool:
+        # A scheduler that is wrapped, as by accelerate, is of another class.
+        value = self.value
+        return isinstance(value, MAKE_THE_MODEL) or (hasattr(value, "optimizer") and hasattr(value, "state_dict"))
+
+    @property
+    def title(self) -> str:
+        if not self.makes_model:
+            return type(self.value).__name__ if self.name.startswith(PREPARED) else self.name
+        if isinstance(self.value, torch.nn.Module | torch.optim.Optimizer):
+            return self.name
+        return "scaler" if isinstance(self.value, torch.amp.GradScaler) else "scheduler"
+
+
+def _as_set(value: Any) -> Any:
+    """A setting as it can be written out; of one on a GPU nobody asks at each step."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist() if value.device.type == "cpu" else None
+    return value if type(value) is tuple else plain_text(value)
+
+
+def named_parameters(modules: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    for number, root in enumerate(modules):
+        for name, parameter in root.named_parameters():
+            yield f"{number}:{name}", parameter
+
+
+# Whose attributes are sent to workers that come later, with PyTorch: those of modules, and of callbacks that have no state of their own.
+
+OF_A_MODULE = frozenset(vars(torch.nn.Module()))  # what each has of torch
+
+
+def holders_of_modules(roots: Sequence[torch.nn.Module], foreign: AbstractSet[str]) -> Iterator[Holder]:
+    """Within a step those of the script's own classes may change, and are read. ``foreign``: attributes that are a library's."""
+    for number, root in enumerate(roots):
+        for path, module in root.named_modules():
+            kind: Any = type(module)
+            title = f"{kind.__name__} {path}".rstrip()
+            is_own = not path or is_scripts_own(kind)
+            remedy = "give it get_extra_state and set_extra_state"
+            yield Holder(f"{number}:{path}", title, module, OF_A_MODULE | foreign, is_own, True, remedy)
+
+
+def holders_of_callbacks(
+    callbacks: Iterable[Any],
+    packages: tuple[str, ...],
+    remedy: str = "keep it as plain data",
+    *,
+    is_noted: bool = True,
+) -> Iterator[Holder]:
+    """One for each callback of the script's own. Callbacks of these packages have a state of their own, or need none."""
+    numbers: dict[str, Iterator[int]] = defaultdict(count)
+    for callback in callbacks:
+        kind: Any = type(callback)
+        if kind.__module__.partition(".")[0] not in packages:
+            name = f"callback {kind.__qualname__} {next(numbers[kind.__qualname__])}"
+            yield Holder(name, f"the callback {kind.__name__}", callback, frozenset(), is_noted, remedy=remedy)
+
+
+def _is_tensor(value: Any) -> bool:
+    """One that is sent; those that are trained are the state's."""
+    return (
+        type(value) is torch.Tensor
+        and value.layout is torch.strided
+        and not (value.is_leaf and value.requires_grad)
+        and not is_lazy(value)
+    )
+
+
+def _fill(present: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    if (present.shape, present.dtype) != (value.shape, value.dtype):
+        return value.clone()
+    present.data.copy_(value)  # a backward pass that is yet to come has noted the versions
+    return present
+
+
+TENSORS = Arrays(
+    _is_tensor,
+    lambda tensor: tensor.detach().clone(),
+    _fill,
+    host_array,
+    (
+        *(torch.optim.Optimizer, LRScheduler, Dataset, DataLoader, Sampler, torch.nn.Parameter),
+        *(torch.dtype, torch.device, torch.Size),
+    ),
+    torch.Tensor.detach,
+)
+
+
+# The state.
 
 IS_OUTSIDE = (
     "are in no module that was given: they are trained, and what else is in their module, such as the statistics of a batch norm, is each "
@@ -243,194 +588,3 @@ class TorchState(state.TrainingState):
         """The model, and others that were given along: their buffers are summed and saved like its own."""
         others = [each for each in self.values.values() if isinstance(each, torch.nn.Module)]
         return [self.model, *others]
-
-
-# The training state of a script whose control flow goes on over changes of the world.
-
-SCHEDULED = "scheduled"  # in a state that was sent: settings that rank 0's schedulers have made since
-
-
-IN_PLACE = StepKind(
-    "the workers' loops go different ways: they must call optimizer.step() after the same batches",
-    "prepare(model, optimizer, loader, decoder)",
-    is_in_place=True,
-)
-
-
-class LoopState(TorchState):
-    """The training state of a script whose control flow goes on over changes of the world.
-
-    What another worker has sent waits here until the script stands where the job stands. Only then it takes effect, so that nothing is lost by
-    what the script does on its way; others are sent it as it came.
-    """
-
-    def __init__(
-        self,
-        job: ElasticContext,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer | Optimizers,
-        values: dict[str, Any],
-        batches: OwnLoader | None = None,
-        kind: StepKind = IN_PLACE,
-        remedy: Remedy | None = None,
-    ) -> None:
-        super().__init__(job, model, cast(torch.optim.Optimizer, optimizer), None, values, kind=kind, remedy=remedy)
-        self._was_given = False
-        self._received: dict[str, Any] | None = None
-        self._is_of_file = False  # what was received last
-        self._is_early: list[Piece] = []  # what took effect when it was received
-        self.batches = batches  # of the script's loader, once they are known
-        self.sources += [batches.source] if batches is not None else []
-
-    # -- what another worker has sent --
-
-    @property
-    def waits(self) -> bool:
-        """Another worker's state has come, and is yet to take the place of this one's."""
-        return self._received is not None
-
-    @property
-    def weights(self) -> Any:
-        """Of the model, as the job has them."""
-        return self.sent()["model"]
-
-    def load(self, unpacked: dict[str, Any]) -> None:
-        super().load(unpacked)
-        self._is_of_file = True
-
-    def receive(self, sent: dict[str, Any]) -> None:
-        self._received, self._is_of_file = sent, False
-        # Hooks that are yet to begin training do so on all workers alike, from the same attributes.
-        has_begun = sent.get("attributes", {}).get("has_begun", True)
-        self._is_early = [
-            each for each in self.pieces if each.shows_the_way or (each.name == "attributes" and not has_begun)
-        ]
-        load_all(self._is_early, sent)
-
-    def arrive(self) -> None:
-        """The script stands where the job stands: what it has done since another's state came has no effect."""
-        self.reducer.drop_gradients()
-        received, self._received = self._received, None
-        if received is None:
-            return
-        self._moved.undo()
-        self.values.update({name: value for name, value in received["values"].items() if name not in self.values})
-        try:
-            load_all((each for each in self.pieces if each.travels and each not in self._is_early), received)
-        except Exception as error:  # the script's own objects may raise anything
-            if not self._is_of_file or self.resumed is None:
-                raise
-            raise UserError(f"{self.resumed[0]} does not fit: {one_line(error)}; {REMEDY}") from error
-        if SCHEDULED in received:
-            self.settings.load(received[SCHEDULED])
-        self._job.loaded(self.progress)
-
-    def sent(self, *, to_file: bool = False) -> dict[str, Any]:
-        return super().sent(to_file=to_file) if self._received is None else self._received
-
-    def save(self, scope: SaveScope) -> None:
-        if not self.waits:
-            super().save(scope)
-
-    def sync(self, world: World) -> None:
-        super().sync(world)
-        answers = self.values["place"].answers
-        if world.size > 1 and answers.agree(self._job.collective):
-            self._take_schedulers()
-        answers.has_own = False
-
-    def _take_schedulers(self) -> None:
-        """Scripts may have stepped them by different numbers: on all workers they are as on rank 0.
-
-        Raises:
-            WorldBroken: nothing has changed.
-        """
-        own = {name: each for name, each in self.values.items() if isinstance(each, LRScheduler)}
-        mine = pickle.dumps(({name: each.state_dict() for name, each in own.items()}, self.settings.dump()))
-        states, settings = pickle.loads(self._job.collective.broadcast_bytes(mine, "elasticdl.schedulers"))
-        if self._received is not None:
-            values = {**self._received["values"], **states}
-            self._received = {**self._received, "values": values, SCHEDULED: settings}
-            return
-        for name, sent in states.items():
-            own[name].load_state_dict(sent)
-        self.settings.load(settings)
-
-    @property
-    def origin(self) -> dict[str, Any]:
-        if self.batches is None:
-            return {}
-        loader: Any = self.batches.loader
-        samples = {"samples": len(loader.dataset)} if hasattr(loader.dataset, "__len__") else {}
-        return {**samples, "batches": len(loader)}
-
-    def restore(self) -> None:
-        """After a torn step the script goes on with what it has, unless it begins the step again."""
-        if self._kind.updates_within:
-            self.go_back()
-
-    @contextlib.contextmanager
-    def as_one_pass(self, pieces: int) -> Iterator[Callable[[float], None]]:
-        """Within, a batch is made again in so many pieces: its buffers move as by one pass.
-
-        The function that it gives is called after each piece, with its part of the samples.
-        """
-        if pieces <= 1:
-            yield lambda part: None
-            return
-        buffers, is_first = Buffers(self._modules()), True
-
-        def made(part: float) -> None:
-            nonlocal is_first
-            buffers.add(part, is_first=is_first, alone=False)
-            is_first = False
-            buffers.reset()
-
-        yield made
-        buffers.update()
-
-    def go_back(self) -> None:
-        """To what was saved; what the script has done since has no effect."""
-        self.reducer.drop_gradients()
-        if not self.waits:
-            super().restore()  # gradients that are part of the state come back
-
-    @property
-    def was_given_batches(self) -> bool:
-        return self._was_given
-
-    def begin_step(self) -> None:
-        self._was_given = True
-        self.reducer.open()
-        self._step_begins()
-
-    def sum(
-        self,
-        plan: StepPlan,
-        objective: torch.Tensor | float,
-        samples: int,
-        rides: Mapping[str, npt.ArrayLike] = MappingProxyType({}),
-    ) -> Sums:
-        """Sum the gradients of the step of this ``plan`` over the workers, and what rides with them, by name.
-
-        ``objective``: what this worker adds to the loss. ``samples``: this worker's, of ``plan.batch``. The step is everybody's with `agreed`.
-
-        Raises:
-            WorldBroken: the step is torn; gradients are gone.
-        """
-        for name, numbers in rides.items():
-            self.reducer.ride(name, numbers)
-        # The script has made a pass also where none of the samples is this worker's.
-        mean = objective * (plan.batch / samples) if samples else 0.0
-        self.reducer.add(mean, samples, weight=samples / plan.batch, is_first=self._job.world.rank == 0)
-        self._job.advance(Activity.WAIT)
-        batch, state = self._check.ballot(plan)
-        return self.reducer.close(leaving=self._job.leaving, batch=batch, state=state)
-
-    def agreed(self, sums: Sums) -> None:
-        """These are the sums of the step that is to be made.
-
-        Raises:
-            RuntimeError, UserError, WorldBroken: the workers do not make the same step.
-        """
-        self._voted(sums.vote, sums.seconds)

@@ -26,16 +26,15 @@ from elasticdl.elastic.core.plan import MicroBatch, Progress
 from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.torch_kit.agreements import ScriptPosition, Wishes
+from elasticdl.elastic.torch_kit.loop_state import LoopState
 from elasticdl.elastic.torch_kit.movable_host import MovableHost, TrainerPlace
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.participant import OpenBatch, Outcome, Participant, SubBatch
 from elasticdl.elastic.torch_kit.passes import Remedy
 from elasticdl.elastic.torch_kit.reducer import Rides
 from elasticdl.elastic.torch_kit.refusals import refuse_new_groups
-from elasticdl.elastic.torch_kit.streams import RandomStreams
-from elasticdl.elastic.torch_kit.tensors import ElasticContext, refuse_others
-from elasticdl.elastic.torch_kit.torch_pieces import holders_of_callbacks
-from elasticdl.elastic.torch_kit.torch_state import LoopState
+from elasticdl.elastic.torch_kit.tensors import ElasticContext, RandomStreams, refuse_others
+from elasticdl.elastic.torch_kit.torch_state import holders_of_callbacks
 from elasticdl.elastic.training.data_facts import EVALUATION, named_sources
 
 log = logging.getLogger(__name__)
