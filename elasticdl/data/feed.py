@@ -6,9 +6,8 @@ a batch of records to a batch of samples: building a ``tf.data`` pipeline for ea
 
 * ``map``, ``prefetch``, ``cache``, ``num_parallel_calls``: as usual.
 * ``shuffle``: changes the order within the micro-batch, and nothing else.
-* ``batch``: undone; the size of a micro-batch is the job's business.
-* ``filter``, ``repeat``, ``take``, ``skip``, ``batch(..., drop_remainder=True)``: refused, as each record has to give
-  one sample.
+* ``batch``, ``filter``, ``repeat``, ``take``, ``skip``: refused, as each record has to give one sample. To convert a batch
+  at a time, put ``unbatch`` behind.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from elasticdl.data.records import Records
 from elasticdl.tensorflow import tf
 
 PROBED = 3  # records that feed is tried with
-SAMPLES = "each record has to give one sample: no filter, repeat, take, skip or drop_remainder"
+SAMPLES = "each record has to give one sample: no batch without unbatch() behind it, no filter, repeat, take or skip"
 PLACE_IN_GRAPH = re.compile(
     r"^(\{\{.*?\}\} )?(Error in user-defined function passed to \S+ transformation with iterator: \S+: )?"
 )
@@ -70,10 +69,7 @@ class FeedDataset:
                 samples = self._converted(indices)
             except tf.errors.OpError as error:
                 raise UserError(f"{self._where}{self._explain(error, indices, self._converted)}") from error
-            given = int(tf.nest.flatten(samples)[0].shape[0])
-            if given != len(indices):
-                shown = "more" if given > len(indices) else given
-                raise UserError(f"{self._where} gave {shown} samples for {len(indices)} records; {SAMPLES}")
+            self._require(int(tf.nest.flatten(samples)[0].shape[0]), len(indices))
             inputs, labels = tf.nest.map_structure(lambda tensor: tensor.numpy(), samples)
             return inputs, labels
 
@@ -86,7 +82,7 @@ class FeedDataset:
 
     def _trace(self) -> Callable[..., Any]:
         probe = self._records.read(self._probed)
-        batched = self._makes_batches(probe)
+        self._try(probe)
         specs = [
             tf.TensorSpec([None, *column.shape[1:]], column.dtype)
             for column in map(tf.convert_to_tensor, tf.nest.flatten(probe))
@@ -95,8 +91,6 @@ class FeedDataset:
         def convert(*columns: Any) -> Any:
             size = tf.shape(columns[0], tf.int64)[0]
             samples = self._apply(tf.nest.pack_sequence_as(probe, columns))
-            if batched:
-                samples = samples.unbatch()
             return samples.take(size + 1).batch(size + 1).get_single_element()
 
         return tf.function(convert, autograph=False).get_concrete_function(*specs)  # type: ignore[no-any-return]
@@ -106,7 +100,7 @@ class FeedDataset:
         rest = (self._records.metadata,) if _takes_metadata(self._feed) else ()
         return self._feed(dataset, self._mode, *rest)
 
-    def _makes_batches(self, probe: Any) -> bool:
+    def _try(self, probe: Any) -> None:
         """Run ``feed`` as it is on some records, and see what it gives."""
         samples = self._apply(probe)
         if not isinstance(samples, tf.data.Dataset):
@@ -120,14 +114,15 @@ class FeedDataset:
                     f"{self._where} gives a {type(leaf).__name__.removesuffix('Spec')}; expected dense tensors"
                 )
         try:
-            elements = [tf.nest.flatten(element) for element in samples.take(PROBED + 1)]
+            given = len(list(samples.take(PROBED + 1)))
         except tf.errors.OpError as error:
             raise UserError(f"{self._where}{self._explain(error, self._probed, self._tried)}") from error
-        batched = _are_batches(tf.nest.flatten(spec), elements)
-        if not batched and len(elements) != PROBED:
-            shown = "more" if len(elements) > PROBED else len(elements)
-            raise UserError(f"{self._where} gave {shown} samples for {PROBED} records; {SAMPLES}")
-        return batched
+        self._require(given, PROBED)
+
+    def _require(self, given: int, records: int) -> None:
+        if given != records:
+            shown = "more" if given > records else given
+            raise UserError(f"{self._where} gave {shown} samples for {records} records; {SAMPLES}")
 
     def _tried(self, indices: Sequence[int]) -> list[Any]:
         return list(self._apply(self._records.read(indices)))
@@ -156,15 +151,6 @@ def _takes_metadata(feed: Feed) -> bool:
             continue
         return count == 3
     raise UserError(f"{name_of(feed)}{signature}: expected {name_of(feed)}(dataset, mode, metadata)")
-
-
-def _are_batches(specs: list[tf.TensorSpec], elements: list[list[Any]]) -> bool:
-    """Each element has several rows, a number that no shape fixes, and together they are as many as the records."""
-    if not all(spec.shape.rank is None or (spec.shape.rank and spec.shape[0] is None) for spec in specs):
-        return False
-    if not all(leaf.shape.rank and leaf.shape[0] == element[0].shape[0] for element in elements for leaf in element):
-        return False
-    return sum(int(element[0].shape[0]) for element in elements) == PROBED
 
 
 def _shown(spec: Any) -> str:

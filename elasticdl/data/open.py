@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -47,63 +47,48 @@ class ReaderParams(BaseModel):
     header: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class _Opener:
-    storage: Storage
-    params: ReaderParams
-    cache: Any  # of Parquet row groups, made when the first such file is met
-
-    def open(self, name: str) -> Sequence[RecordFile]:
-        """Empty if the file is."""
-        params = self.params
-        kind = params.reader_type or self._kind(name)
-        if kind in ("TFRecord", "CSV", "Text", None):
-            size = self.storage.size(name)
-            if not size:
-                return []
-            if self.storage.read(name, [(0, min(size, 2))])[0] == _GZIP:
-                raise UserError(
-                    f"{name}: compressed, so no record can be read by itself; expected a plain file: unpack it"
-                )
-        match kind:
-            case "TFRecord":
-                return [open_tfrecord(name, self.storage)]
-            case "CSV":
-                sep = params.sep or ("\t" if name.endswith(".tsv") else ",")
-                return [open_csv(name, self.storage, sep, params.columns, header=params.header)]
-            case "Text":
-                return [open_text(name, self.storage)]
-            case "NumPy":
-                return [NumpyFile(name, self.storage, params.columns)]
-            case "Parquet":
-                return self._open_parquet(name)
-        raise UserError(
-            f"{name}: of no known format; expected {', '.join(SUFFIXES)}, or --data_reader_params \"reader_type='CSV'\""
-        )
-
-    def _open_parquet(self, name: str) -> Sequence[RecordFile]:
-        try:
-            from elasticdl.data.parquet import GroupCache, open_parquet
-        except ModuleNotFoundError as error:
-            raise UserError(f"{name}: {error.name} is not installed: {how_to_install('parquet')}") from error
-        if not self.cache:
-            self.cache.append(GroupCache())
-        return open_parquet(name, self.storage, self.cache[0], self.params.columns)
-
-    def _kind(self, name: str) -> Kind | None:
-        last = name.rpartition("/")[2].lower()
-        for suffix, kind in SUFFIXES.items():  # part-00001.tfrecord, but also train.tfrecord-00001-of-00010
-            if last.endswith(suffix) or f"{suffix}-" in last:
-                return kind
-        if self.storage.size(name) < 12:
+def _open(name: str, storage: Storage, params: ReaderParams) -> RecordFile | None:
+    """None if the file is empty."""
+    kind = params.reader_type or _kind(name, storage)
+    if kind in ("TFRecord", "CSV", "Text", None):
+        size = storage.size(name)
+        if not size:
             return None
-        beginning = self.storage.read(name, [(0, 12)])[0]
-        if beginning.startswith(_RECORDIO):
-            raise UserError(
-                f"{name}: a RecordIO file; expected a TFRecord: write its records with tf.io.TFRecordWriter"
-            )
-        is_tfrecord = beginning[4:8] == bytes(4)  # the upper half of the length of the first record
-        return BEGINNINGS.get(beginning[:4], "TFRecord" if is_tfrecord else None)
+        if storage.read(name, [(0, min(size, 2))])[0] == _GZIP:
+            raise UserError(f"{name}: compressed, so no record can be read by itself; expected a plain file: unpack it")
+    match kind:
+        case "TFRecord":
+            return open_tfrecord(name, storage)
+        case "CSV":
+            sep = params.sep or ("\t" if name.endswith(".tsv") else ",")
+            return open_csv(name, storage, sep, params.columns, header=params.header)
+        case "Text":
+            return open_text(name, storage)
+        case "NumPy":
+            return NumpyFile(name, storage, params.columns)
+        case "Parquet":
+            try:
+                from elasticdl.data.parquet import ParquetFile
+            except ModuleNotFoundError as error:
+                raise UserError(f"{name}: {error.name} is not installed: {how_to_install('parquet')}") from error
+            return ParquetFile(name, storage, params.columns)
+    raise UserError(
+        f"{name}: of no known format; expected {', '.join(SUFFIXES)}, or --data_reader_params \"reader_type='CSV'\""
+    )
+
+
+def _kind(name: str, storage: Storage) -> Kind | None:
+    last = name.rpartition("/")[2].lower()
+    for suffix, kind in SUFFIXES.items():  # part-00001.tfrecord, but also train.tfrecord-00001-of-00010
+        if last.endswith(suffix) or f"{suffix}-" in last:
+            return kind
+    if storage.size(name) < 12:
+        return None
+    beginning = storage.read(name, [(0, 12)])[0]
+    if beginning.startswith(_RECORDIO):
+        raise UserError(f"{name}: a RecordIO file; expected a TFRecord: write its records with tf.io.TFRecordWriter")
+    is_tfrecord = beginning[4:8] == bytes(4)  # the upper half of the length of the first record
+    return BEGINNINGS.get(beginning[:4], "TFRecord" if is_tfrecord else None)
 
 
 def open_records(where: str, params: Mapping[str, object]) -> Records:
@@ -114,9 +99,9 @@ def open_records(where: str, params: Mapping[str, object]) -> Records:
         UserError: a parameter is unknown or wrong, or a file is damaged or of another kind.
     """
     files = find_files(where)
-    opener = _Opener(Storage(), _checked(params), [])
+    open_one = partial(_open, storage=Storage(), params=_checked(params))
     with ThreadPoolExecutor(THREADS) as pool:
-        opened = [each for found in pool.map(opener.open, files) for each in found]
+        opened = [file for file in pool.map(open_one, files) if file is not None]
     for file in opened[1:]:
         if type(file) is not type(opened[0]):
             raise UserError(f"{file.name}: of another format than {opened[0].name}; expected one format in {where}")

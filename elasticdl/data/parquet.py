@@ -1,16 +1,9 @@
-"""Parquet files, read by row group.
-
-A row can't be read without the group of rows that it was packed with. Groups that were read stay in memory, the latest
-up to a bound; data that fits below it is read once, larger data that is shuffled over many groups again and again.
-"""
+"""Parquet files. A row can't be read without the group of rows that it was packed with, so a file is read whole."""
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,97 +15,43 @@ from elasticdl.common.errors import UserError
 from elasticdl.data.records import Batch, Metadata, chosen_columns
 from elasticdl.data.storage import Storage
 
-log = logging.getLogger(__name__)
-
-MOST_CACHED = 1 << 30  # bytes, per data set and process
-
 Columns = dict[str, NDArray[Any]]
 
 
-class GroupCache:
-    """Row groups by file and number, the latest used, up to a number of bytes; for any number of threads."""
+class ParquetFile:
+    """Records are dicts of the values of a row, by column. All are in memory from the first that is asked for on."""
 
-    def __init__(self, most: int = MOST_CACHED) -> None:
-        self._most = most
-        self._groups: OrderedDict[tuple[str, int], Columns] = OrderedDict()
-        self._bytes = 0
-        self._lock = threading.Lock()
-        self._warned = False
+    def __init__(self, name: str, storage: Storage, columns: Sequence[str] | None) -> None:
+        self.name, self._storage, self._asked = name, storage, columns
+        try:
+            with storage.open(name) as content:
+                footer = pq.read_metadata(content)
+        except (OSError, pa.ArrowException) as error:
+            reason = str(error).partition("\n")[0]
+            raise UserError(
+                f"{name}: not a whole Parquet file ({reason}); expected one that ends with its footer"
+            ) from error
+        self._kept = chosen_columns(name, columns, footer.schema.to_arrow_schema().names)
+        self._length = int(footer.num_rows)
+        self.metadata = Metadata(self._kept)
 
-    def __reduce__(self) -> tuple[type[GroupCache], tuple[int]]:
-        return GroupCache, (self._most,)
-
-    def get(self, key: tuple[str, int], read: Callable[[], Columns]) -> Columns:
-        """The group, which is read if it is not here."""
-        with self._lock:
-            if key in self._groups:
-                self._groups.move_to_end(key)
-                return self._groups[key]
-        group = read()
-        with self._lock:
-            if key in self._groups:  # two threads have read it at once
-                return group
-            self._groups[key] = group
-            self._bytes += _size(group)
-            while self._bytes > self._most and len(self._groups) > 1:
-                self._bytes -= _size(self._groups.popitem(last=False)[1])
-                if not self._warned:
-                    self._warned = True
-                    log.warning(
-                        "Parquet data of more than %d MiB is read by row group again and again; it is faster as TFRecord, "
-                        "or with fewer columns in --data_reader_params",
-                        self._most >> 20,
-                    )
-        return group
-
-
-@dataclass(frozen=True, slots=True)
-class RowGroup:
-    """Records are dicts of the values of a row, by column."""
-
-    file: str
-    number: int
-    rows: int
-    columns: list[str]
-    storage: Storage
-    cache: GroupCache
-
-    @property
-    def name(self) -> str:
-        return f"row group {self.number} of {self.file}"
-
-    @property
-    def metadata(self) -> Metadata:
-        return Metadata(self.columns)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ParquetFile, (self.name, self._storage, self._asked)
 
     def __len__(self) -> int:
-        return self.rows
+        return self._length
 
     def read(self, rows: Sequence[int]) -> Batch:
-        columns = self.cache.get((self.file, self.number), self._load)
-        return {name: values[rows] for name, values in columns.items()}
+        return {name: values[rows] for name, values in self._columns.items()}
 
-    def _load(self) -> Columns:
+    @cached_property
+    def _columns(self) -> Columns:
         try:
-            with self.storage.open(self.file) as content, pq.ParquetFile(content) as opened:
-                table = opened.read_row_group(self.number, columns=self.columns, use_threads=False)
+            with self._storage.open(self.name) as content:
+                table = pq.read_table(content, columns=self._kept, use_threads=False)
         except (OSError, pa.ArrowException) as error:
-            raise UserError(f"{self.file}: row group {self.number} can't be read: {error}") from error
-        return {name: _array(table[name], f"{self.file}: column {name}") for name in self.columns}
-
-
-def open_parquet(name: str, storage: Storage, cache: GroupCache, columns: Sequence[str] | None) -> list[RowGroup]:
-    try:
-        with storage.open(name) as content:
-            footer = pq.read_metadata(content)
-    except (OSError, pa.ArrowException) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(
-            f"{name}: not a whole Parquet file ({reason}); expected one that ends with its footer"
-        ) from error
-    kept = chosen_columns(name, columns, footer.schema.to_arrow_schema().names)
-    sizes = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
-    return [RowGroup(name, number, size, kept, storage, cache) for number, size in enumerate(sizes)]
+            raise UserError(f"{self.name}: can't be read: {error}") from error
+        return {column: _array(table[column], f"{self.name}: column {column}") for column in self._kept}
 
 
 def _array(column: pa.ChunkedArray, where: str) -> NDArray[Any]:
@@ -141,8 +80,3 @@ def _vectors(column: pa.ChunkedArray, where: str) -> NDArray[Any]:
     if column.null_count or len(sizes) > 1:
         raise UserError(f"{where} has lists of different length, or missing ones; expected the same length in all rows")
     return _array(pa.chunked_array([whole.flatten()]), where).reshape(len(column), -1)
-
-
-def _size(group: Columns) -> int:
-    """Roughly; texts are guessed at."""
-    return sum(column.nbytes + (64 * column.size if column.dtype == object else 0) for column in group.values())

@@ -62,7 +62,7 @@ def feed(dataset: tf.data.Dataset, mode: str, metadata: Any) -> tf.data.Dataset:
         labels = tf.cast(lines[:, place[INCOME]] == ABOVE, tf.float32)
         return {"numbers": tf.stack(scaled, axis=1), **features}, labels[:, None]
 
-    return dataset.batch(1024).map(convert)
+    return dataset.batch(1024).map(convert).unbatch()
 
 
 def eval_metrics_fn() -> dict[str, Any]:

@@ -64,11 +64,8 @@ ASKED = [29, 0, 17, 3, 11, 4, 25]
     "change",
     [
         lambda dataset: dataset.map(parse),
-        # Batches of feed are undone.
-        lambda dataset: dataset.batch(3).map(parse_batch),
-        lambda dataset: dataset.batch(64).map(parse_batch),
-        lambda dataset: dataset.map(parse).batch(2),
-        # And nothing is cached from one micro-batch for the next.
+        lambda dataset: dataset.batch(64).map(parse_batch).unbatch(),
+        # Nothing is cached from one micro-batch for the next.
         lambda dataset: dataset.batch(4).map(parse_batch).unbatch().cache().prefetch(tf.data.AUTOTUNE),
     ],
 )
@@ -138,7 +135,10 @@ def refusal(use):
     ("change", "expected"),
     [
         (lambda d: d.map(parse).repeat(), " gave more samples for 3 records; each record has to give one sample"),
-        (lambda d: d.map(parse).batch(2).repeat(), " gave more samples for 3 records"),
+        (
+            lambda d: d.map(parse).batch(2),
+            " gave 2 samples for 3 records; each record has to give one sample: no batch",
+        ),
         (lambda d: d.map(parse).filter(lambda x, y: False), " gave 0 samples for 3 records"),
         (lambda d: d.map(parse).take(1), " gave 1 samples for 3 records"),
         (lambda d: d.map(parse).batch(64, drop_remainder=True), " gave 0 samples for 3 records"),

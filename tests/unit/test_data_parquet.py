@@ -1,6 +1,5 @@
-"""Parquet by index: types, missing values, bounded memory."""
+"""Parquet by index: types, missing values, what is wrong."""
 
-import logging
 import pickle
 
 import numpy as np
@@ -10,9 +9,6 @@ import pytest
 from data_kit import refusal
 
 from elasticdl.data.open import open_records
-from elasticdl.data.parquet import GroupCache, open_parquet
-from elasticdl.data.records import Records
-from elasticdl.data.storage import Storage
 
 
 def table(start, end):
@@ -52,24 +48,12 @@ def test_rows_by_index_over_files_and_row_groups(tmp_path):
     assert list(open_records(str(tmp_path), {"columns": ["half"]}).read([1])) == ["half"]
 
 
-def test_memory_is_bounded_and_that_it_is_slow_is_said_once(tmp_path, caplog):
-    pq.write_table(pa.table({"x": np.arange(1000)}), tmp_path / "x.parquet", row_group_size=100)
-    cache = GroupCache(most=250 * 8)
-    file = Records(open_parquet(str(tmp_path / "x.parquet"), Storage(), cache, None))
-    with caplog.at_level(logging.WARNING):
-        everything = [int(file.read([row])["x"][0]) for row in np.random.default_rng(0).permutation(1000)]
-    assert sorted(everything) == list(range(1000))
-    assert sum(group["x"].nbytes for group in cache._groups.values()) <= 250 * 8
-    assert len(caplog.messages) == 1
-    assert "again and again" in caplog.messages[0]
-
-
-def test_a_group_that_is_in_memory_is_not_read_again(tmp_path):
-    pq.write_table(pa.table({"x": np.arange(10)}), tmp_path / "x.parquet")
-    file = Records(open_parquet(str(tmp_path / "x.parquet"), Storage(), GroupCache(), None))
-    file.read([0])
+def test_a_file_that_is_in_memory_is_not_read_again(tmp_path):
+    pq.write_table(pa.table({"x": np.arange(10)}), tmp_path / "x.parquet", row_group_size=3)
+    records = open_records(str(tmp_path / "x.parquet"), {})
+    records.read([0])
     (tmp_path / "x.parquet").unlink()
-    assert file.read([9])["x"].tolist() == [9]
+    assert records.read([9])["x"].tolist() == [9]
 
 
 def test_files_that_are_wrong(tmp_path):
