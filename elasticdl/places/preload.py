@@ -156,9 +156,9 @@ OF_SCRIPTS = {name: modules for each in FRONT_ENDS for name, modules in each.lib
     each.module: (*each.first, each.module) for each in FRONT_ENDS
 }
 _OF_WORKERS = ("elasticdl.worker.trainer", "elasticdl.elastic.link.session")
-_KERAS = ("elasticdl.worker.learner:import_keras", *_OF_WORKERS)
+_KERAS = ("elasticdl.worker.keras_learner", *_OF_WORKERS)
 OF_ZOO_MODULES = {
-    "torch": ("elasticdl.worker.learner:import_torch", "torch._dynamo", *_OF_WORKERS),
+    "torch": ("elasticdl.worker.torch_learner", "torch._dynamo", *_OF_WORKERS),
     "tensorflow": _KERAS,
     "keras": _KERAS,
 }

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -43,14 +42,12 @@ from elasticdl.worker.learner import (
 )
 from elasticdl.worker.zoo import (
     OWN_CALLBACKS,
-    Attempt,
     Datasets,
     ModelModule,
     make_callbacks,
     make_metrics,
     open_datasets,
-    require_fit,
-    run_first,
+    try_first,
 )
 
 log = logging.getLogger(__name__)
@@ -101,15 +98,21 @@ class KerasLearner(Learner):
                     f"{shown(module.path)}: {name_of(module.custom_model)}() returned {type(model).__name__}, which has a {name}() of its own that is "
                     "not called: put it into the module's loss(), or write the loop with @elastic.run (docs/library.md)"
                 )
-        with module.blame(f"{name_of(module.optimizer)}()"):
-            make_optimizer(module, KERAS, keras.optimizers.Optimizer)
-        with module.blame("callbacks()"):
-            refuse_needless(make_callbacks(module, CALLBACKS))
+        make_optimizer(module, KERAS, keras.optimizers.Optimizer)
+        refuse_needless(make_callbacks(module, CALLBACKS))
         with module.blame("eval_metrics_fn()"):
             name_metrics(make_metrics(module, nested=True))
         training = one_feature(model, open_datasets(module, spec)).training
-        samples = len(training)
-        require_fit(_try_out(model, training, module, spec), samples, largest_micro_batch(spec, samples))
+        loss = _checked_loss(module)
+        with tf.device("CPU:0"):
+            try_first(
+                module,
+                spec,
+                training,
+                lambda dataset, count: load(dataset, np.arange(count, dtype=np.int64)),
+                functools.partial(model, training=True),
+                lambda labels, outputs: loss(labels, keras.tree.map_structure(widen, outputs)),
+            )
 
     def _make(self, module: ModelModule) -> None:
         spec, context, model = self._spec, self._context, self._model
@@ -266,33 +269,6 @@ def _is_one(sample: Any) -> bool:
 
 def _bare(sample: Any) -> Any:
     return (*sample[0].values(), sample[1]) if _is_one(sample) else sample
-
-
-def _try_out(model: keras.Model, dataset: Any, module: ModelModule, spec: JobSpec) -> Attempt:
-    """For `require_fit`: a forward pass on the CPU. It builds a model that is not built, and changes no variable."""
-    loss = _checked_loss(module)
-
-    def attempt(samples: int, training: bool) -> None:
-        with tf.device("CPU:0"), _kept(model.non_trainable_variables):
-            run_first(
-                module,
-                spec,
-                lambda: load(dataset, np.arange(samples, dtype=np.int64)),
-                functools.partial(model, training=training),
-                lambda labels, outputs: loss(labels, keras.tree.map_structure(widen, outputs)),
-            )
-
-    return attempt
-
-
-@contextlib.contextmanager
-def _kept(variables: Sequence[Any]) -> Iterator[None]:
-    before = [(variable, variable.numpy()) for variable in variables]
-    try:
-        yield
-    finally:
-        for variable, value in before:
-            variable.assign(value)
 
 
 # -- evaluation --

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, ClassVar, TypeVar
@@ -55,14 +55,12 @@ def largest_micro_batch(spec: JobSpec, samples: int) -> int:
     return min(share, policy.max_micro_batch or share, samples)
 
 
-def rate_rules(
-    spec: JobSpec, callbacks: Iterable[Callback], schedule: Callable[[int], float] | None = None
-) -> LearningRate:
-    """Of several `LearningRateScheduler`s the last one counts, unless a schedule is given."""
+def rate_rules(spec: JobSpec, callbacks: Iterable[Callback]) -> LearningRate:
+    """Of several `LearningRateScheduler`s the last one counts."""
     schedules = [callback.schedule for callback in callbacks if isinstance(callback, LearningRateScheduler)]
     rule = spec.learning_rate_scaling
     return LearningRate(
-        schedule or (schedules[-1] if schedules else None),
+        schedules[-1] if schedules else None,
         scaling=None if rule == "none" else rule,
         ramp_steps=spec.learning_rate_ramp_steps,
     )
@@ -306,34 +304,11 @@ TORCH = "torch_learner:TorchLearner"
 KERAS = "keras_learner:KerasLearner"
 FRAMEWORKS = ("torch", "keras", "tf_keras")  # as a message names them
 
-DEFAULTS = {
-    "KERAS_BACKEND": "tensorflow",
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-    "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # it may share its GPU
-}
-
 
 def import_learner(framework: str) -> type[Learner]:
     """Imports the framework, too."""
     learner: type[Learner] = pkgutil.resolve_name(f"elasticdl.worker.{framework}")
     return learner
-
-
-def import_torch() -> None:
-    """For a process from which workers are forked."""
-    import_learner(TORCH)
-
-
-def import_keras() -> None:
-    """For a process from which workers are forked."""
-    set_defaults(os.environ)
-    import_learner(KERAS)
-
-
-def set_defaults(environ: MutableMapping[str, str]) -> None:
-    """What frameworks read from the environment when they are imported, unless the user has set it."""
-    for name, value in DEFAULTS.items():
-        environ.setdefault(name, value)
 
 
 def build_model(module: ModelModule, seed: int) -> Any:
@@ -360,11 +335,12 @@ def framework_of(model: Any, module: ModelModule) -> str:
 
 def make_optimizer(module: ModelModule, framework: str, kind: type[OptimizerT], **arguments: Any) -> OptimizerT:
     """What the module's ``optimizer`` returns when it is given these, by position."""
-    name = name_of(module.optimizer)
-    optimizer = module.optimizer(*arguments.values())
+    call = f"{name_of(module.optimizer)}({', '.join(arguments)})"
+    with module.blame(call):
+        optimizer = module.optimizer(*arguments.values())
     if not isinstance(optimizer, kind):
         raise UserError(
-            f"{shown(module.path)}: {name}({', '.join(arguments)}) returned {kind_of(optimizer)}; "
+            f"{shown(module.path)}: {call} returned {kind_of(optimizer)}; "
             f"expected a {'torch.optim' if framework == TORCH else 'keras.optimizers'}.Optimizer"
         )
     return optimizer

@@ -25,7 +25,7 @@ from elasticdl.elastic.core.protocol import Stopped
 from elasticdl.elastic.link.session import MasterConnection, Session
 from elasticdl.elastic.training.runtime import failure_of
 from elasticdl.job.spec import JobSpec
-from elasticdl.worker.learner import batch_policy, build_model, framework_of, import_learner, set_defaults
+from elasticdl.worker.learner import batch_policy, build_model, framework_of, import_learner
 from elasticdl.worker.trainer import Trainer
 from elasticdl.worker.zoo import load_module
 
@@ -45,7 +45,6 @@ def main() -> int:
         layout = f"%(asctime)s worker {environment.worker_id} %(levelname)s %(message)s"
         logging.basicConfig(stream=sys.stderr, level=spec.log_level, format=layout)
         prepare_horovod(os.environ)
-        set_defaults(os.environ)
         link = MasterConnection(environment)
         link.open()  # before what takes long and may fail: the framework's import and the user's code
     except (ElasticDLError, OSError) as error:

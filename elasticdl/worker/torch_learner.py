@@ -26,14 +26,12 @@ from elasticdl.elastic.training.kept_state import aside
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker.learner import TORCH, Codec, Learner, largest_micro_batch, make_optimizer, rate_rules
 from elasticdl.worker.zoo import (
-    Attempt,
     ModelModule,
     make_callbacks,
     make_metrics,
     open_datasets,
     refuse_feed,
-    require_fit,
-    run_first,
+    try_first,
 )
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -67,15 +65,11 @@ class TorchLearner(Learner):
     def check(module: ModelModule, spec: JobSpec, model: torch.nn.Module) -> None:
         require_collective(spec.collective, TorchTensors())
         refuse_feed(module)
-        with module.blame(f"{name_of(module.optimizer)}(parameters)"):
-            make_optimizer(module, TORCH, torch.optim.Optimizer, parameters=model.parameters())
-        with module.blame("callbacks()"):
-            make_callbacks(module)
-        with module.blame("eval_metrics_fn()"):
-            make_metrics(module)
+        make_optimizer(module, TORCH, torch.optim.Optimizer, parameters=model.parameters())
+        make_callbacks(module)
+        make_metrics(module)
         training = open_datasets(module, spec).training
-        samples = len(training)
-        require_fit(_try_out(model, training, module, spec), samples, largest_micro_batch(spec, samples))
+        try_first(module, spec, training, _first, model, functools.partial(_scalar, module.loss))
 
     def _make(self, module: ModelModule) -> None:
         spec, context = self._spec, self._context
@@ -186,16 +180,6 @@ def warm_up(model: torch.nn.Module, loss: Loss, dataset: Any, samples: int, devi
         value = _scalar(loss, labels, model(inputs))
         value.backward()  # type: ignore[no-untyped-call]
         wait_for(device)
-
-
-def _try_out(model: torch.nn.Module, dataset: Any, module: ModelModule, spec: JobSpec) -> Attempt:
-    """For `require_fit`: a forward pass on the model's own device, after which nothing is different from before."""
-
-    def attempt(samples: int, training: bool) -> None:
-        with untouched(model), contextlib.nullcontext() if training else evaluating(model):
-            run_first(module, spec, lambda: _first(dataset, samples), model, functools.partial(_scalar, module.loss))
-
-    return attempt
 
 
 def _scalar(loss: Loss, labels: Any, outputs: Any) -> torch.Tensor:

@@ -39,8 +39,7 @@ class Trainer(EpochDriver[Ledger]):
         # Of this process, so that callbacks and reports come once however often `train` is entered.
         self._begun = False
         self._begun_epoch = self._ended_epoch = -1
-        self._told_step = self._reported_step = 0
-        self._evaluation_seconds = 0.0  # that the last one took; no part of the state, which all members share
+        self._told_step = 0
         if self._checkpoints is not None:
             context.handover = context.kept = None
 
@@ -88,7 +87,7 @@ class Trainer(EpochDriver[Ledger]):
     def on_world(self, world: World) -> None:
         if not self._begun:
             self._begun = True
-            self._reported_step = self._told_step = self._ledger.evaluated_step
+            self._told_step = self._ledger.evaluated_step
             self._call("on_train_begin")
         self._learner.catch_up(lambda: self._tell_epoch(self.state.progress.epoch))
         self._call("on_world_change", world.size, world.rank)
@@ -111,7 +110,6 @@ class Trainer(EpochDriver[Ledger]):
 
     def _after_step(self, loss: float) -> None:
         self._call("on_train_batch_end", self.state.step, {"loss": loss, "learning_rate": self.state.learning_rate})
-        self._report_evaluation()
 
     def _stops_after_step(self) -> bool:
         return self._learner.driver.stops_after_step()
@@ -152,7 +150,6 @@ class Trainer(EpochDriver[Ledger]):
         # If rank 0 dies at this, the others must still be there to do it.
         with self._context.waiting():
             self._context.collective.barrier("elasticdl.complete")
-        self._report_evaluation()
         self._call("on_train_end")
 
     # -- what is done at most once a step --
@@ -168,21 +165,17 @@ class Trainer(EpochDriver[Ledger]):
             return
         epoch = self.state.progress.epoch
         self._ledger.evaluation = {"step": step, "epoch": epoch, **asdict(evaluation)}
-        self._evaluation_seconds = time.monotonic() - began
         if self._told_step < step:
             self._told_step = step
+            self._tell_evaluation(time.monotonic() - began)
             self._call("on_evaluation_end", evaluation.metrics)
 
-    def _report_evaluation(self) -> None:
-        """Only now, as the step after it has shown that all members have got through it: none will repeat it."""
+    def _tell_evaluation(self, seconds: float) -> None:
         evaluation = self._ledger.evaluation
-        if self._reported_step >= self._ledger.evaluated_step:
-            return
-        self._reported_step = self._ledger.evaluated_step
         if self._context.rank == 0:
             numbers = ", ".join(f"{name} {value:.4f}" for name, value in evaluation["metrics"].items())
             log.info("evaluation at step %d on %d samples: %s", evaluation["step"], evaluation["samples"], numbers)
-            self._context.session.notify("evaluation", **evaluation, seconds=self._evaluation_seconds)
+            self._context.session.notify("evaluation", **evaluation, seconds=seconds)
 
     def _checkpoint(self) -> None:
         """Again where another worker has become rank 0 meanwhile: the one before may not have finished it."""

@@ -59,6 +59,13 @@ EXPECTED = {
 }
 PARAMS = "expected NAME=VALUE; NAME=VALUE with Python literals, as in \"units=64; activation='relu'\""
 
+# What Keras and TensorFlow read when the module imports them, unless the user has set it.
+DEFAULTS = {
+    "KERAS_BACKEND": "tensorflow",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # it may share its GPU
+}
+
 OWN_CALLBACKS: Mapping[str, type] = MappingProxyType({"elasticdl.callbacks.Callback": Callback})
 
 Function = Callable[..., Any]
@@ -159,6 +166,8 @@ def load_module(spec: JobSpec) -> ModelModule:
         raise UserError(f"--model_zoo {spec.model_zoo} is not a folder; expected the folder that holds --model_def")
     dotted, path, function = _locate(folder, spec.model_def)
     params = parse_params("model_params", spec.model_params)
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
     import_triton()  # the module may import TensorFlow, and then PyTorch
     module = _import(folder, dotted, path)
     if path.name == "__init__.py" and "." in spec.model_def and not hasattr(module, function):
@@ -188,7 +197,8 @@ def refuse_feed(module: ModelModule) -> None:
 
 def make_callbacks(module: ModelModule, kinds: Mapping[str, type] = OWN_CALLBACKS) -> list[Any]:
     """``kinds``: of what the callbacks may be, by the names that a message gives them."""
-    callbacks = list(module.callbacks() or ()) if module.callbacks else []  # ElasticDL's own modules return None
+    with module.blame("callbacks()"):
+        callbacks = list(module.callbacks() or ()) if module.callbacks else []  # ElasticDL's own modules return None
     for callback in callbacks:
         if not isinstance(callback, tuple(kinds.values())):
             raise UserError(
@@ -204,7 +214,8 @@ def make_metrics(module: ModelModule, *, nested: bool = False) -> Metrics:
     Raises:
         UserError: ``eval_metrics_fn()`` returns something else than functions by name.
     """
-    metrics = module.eval_metrics_fn() if module.eval_metrics_fn else {}
+    with module.blame("eval_metrics_fn()"):
+        metrics = module.eval_metrics_fn() if module.eval_metrics_fn else {}
     if not isinstance(metrics, dict):
         raise _no_metrics(module, type(metrics).__name__)
     for name, found in metrics.items():
@@ -355,49 +366,33 @@ def parse_params(option: str, text: str) -> dict[str, object]:
 FEW = 2
 OF_A_DEVICE = re.compile(r"\b(CPU|CUDA|GPU)\b|not implemented for", re.IGNORECASE)
 
-Attempt = Callable[[int, bool], object]  # with so many samples; whether as in training
 
-
-def require_fit(attempt: Attempt, samples: int, largest: int) -> None:
-    """Try few samples, as in an evaluation. What fails there counts if the worker's own first batch fails as well: some
-    models take batches of one size only, or give what the loss needs only in training. What only another device than
-    this one can do is not judged. ``largest``: the most samples that a worker runs at once.
+def try_first(
+    module: ModelModule,
+    spec: JobSpec,
+    dataset: Any,
+    load: Callable[[Any, int], tuple[Any, Any]],
+    model: Callable[[Any], Any],
+    loss: Callable[[Any, Any], Any],
+) -> None:
+    """Run a few of the first samples through model and loss. What only another device than this one can do is not judged.
 
     Raises:
         UserError: model and loss don't take a batch of the training data.
     """
-    failure: UserError | None = None
-    for count, training in ((min(FEW, samples), False), (largest, True)):
-        try:
-            attempt(count, training)
-        except UserError as error:
-            failure = error
-        else:
-            return
-        if _is_of_the_device(failure.__cause__):
-            return
-    assert failure is not None
-    raise failure
-
-
-def run_first(
-    module: ModelModule,
-    spec: JobSpec,
-    load: Callable[[], tuple[Any, Any]],
-    model: Callable[[Any], Any],
-    loss: Callable[[Any, Any], Any],
-) -> None:
-    """One batch of the first samples through model and loss."""
     source = "--training_data" if spec.training_data else "dataset('training', '')"
     first = f"the first samples of {source}"
-
-    with module.blame(f"putting {first} into a batch"):
-        inputs, labels = load()
-    with module.blame(f"{name_of(module.custom_model)}()'s model, given {first} (features {layout(inputs)}),"):
-        outputs = model(inputs)
-    given = f"labels {layout(labels)} and predictions {layout(outputs)}"
-    with module.blame(f"{name_of(module.loss)}(labels, predictions), given {given},"):
-        loss(labels, outputs)
+    try:
+        with module.blame(f"putting {first} into a batch"):
+            inputs, labels = load(dataset, min(FEW, len(dataset)))
+        with module.blame(f"{name_of(module.custom_model)}()'s model, given {first} (features {layout(inputs)}),"):
+            outputs = model(inputs)
+        given = f"labels {layout(labels)} and predictions {layout(outputs)}"
+        with module.blame(f"{name_of(module.loss)}(labels, predictions), given {given},"):
+            loss(labels, outputs)
+    except UserError as error:
+        if not _is_of_the_device(error.__cause__):
+            raise
 
 
 def layout(value: Any) -> str:

@@ -6,7 +6,6 @@ worker has to import TensorFlow.
 
 import csv
 import json
-import os
 import sys
 
 import pytest
@@ -26,11 +25,10 @@ TRAIN = (
 @pytest.fixture
 def curve(monkeypatch):
     """Losses of every step as Keras alone makes them: one process, whole batches, none of this project but the order."""
-    from elasticdl.worker.learner import build_model, set_defaults
+    from elasticdl.worker.learner import build_model
     from elasticdl.worker.zoo import load_module
 
     monkeypatch.setattr("sys.path", list(sys.path))
-    set_defaults(os.environ)
     spec = JobSpec(model_zoo=str(ZOO), model_def="slow_keras")
     module = load_module(spec)
     model = build_model(module, spec.seed)

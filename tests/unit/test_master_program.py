@@ -125,6 +125,6 @@ def test_tensorflow_is_never_imported_before_triton(imported, modules):
 @pytest.mark.parametrize("model_def", ["digits.cnn_torch", "digits.cnn_torch.custom_model", "digits.cnn_keras"])
 def test_so_it_is_for_a_model_zoo_module(model_def):
     found = modules_to_preload(JobSpec(model_zoo="model_zoo", model_def=model_def))
-    assert found[0] == f"elasticdl.worker.learner:import_{'keras' if 'keras' in model_def else 'torch'}"
+    assert found[0] == f"elasticdl.worker.{'keras' if 'keras' in model_def else 'torch'}_learner"
     with pytest.raises(CannotFork, match="not found"):
         modules_to_preload(JobSpec(model_zoo="model_zoo", model_def="nothing.at_all"))

@@ -156,7 +156,7 @@ TABLE = "return keras.Sequential([keras.Input((2,), dtype='int32'), keras.layers
     [
         # Two frameworks in one module, or a model in another way.
         (function("optimizer()", "import torch", "return torch.optim.SGD([torch.zeros(1)], 0.1)"), "zoo/NAME.py: optimizer() returned torch's SGD; expected a keras.optimizers.Optimizer"),
-        ("\nimport torch\nloss = torch.nn.MSELoss()\n", "MSELoss(labels, predictions), given labels float32 (10, 1) and predictions float32 (10, 1), raised "),
+        ("\nimport torch\nloss = torch.nn.MSELoss()\n", "MSELoss(labels, predictions), given labels float32 (2, 1) and predictions float32 (2, 1), raised "),
         (function("custom_model()", OWN.replace("\n", "\n    ") + "inputs = keras.Input((4,))", "return Own(inputs, keras.layers.Dense(1)(inputs))"), "custom_model() returned Own, which has a train_step() of its own that is not called: "),
         (KERAS_2 + function("custom_model()", "return Old()"), "returned a model of Keras 2; expected one of Keras 3: unset TF_USE_LEGACY_KERAS"),
         # Functions that return something else.
@@ -168,11 +168,11 @@ TABLE = "return keras.Sequential([keras.Input((2,), dtype='int32'), keras.layers
         (function("eval_metrics_fn()", "return {'a': 'accuracy'}"), "eval_metrics_fn() returned a dict whose 'a' is 'accuracy'; expected a dict"),
         (function("eval_metrics_fn()", "return {'a': lambda labels: 1}"), "zoo/NAME.py: metric 'a' can't be called with (labels, outputs): too many positional arguments"),
         # A model or a loss that does not take the data.
-        (function("custom_model()", "return keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])"), GIVEN.format("float32 (10, 2)") + "ValueError: "),
-        (PAIR, GIVEN.format("{a: float32 (9, 2), b: float32 (9, 3)}") + "ValueError: "),
-        (function("custom_model()", f"return keras.Model({OF_TWO}, x + y)") + PAIR, GIVEN.format("{a: float32 (9, 2), b: float32 (9, 3)}") + "ValueError: "),
+        (function("custom_model()", "return keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])"), GIVEN.format("float32 (2, 2)") + "ValueError: "),
+        (PAIR, GIVEN.format("{a: float32 (2, 2), b: float32 (2, 3)}") + "ValueError: "),
+        (function("custom_model()", f"return keras.Model({OF_TWO}, x + y)") + PAIR, GIVEN.format("{a: float32 (2, 2), b: float32 (2, 3)}") + "ValueError: "),
         (function("custom_model()", TABLE) + function("dataset(mode, path)", "return [(np.array([3, 7], np.int32), np.ones(1))] * 9"), "is not in [0, 5)"),
-        (function("loss(labels, predictions)", "return keras.losses.sparse_categorical_crossentropy(labels[:, None], predictions)"), "loss(labels, predictions), given labels float32 (10, 1) and predictions float32 (10, 1), raised ValueError: "),
+        (function("loss(labels, predictions)", "return keras.losses.sparse_categorical_crossentropy(labels[:, None], predictions)"), "loss(labels, predictions), given labels float32 (2, 1) and predictions float32 (2, 1), raised ValueError: "),
         (function("loss(labels, predictions)", "pass"), "expected a tensor: the mean over the samples"),
         (function("loss(predictions)", "pass"), "raised TypeError: loss() takes 1 positional argument but 2 were given"),
     ],
@@ -236,21 +236,13 @@ ALONE = function("dataset(mode, path)", "return [({'wrong': np.ones(2, np.float3
 
 def test_the_users_line_in_a_subclassed_model(checked, tmp_path):
     line = checked(SUBCLASSED + ALONE)
-    assert GIVEN.format("{wrong: float32 (9, 2)}") + "KeyError" in line
+    assert GIVEN.format("{wrong: float32 (2, 2)}") + "KeyError" in line
     place, number, _ = line.split(":", 2)
     (module,) = (tmp_path / "zoo").glob("*.py")
     assert place == "zoo/NAME.py"
     assert module.read_text().splitlines()[int(number) - 1].strip() == 'return self.inner(features["right"])'
 
 
-@pytest.mark.parametrize(
-    "extra",
-    [
-        function(
-            "custom_model()", "return keras.Sequential([keras.Input(batch_shape=(10, 2)), keras.layers.Dense(1)])"
-        ),
-        function("loss(labels, predictions)", "raise NotImplementedError('only on a device of another kind')"),
-    ],
-)
-def test_what_a_worker_may_be_able_to_do_is_not_refused(extra, tmp_path, monkeypatch):
+def test_what_a_worker_may_be_able_to_do_is_not_refused(tmp_path, monkeypatch):
+    extra = function("loss(labels, predictions)", "raise NotImplementedError('only on a device of another kind')")
     check(spec_maker_of_keras(tmp_path, monkeypatch)(extra))
