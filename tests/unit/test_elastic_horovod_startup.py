@@ -4,14 +4,13 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from elasticdl.common.credentials import CONNECTED, MASTER, Token, WorkerEnvironment
 from elasticdl.common.front_ends import STARTUP_FOLDER, python_path
 from elasticdl.elastic.horovod_scripts import script_worker as stillness
-from elasticdl.elastic.horovod_scripts.script_worker import BUSY, WINDOW_SECONDS, Stillness, warm_up
+from elasticdl.elastic.horovod_scripts.script_worker import BUSY, WINDOW_SECONDS, Stillness
 
 ENVIRONMENT = WorkerEnvironment("127.0.0.1:1", Token("token"), 0, "job.json").to_env()
 
@@ -43,20 +42,6 @@ class TestStartup:
         code = "import sys, sitecustomize; print(sys.seen, sitecustomize.__file__, type(sys.meta_path[0]).__name__)"
         theirs = str(tmp_path / "sitecustomize.py")
         assert self.run(tmp_path, code, **ENVIRONMENT) == [theirs, theirs, "PatchingFinder"]
-
-    def test_a_strategy_that_was_not_imported_is_told_of_in_one_line(self, tmp_path):
-        """Lightning is made up here: it takes seconds to import."""
-        folder = tmp_path / "lightning" / "pytorch"
-        folder.mkdir(parents=True)
-        for package in (folder, folder.parent):
-            (package / "__init__.py").touch()
-        (folder / "strategies.py").write_text(
-            "class StrategyRegistry(dict):\n    def register(self, name, make, **_): self[name] = make\n"
-            "StrategyRegistry = StrategyRegistry()\n"
-        )
-        code = "from lightning.pytorch.strategies import StrategyRegistry as known; known['elastic'](accelerator='cpu')"
-        told = 'Trainer(strategy="elastic"): `import elasticdl.elastic.lightning` is missing\n'
-        self.run(tmp_path, code, fails=told, **ENVIRONMENT)
 
     def test_a_mere_folder_named_triton_is_imported_as_ever(self, tmp_path):
         """Such as the model repository of an inference server; PyTorch imports it, and goes on if it lacks something."""
@@ -123,17 +108,6 @@ class TestStillness:
         assert thread.moved(), "it did lately"
         assert not thread.moved(WINDOW_SECONDS, cpu=most - 0.1), "waiting costs something, too"
         assert not thread.moved(seconds=0.1, cpu=0.1), "a peak is not much"
-
-
-@pytest.mark.parametrize(("imported", "made"), [(("horovod.torch", "torch"), 1), (("torch",), 0), ((), 0)])
-def test_the_first_optimizer_of_pytorch_is_made_before_others_wait_for_it(imported, made):
-    optimizers = []
-    torch = SimpleNamespace(
-        optim=SimpleNamespace(SGD=lambda parameters, lr: optimizers.append(parameters)),
-        zeros=lambda size, requires_grad: "parameter",
-    )
-    warm_up(dict.fromkeys(imported, torch))
-    assert len(optimizers) == made
 
 
 def test_of_a_thread_that_has_ended_nothing_is_known():

@@ -16,10 +16,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from traceback import walk_stack
 from types import TracebackType
-from typing import Any
 
 from elasticdl.common.credentials import CONNECTED, MASTER, WorkerEnvironment
 from elasticdl.common.errors import UnreachableError, UserError
@@ -89,17 +88,6 @@ def is_failed_collective(error: BaseException | None) -> bool:
     return error is not None and (is_failure(error) or is_failed_collective(error.__cause__))
 
 
-def warm_up(modules: Mapping[str, Any]) -> None:
-    """Have a framework import what it imports only when it is first used: better before the others wait for this worker.
-
-    ``modules``: those imported so far. A script makes its optimizer after its ``hvd.init()``, and PyTorch's first one imports
-    a compiler, which takes seconds.
-    """
-    if "horovod.torch" in modules:
-        torch = modules["torch"]
-        torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-
-
 class ScriptWorker:
     """A worker from the script's first ``hvd.init()`` on; until then nobody has connected."""
 
@@ -157,7 +145,6 @@ class ScriptWorker:
         atexit.register(self._close)  # before Horovod's own, so that it runs after
         sys.excepthook = functools.partial(self._on_uncaught, sys.excepthook)
         threading.Thread(target=self._watch, name="elasticdl-progress", daemon=True).start()
-        warm_up(sys.modules)
 
     # -- worlds --
 

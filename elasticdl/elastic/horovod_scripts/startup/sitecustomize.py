@@ -1,7 +1,6 @@
 """Run by Python at its start, in every process of a user's own program: waits for Horovod to be imported, and for triton,
-which crashes a process after TensorFlow; seeds the random numbers of Python, NumPy, PyTorch and TensorFlow, which workers that
-split or shuffle data must draw alike; and sees to it that Lightning knows what to say of a strategy "elastic" that the script has
-not imported.
+which crashes a process after TensorFlow; and seeds the random numbers of Python, NumPy, PyTorch and TensorFlow, which workers that
+split or shuffle data must draw alike.
 
 Until then it costs one look-up in a set per import, and it imports next to nothing itself. Whatever other
 ``sitecustomize`` there is on the path is run as it would have been.
@@ -28,7 +27,6 @@ TEMPLATE = "ELASTICDL_TEMPLATE"  # as in elasticdl.common.template
 TRITON = "triton"
 # With the function that seeds each.
 RANDOM = {"random": "seed", "numpy.random": "seed", "torch": "manual_seed", "tensorflow": "random.set_seed"}
-STRATEGIES = ("lightning.pytorch.strategies", "pytorch_lightning.strategies")
 SEED = 0  # as in elasticdl.elastic.training.runtime
 SEEDED = "ELASTICDL_SEEDED"  # set by the first Python of a worker, to its master and process: its children draw what they like
 PATCHED = frozenset(
@@ -75,9 +73,6 @@ class PatchingFinder:
     def patch(self, module: ModuleType) -> None:
         if module.__name__ == TRITON:
             return
-        if module.__name__ in STRATEGIES:
-            module.StrategyRegistry.register("elastic", refuse_strategy, description="not imported", override=True)
-            return
         if module.__name__ in RANDOM:
             if is_seeded():
                 seed_module(module)
@@ -112,15 +107,6 @@ class PatchingLoader:
         self._finder.look_at(module)
         self._loader.exec_module(module)
         self._finder.patch(module)
-
-
-def refuse_strategy(**_: Any) -> None:
-    """Takes the place of the strategy until the module that has it is imported."""
-    from elasticdl.common.errors import UserError
-    from elasticdl.common.reason import tell_uncaught_in_one_line
-
-    tell_uncaught_in_one_line()
-    raise UserError('Trainer(strategy="elastic"): `import elasticdl.elastic.lightning` is missing')
 
 
 def run_next(path: Sequence[str]) -> None:
@@ -175,7 +161,7 @@ def main() -> None:
     if MASTER in os.environ:
         # A child of a worker is no worker: it may use Horovod for purposes of its own.
         is_child = os.environ.get(CONNECTED) == os.environ[MASTER]
-        names = frozenset({TRITON}) if is_child else PATCHED | {TRITON, *RANDOM, *STRATEGIES}
+        names = frozenset({TRITON}) if is_child else PATCHED | {TRITON, *RANDOM}
         sys.meta_path.insert(0, PatchingFinder(names))
     try:
         run_next(sys.path)
