@@ -16,7 +16,6 @@ from elasticdl.elastic.core.protocol import Stopped, World
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.training.epochs import EpochDriver
 from elasticdl.elastic.training.job import JobContext
-from elasticdl.elastic.training.kept_state import is_to_keep
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker.learner import CheckpointWriter, Learner, Ledger
 
@@ -41,7 +40,7 @@ class Trainer(EpochDriver[Ledger]):
         self._begun_epoch = self._ended_epoch = -1
         self._told_step = 0
         if self._checkpoints is not None:
-            context.handover = context.kept = None
+            context.kept = None
 
     def run(self) -> None:
         """Train to the end.
@@ -53,7 +52,7 @@ class Trainer(EpochDriver[Ledger]):
             self._context.run(self.train, self.state, self)
         except Stopped as stopped:
             seconds = STOP_SHARE * self._spec.stop_grace
-            if self.state.has_state and is_to_keep(self._context, stopped):
+            if self.state.has_state and self._context.is_to_keep(stopped):
                 self._finish_checkpoint(seconds)
             elif self._checkpoints:
                 self._checkpoints.wait(time.monotonic() + seconds)  # for one that was begun in time

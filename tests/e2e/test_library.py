@@ -38,7 +38,7 @@ def test_the_only_worker_leaves_its_state_to_the_next_and_one_more_joins(tmp_pat
         assert job.finish() == 0, job.describe()
         assert [world["members"] for world in job.entries("world_formed")][:3] == [[0], [1], [1, 2]]
         (resumed,) = job.entries("resumed")
-        assert not list(job.job.path.glob("handover-*"))
+        assert not list(job.job.path.glob("stopped-*"))
     assert 3 < resumed["step"] < STEPS
     ours, expected = read_curve(elastic), read_curve(plain)
     assert [row[0] for row in expected] == list(range(1, STEPS + 1))

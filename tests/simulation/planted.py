@@ -233,7 +233,7 @@ PLANTED = (
     PlantedFault(
         "two at one step are taken to hold one model",
         _method(Member, "stands_with", _by_step_alone),
-        range(1000, 2500),
+        range(3900, 5000),
         slow=True,
     ),
     PlantedFault(

@@ -34,10 +34,10 @@ def vote(samples=GLOBAL_BATCH, **said):
 
 
 # What the training thread does, with a worker and without an event.
-def bound(progress=None, order=ORDER, **options):
+def bound(progress=None, order=ORDER):
     def bind(worker):
         if worker.core.state not in (S.WAITING, S.CONNECTING, S.LEAVING):  # else that thread is on its way to a world
-            worker.core.bind(Position(progress, order=order, keeper=worker, **options))
+            worker.core.bind(Position(progress, order=order, keeper=worker))
 
     return bind
 

@@ -169,7 +169,6 @@ def test_the_next_job_of_a_name_is_given_what_the_last_was_stopped_with(command,
     assert end_of(command("train", "--model_def=ok", "--job_name=again"))[0] == 0
     folder = jobs_root() / "again"
     (folder / "stopped-0000000040.state").write_text("the state")
-    (folder / "handover-0000000050").write_text("of a worker that has left")
     assert end_of(command("train", "--model_def=refuses", "--job_name=again"))[0] == 2
     for options in (["--model_def=ok"], ["--model_def=ok", "--num_workers=2"]):
         assert end_of(command("train", *options, "--job_name=again"))[0] == 0

@@ -16,7 +16,7 @@ from elasticdl.elastic.core.plan import BatchPlan, BatchPolicy, Progress, StepPl
 from elasticdl.elastic.core.protocol import Member, Stopped, World
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader
 from elasticdl.elastic.torch_kit.torch_state import TorchState
-from elasticdl.elastic.training.kept_state import Handover, KeptState, SampleRecord, leave_behind, take_over
+from elasticdl.elastic.training.kept_state import KeptState, SampleRecord
 from elasticdl.job import messages as m
 from elasticdl.job.spec import JobSpec
 
@@ -52,6 +52,10 @@ class Job:
             with pytest.raises(Stopped):
                 self.context.run(train, self.state)
         return self
+
+    def leave(self, stopped):
+        with pytest.raises(Stopped), self.context._handing_over(self.state):
+            raise stopped
 
     def told(self, event="warning"):
         return self.master.notices(event)
@@ -91,7 +95,7 @@ def test_who_wants_nothing_kept_and_who_has_not_made_a_step_keeps_nothing(place,
     Job(place).train(stop_after=1, order=p.Ordered(m.StopWork("elasticdl stop", checkpoint=False)))
     untrained = Job(place)
     untrained.state._position.has_state = True
-    leave_behind(untrained.context, untrained.state, STOP)
+    untrained.leave(STOP)
     unkept = Job(place)
     unkept.state.cannot_be_kept = "it is in its second fit()"
     unkept.train(stop_after=1)
@@ -116,7 +120,7 @@ def test_of_a_world_that_broke_the_state_that_is_a_step_further_stays(place, tmp
         KeptState(str(place)).write(job.state)
     assert names(tmp_path) == ["stopped-0000000002.state", "stopped-0000000003.state"]
     later = Job(place)
-    take_over(later.context, later.state)
+    later.context.take_over(later.state)
     assert later.state.step == 3
 
 
@@ -147,7 +151,7 @@ def test_in_a_pod_nothing_is_kept_without_a_folder_that_all_see(tmp_path):
 
 
 def resume(job):
-    take_over(job.context, job.state)
+    job.context.take_over(job.state)
 
 
 def test_half_a_file_is_one_line_and_stays(tmp_path):
@@ -237,32 +241,23 @@ def test_of_a_checkpoint_of_the_scripts_own_and_a_kept_state_the_later_is_taken(
 # -- what the last worker leaves to the next, of the same job --
 
 
-def handing_over(folder):
-    job = Job("")
-    job.context.kept, job.context.handover = None, Handover(folder)
-    return job
-
-
 LEAVES = p.Terminated("told to leave")
 
 
 def test_the_next_goes_on_where_the_last_has_left(tmp_path):
-    first = handing_over(tmp_path).train(stop_after=2, order=LEAVES)
-    assert [path.name for path in tmp_path.glob("*")] == ["handover-0000000002"]
-    further = handing_over(tmp_path)
-    further.context.loaded(Progress(0, 60, 3, 60))
-    assert further.context.handover.read(further.state) is None, "an older one is not gone back to"
-    second, undisturbed = handing_over(tmp_path).train(), handing_over(tmp_path / "none").train()
-    assert first.state.step + 1 == second.state.step == undisturbed.state.step == 3
-    assert_goes_on(second, undisturbed)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_pod_leaves_it_in_the_checkpoint_folder(tmp_path):
     first = Job(tmp_path).train(stop_after=2, order=LEAVES)
     assert [told["step"] for told in first.told("checkpoint")] == [2]
     second, undisturbed = Job(tmp_path).train(), Job(tmp_path / "none").train()
     assert_goes_on(second, undisturbed)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_also_where_nothing_is_resumed_a_jobs_own_folder_has_its_own_state(tmp_path):
+    def kept(**options):
+        return KeptState.of(JobSpec(command=["s.py"], resume=False, **options), tmp_path)._resume
+
+    assert kept()
+    assert not kept(checkpoint_dir=str(tmp_path)), "which may be of another training"
 
 
 def test_who_finds_no_master_any_more_keeps_its_state(tmp_path):
@@ -273,29 +268,14 @@ def test_who_finds_no_master_any_more_keeps_its_state(tmp_path):
     assert_goes_on(Job(tmp_path).train(), Job(tmp_path / "none").train())
 
 
-@pytest.mark.parametrize(("last", "left"), [(False, []), (True, ["handover-0000000002"])])
-def test_of_several_only_the_last_leaves_it_or_rank_0(tmp_path, last, left):
-    job = handing_over(tmp_path).train(stop_after=2, order=LEAVES)
-    job.context.handover.remove()
-    of_two = World.of(1, (Member(1, "h", 2, True), Member(3, "h", 2, True)), 1)
+@pytest.mark.parametrize(("last", "left"), [(False, []), (True, ["stopped-0000000002.state"])])
+def test_of_several_only_the_last_leaves_it(tmp_path, last, left):
+    job = Job(tmp_path).train(stop_after=2, order=LEAVES)
+    job.context.kept.remove()
+    of_two = World.of(1, (Member(3, "h", 2, True), Member(4, "h", 2, True)), 0)
     job.context.collective.world, job.context.session.core.may_be_last = of_two, last
-    leave_behind(job.context, job.state, Stopped("told", checkpoint=False, drained=True))
+    job.leave(Stopped("told", checkpoint=False, drained=True))
     assert [path.name for path in tmp_path.glob("*")] == left
-
-
-@pytest.mark.parametrize("what", ["folder", "value"])
-def test_what_can_not_be_handed_over_costs_nothing_but_is_told_of(tmp_path, what):
-    job = handing_over(tmp_path / "missing" if what == "folder" else tmp_path)
-    if what == "value":
-        job.state.values["rule"] = lambda step: step  # no pickle can hold it
-    (warning,) = job.train(stop_after=1, order=LEAVES).told()
-    assert "the state after step 1 leaves with its last worker: " in warning["message"]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_whose_job_is_stopped_hands_nothing_over(tmp_path):
-    handing_over(tmp_path).train(stop_after=1)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_samples_that_count_are_recorded_where_they_are_numbers(tmp_path):

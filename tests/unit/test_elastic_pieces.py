@@ -71,7 +71,7 @@ def test_a_new_piece_is_kept_undone_written_and_read_with_all_others():
     member.state.write(file)
     file.seek(0)
     other = one()
-    other.state.read(file)
+    other.state.load(other.state.unpack(file))
     assert other.state.values["average"].weights.tolist() == [1, 1]
     assert member.state.state_dict()["values"].keys() == {"average", "seen"}
 

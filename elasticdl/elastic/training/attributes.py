@@ -27,20 +27,16 @@ from typing import Any
 import numpy as np
 
 from elasticdl.elastic.training.pieces import UNCHANGING
-from elasticdl.elastic.training.plain_data import IsForeign, checksum, is_plain, put_together, take_apart
+from elasticdl.elastic.training.plain_data import IsForeign, NotPlainError, checksum, is_plain, put_together, take_apart
 
 SMALL = 4096  # elements of an array
-FEW = 1000  # items of a collection, with those within
+FEW = 1000  # numbers and texts of a collection, with those within
 OF_THE_PROCESS = (
     *(ModuleType, type, io.IOBase, logging.Logger, threading.Thread, threading.Event, type(threading.Lock())),
     *(FunctionType, MethodType, BuiltinFunctionType, functools.partial),
 )
 OF_DATA = ("__array__", "state_dict", "bit_generator", "get_state", "getstate")  # an array, a metric, a random stream
 LARGE = object()  # in the place of a copy
-
-
-class TooLargeError(Exception):
-    """A value has more than `FEW` items, or an array of more than `SMALL` elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,33 +94,14 @@ def small_copy(value: Any, arrays: Arrays) -> Any:
     """`LARGE` if the value is, or is not plain."""
     if _is_fixed(value):
         return value
-    if not is_plain(value, arrays.is_array):
-        return LARGE
-    left = FEW
-
-    def copied(value: Any) -> Any:
-        nonlocal left
-        kind = type(value)
-        if kind in UNCHANGING or isinstance(value, np.generic | Path):
-            return value
-        if isinstance(value, np.ndarray) or arrays.is_array(value):
-            if math.prod(value.shape) > SMALL:
-                raise TooLargeError
-            return value.copy() if isinstance(value, np.ndarray) else arrays.copy(value)
-        left -= len(value)
-        if left < 0:
-            raise TooLargeError
-        if isinstance(value, dict):
-            made = copy.copy(value)  # with its default
-            made.update({key: copied(item) for key, item in value.items()})
-            return made
-        items = [copied(item) for item in value]
-        return deque(items, value.maxlen) if isinstance(value, deque) else kind(items)
-
     try:
-        return copied(value)
-    except TooLargeError:
+        outline, parts = take_apart(value, arrays.is_array, FEW)
+    except NotPlainError:
         return LARGE
+    if any(math.prod(each.shape) > SMALL for each in parts.values()):
+        return LARGE
+    copied = {name: arrays.copy(each) if arrays.is_array(each) else each.copy() for name, each in parts.items()}
+    return put_together(outline, copied)
 
 
 class Attributes:
@@ -224,7 +201,7 @@ class Attributes:
                 owner[name] = self._taken_over(owner.get(name), value)
 
     def compared(self) -> dict[str, Any]:
-        """What a forward pass may read, by titles: small values, and of what is not plain the kind."""
+        """What a forward pass may read, by titles: small values, and of all else the kind."""
         return {
             holder.title: {name: self._as_compared(value) for name, value in holder.items()}
             for holder in self._holders()
@@ -261,10 +238,7 @@ class Attributes:
     def _as_compared(self, value: Any) -> Any:
         if (kept := small_copy(value, self._arrays)) is not LARGE:
             return kept
-        is_large = is_plain(value, self._arrays.is_array)
-        return (
-            "large" if is_large else getattr(value, "__qualname__", type(value).__qualname__)
-        )  # of a function its own
+        return getattr(value, "__qualname__", type(value).__qualname__)  # of a function its own
 
     def _name_what_stays(self) -> None:
         """Warn of what can't be sent, so that a newcomer has another one; of a module's, if it was set since training began."""

@@ -25,6 +25,7 @@ from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeVar
 
 from elasticdl.common.credentials import WorkerEnvironment
 from elasticdl.common.errors import UserError
+from elasticdl.common.reason import one_line
 from elasticdl.elastic.collectives.horovod import prepare_horovod
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core import protocol as p
@@ -35,7 +36,7 @@ from elasticdl.elastic.core.training_step import Position, Vote, WorkerState
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.link.session import MasterConnection, Session
 from elasticdl.elastic.link.store import Endpoint
-from elasticdl.elastic.training.kept_state import Carried, Handover, KeptState, SampleRecord, leave_behind, take_over
+from elasticdl.elastic.training.kept_state import Carried, KeptState, SampleRecord
 from elasticdl.job import messages as m
 from elasticdl.job.journal import WorldMark
 from elasticdl.job.spec import CHECK_OFF
@@ -236,7 +237,6 @@ class JobContext(ABC):
         self.seed = seed
         self.check_state = CHECK_OFF
         self.least_workers = self.most_workers = 1  # with which the job goes on, and was asked for
-        self.handover: Handover | None = None  # None: pods share no folder, checkpoints replace it, or nobody comes
         self.kept: KeptState | None = None  # None: checkpoints replace it, or nobody comes
         self._closers = contextlib.ExitStack()
         self.sigterm = Sigterm(session)
@@ -275,7 +275,6 @@ class JobContext(ABC):
         context.check_state, workers = link.spec.check_state, link.spec.num_workers
         context.least_workers, context.most_workers = workers.minimum, workers.maximum
         folder = Path(environment.job_spec).parent
-        context.handover = None if link.spec.image else Handover(folder)
         context.kept = KeptState.of(link.spec, folder)
         share = LINGER_SHARE if context.kept.place else LONGEST_LINGER_SHARE
         link.session.core.linger_seconds = share * link.spec.stop_grace
@@ -304,11 +303,6 @@ class JobContext(ABC):
     def world_is_broken(self) -> bool:
         """The present world is known to be broken."""
         return self._core.broken
-
-    @property
-    def may_be_last(self) -> bool:
-        """Of a worker that leaves: perhaps nobody else holds the state. Its world broke, or all others have left before it."""
-        return self._core.left_broken or self._core.may_be_last
 
     @property
     def leaving(self) -> bool:
@@ -511,6 +505,42 @@ class JobContext(ABC):
                 self.worlds.tell(p.Trigger.RETURNED)
         self.collective.stop()
 
+    # -- what a worker that leaves for good leaves behind, and one that begins takes over --
+
+    def is_to_keep(self, stopped: Stopped) -> bool:
+        """Whether it is this worker that keeps the last state: of a job that is stopped rank 0, and else who is perhaps the only one to
+        hold it, as it is alone, its world broke, or all others have left before it."""
+        is_last = self.size == 1 or self._core.left_broken or self._core.may_be_last
+        return is_last if stopped.drained else stopped.checkpoint and (is_last or self.rank == 0)
+
+    def _keep(self, state: Carried) -> None:
+        if self.kept is None or state.step == 0:
+            return
+        if state.cannot_be_kept:
+            self.warn(f"nothing is kept of step {state.step}: {state.cannot_be_kept}")
+            return
+        began = time.monotonic()
+        try:
+            path = self.kept.write(state)
+        except Exception as error:  # noqa: BLE001  a full disk is a RuntimeError of torch's; a value may not be picklable
+            cause = str(error) if isinstance(error, UserError) else one_line(error.__context__ or error)
+            why = f"{cause}; --checkpoint_dir names another place"
+            self.session.notify("checkpoint_failed", step=state.step, reason=why)
+            return
+        seconds = time.monotonic() - began
+        self.session.notify("checkpoint", step=state.step, path=path, seconds=seconds, held=seconds)
+
+    def take_over(self, state: Carried) -> None:
+        """Rank 0 of a world whose members hold no state: go on from what another has left.
+
+        Raises:
+            UserError: what was kept can't be gone on from.
+        """
+        path = self.kept.read(state, self.warn) if self.kept is not None else ""
+        if path:
+            at = state.progress
+            self.session.notify("resumed", step=at.step, epoch=at.epoch, samples=at.samples, path=path)
+
     # -- what the master is told --
 
     def warn(self, message: str) -> None:
@@ -529,10 +559,8 @@ class JobContext(ABC):
 
     def finish(self, *, step: int, epochs: int, metrics: Mapping[str, float]) -> None:
         """Tell the master that training is complete, on all members of this worker's world."""
-        if self.rank == 0:
-            for left in (self.handover, self.kept):
-                if left is not None:
-                    left.remove()
+        if self.rank == 0 and self.kept is not None:
+            self.kept.remove()
         if self.rank != 0:  # whose reports of the last steps are perhaps still on their way
             epochs = 0
         self.session.say(m.Finished(step, epochs, metrics, together=True))
@@ -565,7 +593,8 @@ class JobContext(ABC):
         try:
             yield
         except Stopped as stopped:
-            leave_behind(self, state, stopped)
+            if state.has_state and self.is_to_keep(stopped):
+                self._keep(state)
             raise
 
     def _require_world(self) -> None:
@@ -595,7 +624,7 @@ class _Trainee:
     def synchronize(self, world: World) -> bool:
         self.hooks.before_sync(world)
         if world.is_first and world.rank == 0:
-            take_over(self.job, self.state)
+            self.job.take_over(self.state)
         self.state.sync(world)
         self.job.session.core.synced(self.state.progress)
         return True

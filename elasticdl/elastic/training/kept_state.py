@@ -1,9 +1,10 @@
 """The state of a training that was stopped, kept for the next job that is to go on from it.
 
 It is kept where all workers see it: in ``--checkpoint_dir``, or in the job's own folder, whose kept state the next job of that
-name is given; pods have no such folder. It goes when a training that went on from it is complete.
+name is given; pods have no such folder. It goes when a training that went on from it is complete. The last worker that has to leave
+while its job goes on keeps it, too, and the next worker goes on from it.
 
-And all else that a worker leaves for others: its state when it is the last to hold one, its record of samples.
+And a worker's record of the samples that it consumed.
 """
 
 from __future__ import annotations
@@ -11,11 +12,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import logging
 import os
 import shutil
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Integral
 from pathlib import Path
@@ -24,9 +23,8 @@ from typing import IO, TYPE_CHECKING, Any, Protocol, Self
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.core.plan import Progress, StepPlan
-from elasticdl.elastic.core.protocol import Stopped, World
+from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.core.training_step import Vote
-from elasticdl.elastic.link.session import Session
 from elasticdl.job.jobdir import STOPPED_STEM, STOPPED_SUFFIX, kept_states
 from elasticdl.job.spec import JobSpec
 
@@ -66,8 +64,6 @@ class Carried(Protocol):
 
     def unpack(self, file: IO[bytes]) -> Any: ...
 
-    def read(self, file: IO[bytes]) -> None: ...
-
     def load(self, unpacked: dict[str, Any]) -> None: ...
 
     def misfit(self, saved: dict[str, Any]) -> str: ...
@@ -88,7 +84,10 @@ class KeptState:
     @classmethod
     def of(cls, spec: JobSpec, folder: Path) -> Self:
         """``folder``: in which the job's specification is. In a pod that is a read-only mount of the pod's own."""
-        return cls(spec.checkpoint_dir or ("" if spec.image else str(folder)), resume=spec.resume)
+        own = (
+            "" if spec.image else str(folder)
+        )  # what is in there is of this job, or was put there as it is to go on from that
+        return cls(spec.checkpoint_dir or own, resume=spec.resume or not spec.checkpoint_dir)
 
     def write(self, state: Carried) -> str:
         """Keep this state, and no earlier one, or none of a training that this one has not gone on from; returns where.
@@ -223,11 +222,6 @@ def difference(there: Any, here: Any) -> str:
     return ""
 
 
-# Files that a worker leaves: a record of the samples that it consumed, and its state when it is the last to hold it.
-
-HANDED_OVER = "handover-*"
-
-
 class SampleRecord:
     """The samples that a worker really consumed, for proving that each was used exactly once per epoch; a file per worker.
 
@@ -258,39 +252,6 @@ class SampleRecord:
         self._file.write(json.dumps(entry) + "\n")
 
 
-class Handover:
-    """The state of a worker that leaves when perhaps nobody else holds it: a file beside the job's own, in a folder that
-    all workers see, if there is one. The next world whose members have no state goes on from it."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def write(self, state: Carried) -> Path:
-        """Raises OSError if it could not be written; what was there before is untouched."""
-        path = self._folder / f"handover-{state.step:010d}"
-        with aside(path) as scratch, scratch.open("wb") as file:
-            state.write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        self.remove(but=path)
-        return path
-
-    def read(self, state: Carried) -> Path | None:
-        """Load what was written last, unless the state is further already."""
-        newest = max(self._folder.glob(HANDED_OVER), default=None)
-        if newest is None or int(newest.name.rpartition("-")[2]) <= state.step:
-            return None
-        with newest.open("rb") as file:
-            state.read(file)
-        return newest
-
-    def remove(self, but: Path | None = None) -> None:
-        """It is not needed any more."""
-        for path in self._folder.glob(HANDED_OVER):
-            if path != but:
-                path.unlink(missing_ok=True)
-
-
 @contextlib.contextmanager
 def aside(path: Path) -> Iterator[Path]:
     """A path beside the given one, of a file or a folder, which takes its place if all goes well."""
@@ -304,94 +265,3 @@ def aside(path: Path) -> Iterator[Path]:
         if scratch.is_dir():
             shutil.rmtree(scratch)
         scratch.unlink(missing_ok=True)
-
-
-# What a worker that leaves for good leaves behind of its training, and what one that begins takes over.
-
-log = logging.getLogger(__name__)
-
-
-class Leaving(Protocol):
-    """A worker's part in its job."""
-
-    session: Session
-    handover: Handover | None
-    kept: KeptState | None
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def may_be_last(self) -> bool: ...
-
-    def warn(self, message: str) -> None: ...
-
-
-def is_to_keep(job: Leaving, stopped: Stopped) -> bool:
-    """Whether it is this worker that keeps the last state: the only one that is left, or rank 0 of a job that is stopped."""
-    return _is_alone(job) if stopped.drained else stopped.checkpoint and (_is_alone(job) or job.rank == 0)
-
-
-def _is_alone(job: Leaving) -> bool:
-    return job.size == 1 or job.may_be_last
-
-
-def leave_behind(job: Leaving, state: Carried, stopped: Stopped) -> None:
-    if not state.has_state:
-        return
-    if stopped.drained and job.handover is not None:
-        _hand_over(job, state, job.handover, alone=_is_alone(job))
-    elif is_to_keep(job, stopped):
-        _keep(job, state)
-
-
-def take_over(job: Leaving, state: Carried) -> None:
-    """Rank 0 of a world whose members hold no state: go on from what another has left.
-
-    Raises:
-        UserError: what a stopped job has left can't be gone on from.
-    """
-    left = job.handover.read(state) if job.handover is not None else None
-    path = "" if left is None else str(left)
-    if not path and job.kept is not None:
-        path = job.kept.read(state, job.warn)
-    if path:
-        progress = state.progress
-        where = {"step": progress.step, "epoch": progress.epoch, "samples": progress.samples}
-        job.session.notify("resumed", **where, path=path)
-
-
-def _hand_over(job: Leaving, state: Carried, handover: Handover, *, alone: bool) -> None:
-    """Leave the state for those who come, unless it is certain that others hold it."""
-    if not (alone or job.rank == 0):
-        return
-    try:
-        path = handover.write(state)
-    except Exception as error:  # noqa: BLE001  a full disk is a RuntimeError of torch's; a value may not be picklable
-        if alone:
-            why = one_line(error.__context__ or error)
-            job.warn(f"the state after step {state.step} leaves with its last worker: {why}; give --checkpoint_dir")
-        return
-    log.info("left the state after step %d in %s", state.step, path)
-
-
-def _keep(job: Leaving, state: Carried) -> None:
-    """Leave the state where the job that is to go on from here looks, and where pods that come do."""
-    if job.kept is None or state.step == 0:
-        return
-    if state.cannot_be_kept:
-        job.warn(f"nothing is kept of step {state.step}: {state.cannot_be_kept}")
-        return
-    began = time.monotonic()
-    try:
-        path = job.kept.write(state)
-    except Exception as error:  # noqa: BLE001  as of `_hand_over`
-        cause = str(error) if isinstance(error, UserError) else one_line(error.__context__ or error)
-        why = f"{cause}; --checkpoint_dir names another place"
-        job.session.notify("checkpoint_failed", step=state.step, reason=why)
-        return
-    seconds = time.monotonic() - began
-    job.session.notify("checkpoint", step=state.step, path=path, seconds=seconds, held=seconds)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
@@ -48,23 +49,25 @@ def _never(_: Any) -> bool:
     return False
 
 
+class NotPlainError(TypeError):
+    """A value is more than numbers, texts, arrays and collections of these, or has more of them than is asked for."""
+
+
 def is_plain(value: object, is_foreign: IsForeign = _never) -> bool:
-    """Whether `take_apart` can: numbers, texts, arrays, and collections of these."""
-    kind = type(value)
-    if kind in AS_THEY_ARE or is_foreign(value):
-        return True
-    if isinstance(value, np.ndarray | np.generic):
-        return value.dtype.kind != "O" and value.dtype.names is None and kind is not np.ma.MaskedArray
-    if isinstance(value, list) and kind is list:
-        return all(is_plain(item, is_foreign) for item in value)
-    name = _kind_of(value)
-    if name and isinstance(value, dict):
-        return all(is_plain(key) and is_plain(item, is_foreign) for key, item in value.items())
-    return bool(name) and is_plain(KINDS[name].parts(value), is_foreign)
+    """Whether `take_apart` can."""
+    try:
+        take_apart(value, is_foreign)
+    except NotPlainError:
+        return False
+    return True
 
 
-def take_apart(value: Any, is_foreign: IsForeign = _never) -> tuple[Any, dict[str, Any]]:
-    """Of a plain value the outline and the arrays."""
+def take_apart(value: Any, is_foreign: IsForeign = _never, most: float = math.inf) -> tuple[Any, dict[str, Any]]:
+    """Of a plain value the outline, which is a copy, and the arrays.
+
+    Raises:
+        NotPlainError: it is not plain, or has more than ``most`` numbers and texts.
+    """
     arrays: dict[str, Any] = {}
 
     def named(array: Any) -> str:
@@ -72,26 +75,37 @@ def take_apart(value: Any, is_foreign: IsForeign = _never) -> tuple[Any, dict[st
         return name
 
     def take(value: Any) -> Any:
+        nonlocal most
         kind = type(value)
         if kind in AS_THEY_ARE:
+            most -= 1
+            if most < 0:
+                raise NotPlainError("too much")
             return value
         if is_foreign(value):
             return {FOREIGN: named(value)}
         if isinstance(value, np.ndarray | np.generic):
-            array = np.asarray(value)
-            is_scalar = isinstance(value, np.generic)
-            if array.dtype.kind != "V":
-                return {ARRAY: named(array), "scalar": is_scalar}
-            # NumPy's format has no name for types that other packages have added.
-            return {ARRAY: named(array.view(f"V{array.itemsize}")), "scalar": is_scalar, "dtype": array.dtype.name}
+            return _array_taken(value, named)
+        name = _kind_of(value)
+        if not name:
+            raise NotPlainError(f"a {kind.__name__}")
         if kind is list:
             return [take(item) for item in value]
-        if kind is dict and all(isinstance(key, str) and not key.startswith(MARK) for key in value):
+        if kind is dict and all(type(key) is str and not key.startswith(MARK) for key in value):
             return {key: take(item) for key, item in value.items()}
-        name = _kind_of(value)
         return {KIND: name, "parts": take(KINDS[name].parts(value))}
 
     return take(value), arrays
+
+
+def _array_taken(value: Any, named: Callable[[Any], str]) -> dict[str, Any]:
+    array, is_scalar = np.asarray(value), isinstance(value, np.generic)
+    if array.dtype.kind == "O" or array.dtype.names is not None or type(value) is np.ma.MaskedArray:
+        raise NotPlainError(f"an array of {array.dtype}")
+    if array.dtype.kind != "V":
+        return {ARRAY: named(array), "scalar": is_scalar}
+    # NumPy's format has no name for types that other packages have added.
+    return {ARRAY: named(array.view(f"V{array.itemsize}")), "scalar": is_scalar, "dtype": array.dtype.name}
 
 
 def put_together(outline: Any, arrays: Mapping[str, Any]) -> Any:
@@ -167,7 +181,7 @@ def _kind_of(value: Any) -> str:
         return ""
     if isinstance(value, Path):
         return Path.__name__
-    return str(kind.__name__) if kind in _COLLECTIONS else ""
+    return str(kind.__name__) if kind is list or kind in _COLLECTIONS else ""
 
 
 def _pairs(mapping: dict[Any, Any]) -> list[list[Any]]:

@@ -257,10 +257,6 @@ class TrainingState(ABC):
         """What `write` has written; nothing is loaded."""
         return self._tensors.read(file)
 
-    def read(self, file: IO[bytes]) -> None:
-        """Load what another worker has written, into the job's own folder."""
-        self.load(self.unpack(file))
-
     def load(self, unpacked: dict[str, Any]) -> None:
         self.receive(unpacked)
 
