@@ -15,8 +15,7 @@ from elasticdl.elastic.collectives.port import Collective, Transfer
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import BatchPolicy, epoch_order
 from elasticdl.elastic.core.protocol import Member, World, WorldBroken
-from elasticdl.elastic.torch.loop_host import LoopHost
-from elasticdl.elastic.torch.prepare import PreparedLoader, _speak_to
+from elasticdl.elastic.torch.loop_host import LoopHost, PreparedLoader, speak_to
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, ElasticSampler
 from elasticdl.elastic.torch_kit.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.refusals import each_of
@@ -204,7 +203,7 @@ class PlainScript:
         self.model, self.optimizer = model, optimizer
         self.host = LoopHost(self.context, model, optimizer, OwnLoader(loader), dict(values), lambda: None, start=start)
         for each in each_of(optimizer):
-            _speak_to(self.host, each)
+            speak_to(self.host, each)
         self.loader = PreparedLoader(loader, self.host)
 
     def _join(self, state, world):

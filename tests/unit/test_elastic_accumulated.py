@@ -38,7 +38,7 @@ def loop(monkeypatch):
     made.context().close()
 
 
-def trained(prepares, flushes=False, clips=False):
+def trained(prepares, clips=False):
     """The losses and weights of three epochs of 13 batches, so that accumulations lie over their ends."""
     model = make_model()
     optimizer = Optimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), STEPS)
@@ -61,8 +61,6 @@ def trained(prepares, flushes=False, clips=False):
             optimizer.zero_grad()
             losses.append(loss.item())
             stepped.append(optimizer.stepped)
-        if flushes:
-            stepped.append(optimizer.flush())
         scheduler.step()
     return losses, stepped, [each.tolist() for each in model.parameters()]
 
@@ -73,7 +71,7 @@ def alone(model, optimizer, loader):
     return model, AccumulatedSteps(optimizer, view), loader
 
 
-@pytest.mark.parametrize("options", [{}, {"flushes": True}, {"clips": True}])
+@pytest.mark.parametrize("options", [{}, {"clips": True}])
 def test_alone_the_loop_is_that_of_the_library_that_accumulates(options):
     losses, stepped, weights = trained(alone, **options)
     theirs = trained(None, **options)
@@ -132,6 +130,8 @@ def test_what_would_drop_or_repeat_gradients_is_refused():
         optimizer.zero_grad()
     with pytest.raises(UserError, match=r"waits for the rest of its global batch: call optimizer.zero_grad\(\)"):
         model.zero_grad()
+    with pytest.raises(UserError, match=r"flush\(\) in a prepared loop: each step is made of 4 batches"):
+        optimizer.flush()
     with pytest.raises(UserError, match=r"step\(samples=\) in a prepared loop"):
         optimizer.step(samples=4)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 from elasticdl.common.credentials import CONNECTED, MASTER, WORKER_ID
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import ALONE, Member, World
-from elasticdl.elastic.torch.loop_host import LoopHost
-from elasticdl.elastic.torch.prepare import PlainLoop, PreparedLoader, _speak_to
+from elasticdl.elastic.torch.loop_host import LoopHost, PreparedLoader, speak_to
+from elasticdl.elastic.torch.prepare import PlainLoop, _has_stepped
 from elasticdl.elastic.torch.torn_step import CannotRemake, Tape, Watch
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.passes import least_samples
@@ -28,7 +28,7 @@ def prepared(model, optimizer, loader, **options):
     """As `elastic.prepare` in a script that runs alone."""
     context = ElasticContext.connect(BatchPolicy(16, None), seed=0, environ={})
     host = LoopHost(context, model, optimizer, OwnLoader(loader), {}, lambda: None, **options)
-    _speak_to(host, optimizer)
+    speak_to(host, optimizer)
     return PreparedLoader(loader, host), host
 
 
@@ -132,6 +132,16 @@ def test_before_the_script_has_joined_one_worker_is_the_first(monkeypatch, envir
 def test_a_loop_without_a_loader_is_refused(optimizer):
     loop = PlainLoop(ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0))
     refused(r"expected prepare\(model, optimizer, loader\)", lambda: loop.prepare(make_model(), *optimizer))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.Adam])
+def test_an_optimizer_that_has_stepped_has_to_say_with_which_epoch_the_loop_begins(kind):
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = kind([weight], lr=0.1)
+    assert not _has_stepped(optimizer)
+    weight.grad = torch.ones(2)
+    optimizer.step()
+    assert _has_stepped(optimizer)
 
 
 def test_an_argument_that_prepare_has_not_is_refused_in_one_line():
@@ -303,8 +313,8 @@ def test_outside_the_loop_a_gpus_stream_is_the_scripts_own(monkeypatch):
 class Noting:
     """Notes what a script does with a batch."""
 
-    def __init__(self, model, sample, kept=()):
-        self.tape = Tape(sample, kept=kept)
+    def __init__(self, model, sample):
+        self.tape = Tape(sample)
         self.watch = Watch(model, self)
         self.around = self.watch.around_batch()
 
@@ -326,8 +336,7 @@ class Noting:
         loss.backward(**kwargs)
 
 
-@pytest.mark.parametrize("kept", [(), {-1}], ids=["", "by a worker that has come later"])
-def test_what_a_script_did_is_made_again_of_other_samples(kept):
+def test_what_a_script_did_is_made_again_of_other_samples():
     model = make_model(batch_norm=True)
     first, other = ({"pixels": torch.randn(n, 2, 4), "label": torch.arange(n) % 3} for n in (6, 9))
 
@@ -342,10 +351,10 @@ def test_what_a_script_did_is_made_again_of_other_samples(kept):
 
     script(other)
     expected = [each.grad.clone() for each in model.parameters()]
-    with Noting(model, first, kept) as tape:
+    with Noting(model, first) as tape:
         script(first)
     model.zero_grad()
-    tape.remake(other, lambda loss, kwargs: loss.backward(**kwargs))
+    tape.remake(other, 1.0, lambda loss, kwargs: loss.backward(**kwargs))
     assert all(torch.equal(each.grad, gradient) for each, gradient in zip(model.parameters(), expected, strict=True))
 
 
@@ -369,4 +378,4 @@ def test_what_depends_on_more_is_not_made_again(script, beside, words):
     with Noting(model, batch) as tape:
         script(model, batch)
     with pytest.raises(CannotRemake, match=words):
-        tape.remake(batch, lambda loss, kwargs: loss.backward(**kwargs))
+        tape.remake(batch, 1.0, lambda loss, kwargs: loss.backward(**kwargs))

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 import torch
-from elastic_kit import Board, PlainScript, in_threads
+from elastic_kit import Board, PlainScript, SumOfThreads, in_threads
 from front_end_kit import BreakingBoard, Lost, be_alone
 from refusal_kit import refused
 from torch.nn.functional import cross_entropy, kl_div
@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import elasticdl.elastic.torch as elastic
 from elasticdl.elastic.core.protocol import WorldBroken
-from elasticdl.elastic.torch.loop_host import OF_BEFORE
+from elasticdl.elastic.torch.loop_host import ASKED_IN_TORN
 from elasticdl.elastic.torch.prepare import PlainLoop
+from elasticdl.elastic.torch_kit.agreements import ScriptPosition
 from elasticdl.elastic.training.plain_data import put_together
 
 TORN = 2  # steps are made before
@@ -129,7 +130,7 @@ def asks_before_the_step(member):
         member.step()
 
 
-def asks_after_the_sum(member, late=False):
+def asks_after_the_sum(member):
     for x, y in member.loader:
         out = member.model(x)
         hits, loss = (out.argmax(1) == y).float().mean(), cross_entropy(out, y)
@@ -137,8 +138,6 @@ def asks_after_the_sum(member, late=False):
         member.lose()
         torch.nn.utils.clip_grad_norm_(member.model.parameters(), 1.0)
         mean = member.script.host.mean if member.rank is not None else torch.Tensor.item
-        if late:
-            mean((out.argmax(1) == y).float().mean())
         member.counter += mean(hits) + mean(loss)
         member.step()
 
@@ -216,7 +215,6 @@ def loads_beside(member):
         sums_up_after_the_pass,
         looks_at_sizes,
         accumulates,
-        asks_before_the_step,
         asks_after_the_sum,
         loads_beside,
     ],
@@ -246,11 +244,6 @@ def compare(loop):
     torch.testing.assert_close(tensors, expected, rtol=1e-4, atol=1e-5)
     assert others == expected_others
     return members[0]
-
-
-def test_a_mean_of_what_was_made_after_the_sum_is_told_to_be_of_other_samples():
-    (warning,) = compare(functools.partial(asks_after_the_sum, late=True)).warnings
-    assert warning == f"an elastic.mean() at step {TORN} {OF_BEFORE}"
 
 
 def computes_with_a_size(member):
@@ -320,9 +313,35 @@ def changes_what_is_not_known(member):
         member.step()
 
 
+def looks_at_each_sample(member):
+    for x, y in member.loader:
+        out = member.model(x)
+        losses = [cross_entropy(out[i], y[i]) for i in range(x.shape[0])]
+        torch.stack(losses).mean().backward()
+        member.step()
+
+
+def goes_through_a_batch(member):
+    for x, y in member.loader:
+        sizes = [each.square().mean() for each in member.model(x)]
+        (cross_entropy(member.model(x), y) + torch.stack(sizes).mean()).backward()
+        member.step()
+
+
+def cuts_a_batch(member):
+    for x, y in member.loader:
+        sizes = [each.square().mean() for each in member.model(x).split(4)]
+        (cross_entropy(member.model(x), y) + 0 * torch.stack(sizes).mean()).backward()
+        member.step()
+
+
 @pytest.mark.parametrize(
     ("loop", "words"),
     [
+        (asks_before_the_step, re.escape(ASKED_IN_TORN)),
+        (looks_at_each_sample, "__getitem__ takes the samples of a batch apart"),
+        (goes_through_a_batch, "unbind takes the samples of a batch apart"),
+        (cuts_a_batch, "split takes the samples of a batch apart"),
         (computes_with_a_size, "size looks at a number before"),
         (fills_a_table, r"test_elastic_loop_torn.py:\d+: __setitem__ changes a tensor that was there before the batch"),
         (labels_itself, "changes a tensor that was there before the batch"),
@@ -347,8 +366,48 @@ def test_what_can_not_be_made_again_is_done_by_the_script_once_more(loop, words)
         [(0, TORN - 1, 1)],
         [(0, TORN, 1)],
     )  # the other may be lost before this one knows of the last sum
-    is_tried = loop in (calls_with_other_parameters, calls_in_other_modes, changes_what_it_has_used)
+    is_tried = loop in (
+        *(calls_with_other_parameters, calls_in_other_modes, changes_what_it_has_used),
+        asks_before_the_step,
+    )
     assert survivor.sent == [[] if is_tried else repeated], "known before it is tried"
+
+
+@pytest.mark.parametrize(("loop", "more"), [(looks_at_sizes, 1), (computes_with_a_size, 1), (computes_with_a_size, 2)])
+def test_all_make_as_many_passes_as_who_has_made_the_most(loop, more):
+    """Of the workers that are left one can't make the step again, or has made another pass before another worker was lost."""
+    alone = Member()
+    loop(alone)
+    board = BreakingBoard(2)
+    members = [Member(rank, board) for rank in range(2)]
+    seen, survivor = [], members[0]
+
+    def change_world(state, why):
+        be_alone(survivor.script.context)
+        place = state.values["place"]
+        place.repeats = [(0, survivor.script.host.participant.open_batches[0].batch.number, more)]
+
+    survivor.script.context.change_world = change_world
+
+    def train(member):
+        each_pass = member.model.register_forward_pre_hook(lambda *_: seen.append(member.rank))
+        with contextlib.suppress(Lost):
+            loop(member)
+        each_pass.remove()
+
+    in_threads(train, members)
+    torch.testing.assert_close(survivor.found[0], alone.found[0], rtol=1e-4, atol=1e-5)
+    assert seen.count(0) == len(survivor.loader) + more
+    assert len(survivor.warnings) == more
+
+
+def test_members_of_a_world_agree_on_repetitions():
+    board, places = Board(3), [ScriptPosition() for _ in range(3)]
+    places[1].repeats = [(0, 2, 1), (1, 0, 2)]
+    places[2].repeats = [(0, 2, 1)]
+    in_threads(lambda rank: places[rank].agree(SumOfThreads(rank, board)), range(3))
+    assert [each.repeats for each in places] == [[(0, 2, 1), (1, 0, 2)]] * 3
+    assert (places[0].passes_more(0), places[0].passes_more(1), places[0].passes_more(0, (0, 5))) == (3, 2, 1)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

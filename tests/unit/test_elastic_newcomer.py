@@ -15,9 +15,6 @@ from torch.nn.functional import cross_entropy
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.torch.loop_host import Hints
-from elasticdl.elastic.torch_kit.own_loader import GlobalBatch
-from elasticdl.elastic.torch_kit.participant import OpenBatch
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.training.runtime import ScriptRuntime
 
@@ -264,37 +261,6 @@ def test_what_the_loop_calls_of_a_model_that_was_copied_on_the_way_is_refused():
     train(early, of_a_teacher)
 
 
-def test_a_hidden_state_of_the_way_is_refused():
-    def stateful(member, x, y):
-        out = member.model(x, member.hidden)
-        member.hidden = out.detach()
-        return cross_entropy(out, y)
-
-    options = {"make_model": lambda: torch.nn.GRUCell(8, 3), "shuffle": False}
-    member = Member(**options)
-    member.hidden = None
-    train(member, stateful)
-    late = late_of(member, **options)
-    late.hidden = None
-    refused("the model is called with what it has answered to a batch before", lambda: train(late, stateful))
-    assert not late.kept
-
-
-def resumed(member):
-    """As by a script's own checkpoint."""
-    cross_entropy(member.model(torch.ones(2, 8)), torch.tensor([0, 1])).backward()
-    member.optimizer.step()
-
-
-@pytest.mark.parametrize(("begins", "comes"), [(None, resumed), (resumed, None)])
-def test_a_newcomer_that_goes_on_from_another_checkpoint_is_refused(begins, comes):
-    member = Member(before=begins)
-    train(member)
-    late = late_of(member, before=comes)
-    refused(r"another optimizer's state than where the job began.* start_epoch=start", lambda: train(late))
-    train(late_of(member, before=begins))
-
-
 def test_what_is_raised_on_the_way_is_said_to_be():
     member, of_the_job = Member(stands=STANDS), Member()
     master = FakeMaster()
@@ -302,25 +268,14 @@ def test_what_is_raised_on_the_way_is_said_to_be():
     runtime._context = ElasticContext(master.session, member.job.collective, BatchPolicy(15, None), seed=0)
     runtime._pid = os.getpid()
     host = member.host
-    runtime.train_in_place(host.finish, lambda: host.hints.about(on_its_way=host.is_on_its_way))
+    runtime.train_in_place(host.finish, lambda: host.hint)
     assert not host.is_on_its_way, "it is not yet"
     for each in (member, of_the_job):
         next(iter(each.loader))
     assert (host.is_on_its_way, of_the_job.host.is_on_its_way) == (True, False)
     runtime._tell_failure(ValueError("no real batch"))
     assert "ValueError: no real batch; raised on a worker that was catching up" in master.last_word.message
-    assert not host.hints.about(on_its_way=False)
-
-
-def test_another_part_than_before_is_told_where_the_script_raises():
-    hints = Hints()
-    batches = [GlobalBatch(0, number, 8 * number, list(range(8))) for number in range(2)]
-    alone, shared = (batches[1].plan(workers).whole_run(0) for workers in (1, 2))
-    last = OpenBatch(batches[0], batches[0].plan(1).whole_run(0), most=8)
-    hints.given(batches[1], alone, last)
-    assert not hints.about(on_its_way=False)
-    hints.given(batches[1], shared, last)
-    assert "this worker's part of a batch from 8 to 4 samples" in hints.about(on_its_way=False)
+    assert not of_the_job.host.hint
 
 
 def test_an_error_that_is_swallowed_is_raised_again():

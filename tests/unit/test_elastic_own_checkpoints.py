@@ -12,7 +12,6 @@ from newcomer_kit import BATCHES, EPOCHS, STANDS, Member, late_of, train
 from refusal_kit import refused
 
 from elasticdl.elastic.core.protocol import Stopped
-from elasticdl.elastic.torch.approach import moved
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.training.runtime import ScriptRuntime
 
@@ -85,22 +84,6 @@ def test_where_nobody_is_left_the_script_goes_on_from_its_own_checkpoint():
         assert later.host.finish().progress == ended
 
 
-def test_a_script_that_does_not_say_where_it_goes_on_is_warned_and_a_newcomer_with_another_checkpoint_is_refused():
-    checkpoints = Checkpoints()
-    train(Member(start=0), after=checkpoints.write)
-    member = Member(before=checkpoints.read(1))
-    train(member, epochs=range(1, EPOCHS))
-    warned = [each["message"] for each in member.job.session._stream.notices("warning")]
-    assert [line.partition(",")[0] for line in warned] == ["the optimizer has a state already"]
-    late = Member(join=member.kept[1], before=checkpoints.read(1))
-    train(late, epochs=range(1, EPOCHS))
-    assert late.host.finish().progress == member.host.finish().progress
-    late = Member(join=member.kept[1], before=checkpoints.read(2))
-    refused(
-        r"another optimizer's state .* prepare\(..., start_epoch=start\)", lambda: train(late, epochs=range(2, EPOCHS))
-    )
-
-
 @pytest.mark.parametrize("stands", [(EPOCHS - 1, 3), (0, 0)])
 def test_a_script_with_an_empty_loop_is_in_the_job_until_the_others_end(stands):
     """It has read what was written after the last epoch. ``stands``: nothing is told while the job waits for workers."""
@@ -126,13 +109,3 @@ def test_a_script_with_an_empty_loop_ends_with_one_that_waits_at_its_end():
     late = Member(stands=(EPOCHS - 1, 3), join=waits[0], before=checkpoints.read(EPOCHS), start=EPOCHS)
     assert late.host.finish().step == ended.step
     assert all(torch.equal(*each) for each in zip(late.model.parameters(), member.model.parameters(), strict=True))
-
-
-@pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.Adam])
-def test_an_optimizer_that_has_made_no_step_has_moved_nothing(kind):
-    weight = torch.nn.Parameter(torch.ones(2))
-    optimizer = kind([weight], lr=0.1)
-    assert moved([optimizer]) == (0, 0.0)
-    weight.grad = torch.ones(2)
-    optimizer.step()
-    assert moved([optimizer])[0]

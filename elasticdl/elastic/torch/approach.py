@@ -3,15 +3,14 @@
 The script is given a stand-in for each batch that the job has trained on. Most of the way it goes before this worker asks for a world, so that
 nobody waits for it.
 
-With it with which epoch a script begins that has read a checkpoint of its own, and what is answered from memory.
+With it what is answered from memory.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,35 +20,9 @@ from torch.utils import _pytree
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import Progress
 from elasticdl.elastic.torch.torn_step import SIMPLE
-from elasticdl.elastic.torch_kit.agreements import ScriptPosition
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader, StandIn, map_tensors
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.training.pieces import leaves_of
-
-# Where in the job the first loop of a script is: at its top, or where the script says that its own checkpoint was written.
-
-Moved = tuple[int, float]
-_CLOSE = 1e-3
-UNSAID = (
-    "the optimizer has a state already, and elastic.prepare() was not told with which epoch the loop begins: a worker that comes later is refused if "
-    "the script has written another checkpoint since: give prepare(..., start_epoch=start)"
-)
-OTHER_STATE = (
-    "elastic.prepare() was given another optimizer's state than where the job began, and was not told with which epoch the loop begins: give "
-    "prepare(..., start_epoch=start), the number of epochs that the script's checkpoint has seen, and 0 without one"
-)
-
-
-def moved(optimizers: Iterable[torch.optim.Optimizer]) -> Moved:
-    """Of what optimizers keep for each parameter: how many tensors, and their norm. None before the first step."""
-    states = (state for each in optimizers for state in each.state.values())
-    # Adagrad has a state from the start, in which it has made no step.
-    kept = (value for state in states if state.get("step", 1) > 0 for value in state.values())
-    tensors = [each.detach() for each in kept if isinstance(each, torch.Tensor)]
-    # One after the other: in double precision all of them may be more than the memory holds.
-    wide = (each.to(torch.complex128 if each.is_complex() else torch.float64) for each in tensors)
-    return len(tensors), math.hypot(*(float(torch.linalg.vector_norm(each.to_dense())) for each in wide))
-
 
 # What a worker does that has come later, on its script's way to where the job stands: as little as the script allows.
 #
@@ -69,7 +42,6 @@ class ModelFromMemory:
         self._described: Any = None  # what it was called with
         self._answer: Any = None  # without what it was computed by
         self._gives_all: dict[bool, bool] = {}  # by its answer, in training and else
-        self._given: list[torch.Tensor] = []  # last
         self._began = 0.0
         self.batches = 0
 
@@ -86,27 +58,20 @@ class ModelFromMemory:
             self._forward = self._model.forward
             self._model.forward = _InPlaceOf(self._forward, self._answer_again)
 
-    def end(self) -> list[torch.Tensor]:
-        """The model is its own again. Returns its last answer, by which a script may show that it has kept it."""
-        given, self._given = self._given, []
+    def end(self) -> None:
+        """The model is its own again."""
         if self._forward is None:
-            return given
+            return
         if self._was_own:
             self._model.forward = self._forward
         else:
             del self._model.forward
         self._forward = self._described = self._answer = None
         self.batches = 0
-        return given
 
     def _answer_again(self, *args: Any, **kwargs: Any) -> Any:
         if self._forward is None:
             return type(self._model).forward(self._model, *args, **kwargs)
-        answer = self._answer_to(args, kwargs)
-        self._given = [leaf.detach() for leaf in leaves_of(answer) if isinstance(leaf, torch.Tensor)]
-        return answer
-
-    def _answer_to(self, args: Any, kwargs: Any) -> Any:
         leaves, structure = _pytree.tree_flatten((args, kwargs))
         shapes = [leaf.shape if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         described = (structure, shapes, self._model.training, torch.is_grad_enabled())
@@ -196,16 +161,12 @@ class InLoops:
 class Approach:
     """Of one script."""
 
-    def __init__(
-        self, job: ElasticContext, model: torch.nn.Module, data: OwnLoader, start: int | None, began_with: Moved
-    ) -> None:
-        """``start``: the epoch with which the script's first loop begins, if the script says so. ``began_with``: of its optimizers."""
-        self.begins = InLoops(start or 0)  # the script, its first loop
+    def __init__(self, job: ElasticContext, model: torch.nn.Module, data: OwnLoader, start: int) -> None:
+        """``start``: the epoch with which the script's first loop begins."""
+        self.begins = InLoops(start)  # the script, its first loop
         self.stands = self.begins  # behind the last batch that it was given, or a stand-in for that
         # Epochs, and batches of the next, that are passed by before this worker asks for a world.
         self.jobs_place = 0, 0
-        self.began_with = began_with
-        self._is_told = start is not None
         self._job = job
         self._data = data
         self._from_memory = ModelFromMemory(model)
@@ -218,30 +179,18 @@ class Approach:
         """Of the job, that follows so many loops of the script."""
         return self.begins.epoch + loops
 
-    @property
-    def has_checkpoint(self) -> bool:
-        """The script has read one of its own."""
-        return bool(self.begins.epoch or self.began_with[0])
-
-    def joins(self, position: ScriptPosition, at: Progress) -> None:
+    def joins(self, at: Progress) -> None:
         """This worker is in a world; the job stands ``at`` this place.
 
         Raises:
             UserError: the script's loop has begun elsewhere.
         """
-        if self._is_told:
-            # Where the others wait at their end the last epoch is not over, though the script has read its checkpoint.
-            if self.begins.epoch > at.epoch + 1:
-                raise UserError(
-                    f"elastic.prepare(start_epoch={self.begins.epoch}) is ahead of the job, which stands in epoch {at.epoch + 1}: after `elasticdl stop` "
-                    "the job goes on from what was kept: give --no_resume if the script's own checkpoint is to count"
-                )
-            return
-        here, there = self.began_with, position.began_with
-        if here[0] != there[0] or not math.isclose(here[1], there[1], rel_tol=_CLOSE, abs_tol=1e-12):
-            raise UserError(OTHER_STATE)
-        if here[0] and self._job.rank == 0 and self._job.world.is_first:
-            self._job.warn(UNSAID)
+        # Where the others wait at their end the last epoch is not over, though the script has read its checkpoint.
+        if self.begins.epoch > at.epoch + 1:
+            raise UserError(
+                f"elastic.prepare(start_epoch={self.begins.epoch}) is ahead of the job, which stands in epoch {at.epoch + 1}: after `elasticdl stop` "
+                "the job goes on from what was kept: give --no_resume if the script's own checkpoint is to count"
+            )
 
     def stand_ins(self, drawn: Sequence[GlobalBatch]) -> Generator[Any, None, int]:
         """One for each batch of this epoch that is passed by. Returns the number of the batch that comes next."""
@@ -260,10 +209,10 @@ class Approach:
         """The script is given a stand-in next."""
         self._from_memory.begin_batch()
 
-    def ends(self) -> list[torch.Tensor]:
-        """The worker stands where the job stands. Returns what the model has answered last, on a stand-in."""
+    def ends(self) -> None:
+        """The worker stands where the job stands."""
         log.info("has caught up: %d batches of others in %.3f s", self._from_memory.batches, self._from_memory.seconds)
-        return self._from_memory.end()
+        self._from_memory.end()
 
     @property
     def has_passed_by(self) -> bool:

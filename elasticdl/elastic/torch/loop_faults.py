@@ -29,6 +29,7 @@ NOT_CLEARED = (
     "the gradients of an earlier batch are still there: call zero_grad() of every optimizer between a step and the next backward(), also of one that does "
     "not step on each batch"
 )
+OTHERS_REPEAT = "a worker can't make the step again, or has made another pass before"
 # Backward passes for which there is no sum to which their gradients could be added.
 STEPPED_ALREADY = "loss.backward() was called again after optimizer.step() on the same batch: expected one step for each batch, or for several"
 STEPPED_BY_ANOTHER = (
@@ -44,18 +45,11 @@ def looked_between(place: str) -> str:
     )
 
 
-# What is behind an exception of the script's on a worker that has come later, or where workers have come and gone.
+# What is behind an exception of the script's on a worker that has come later.
 ON_ITS_WAY = (
     "raised on a worker that was catching up, on a stand-in for a batch (elastic.catching_up() is True; it has samples of the first batch of "
     "the epoch, and the model's answer from memory): leave out there what needs real ones (docs/plain_loop.md, When a worker joins)"
 )
-
-
-def resized(before: int, now: int) -> str:
-    return (
-        f"the number of workers has changed, and this worker's part of a batch from {before} to {now} samples: what a loop keeps of the "
-        "samples of a batch for the next one, such as the hidden state of an RNN, no longer fits; make it anew where its size is another"
-    )
 
 
 def ended_on_stand_ins(epoch: int, jobs_epoch: int) -> str:
@@ -129,9 +123,3 @@ def works_on_another_batch(place: str) -> str:
         f"{place}: the script works on a batch after the next one was given, as with a prefetcher: workers come and go between two batches, so "
         "ask for the next batch after optimizer.step(). The loader's own processes load ahead (num_workers)"
     )
-
-
-ANSWERED_BEFORE = (
-    "the model is called with what it has answered to a batch before, as with the hidden state of an RNN, and this worker has come "
-    "between the two: it can come where that begins anew, at the begin of an epoch"
-)

@@ -25,17 +25,18 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from weakref import ReferenceType
 
 import torch
+from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.elastic.core.plan import MicroBatch, Progress
 from elasticdl.elastic.torch import loop_faults
-from elasticdl.elastic.torch.approach import Approach, InLoops, moved
+from elasticdl.elastic.torch.approach import Approach, InLoops
 from elasticdl.elastic.torch.loop_faults import place_in_script
-from elasticdl.elastic.torch.torn_step import NotedBatch, Tape, Watch, storage_of, weighed_backward
+from elasticdl.elastic.torch.torn_step import CannotRemake, NotedBatch, Tape, Watch, storage_of, weighed_backward
 from elasticdl.elastic.torch_kit.agreements import EpochBegin, ScriptPosition
 from elasticdl.elastic.torch_kit.loop_state import LoopState
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
-from elasticdl.elastic.torch_kit.participant import JoinedHost, OpenBatch, Outcome, Participant
+from elasticdl.elastic.torch_kit.participant import JoinedHost, OpenBatch, Outcome, Participant, SubBatch
 from elasticdl.elastic.torch_kit.passes import Remedy, WeighedGradients
 from elasticdl.elastic.torch_kit.refusals import Optimizers, each_of
 from elasticdl.elastic.torch_kit.tensors import (
@@ -71,39 +72,9 @@ class Order:
         self.outside = streams()
 
 
-class Hints:
-    """What may be behind an exception that the script raises."""
-
-    def __init__(self) -> None:
-        self.looked_at = ""  # the place in the script where it has looked at gradients last
-        self._resized = ""  # with the batch that was given last
-        self._of_stand_ins: list[torch.Tensor] = []  # the model's last answer on the way, until a step is made
-
-    def arrived(self, answer: list[torch.Tensor]) -> None:
-        self._of_stand_ins = answer
-
-    def given(self, batch: GlobalBatch, part: MicroBatch, last: OpenBatch | None) -> None:
-        if last is None:
-            return
-        now, is_next = len(part.indices), last.batch.epoch == batch.epoch
-        changes = is_next and last.most != now and len(last.batch.indices) == len(batch.indices)
-        self._resized = loop_faults.resized(last.most, now) if changes else ""
-
-    def step_made(self) -> None:
-        self._of_stand_ins = []
-
-    @property
-    def kept(self) -> Container[int]:
-        """Storages of what was computed on the way."""
-        return {storage_of(each) for each in self._of_stand_ins}
-
-    def about(self, *, on_its_way: bool) -> str:
-        return loop_faults.ON_ITS_WAY if on_its_way else self._resized
-
-
 # Means over the global batch that a plain loop asks for, of what it has made of a worker's part.
 
-OF_BEFORE = "is of the samples before a worker was lost if it is of that batch: give it one from before loss.backward()"
+ASKED_IN_TORN = "elastic.mean() was called before optimizer.step(), and a worker was lost that has a part of it"
 
 
 class Means:
@@ -116,34 +87,25 @@ class Means:
 
     def of(self, value: Any, own: float, participant: Participant, given: NotedBatch | None) -> float:
         """``own``: the value over this worker's part of the batch that was ``given`` last."""
-        if given is not None and given.remade and given.remade.get(value) is None and self._job.rank == 0:
-            self._job.warn(f"an elastic.mean() at step {participant.state.step} {OF_BEFORE}")
         vote, loss = participant.state.vote, self.steps_loss
         if participant.is_reduced and given is not None and len(participant.open_batches) == 1:
             loss = given.loss
         if loss is not None and value is loss() and vote is not None:
             return vote.loss
-        # Of a step that this worker has made again alone, ``own`` is of a part.
+        again = given.tape.again(value) if given is not None else None
         if self._job.size == 1 and not participant.is_torn:
-            return given.weighed(value, own) if given is not None and given.remade else own
+            return own if again is None else again
+        # Of a part that has become another one, unless ``value`` was made later, or of no batch.
+        weight = 0.0 if given is None else given.weight if again is None else given.part.weight
 
         def tell() -> float:
-            mine = _part_of(value, own, participant, given)
-            return mine if self._job.size == 1 else sum_of_all(self._job, mine)  # of one by now, perhaps
+            if participant.is_torn:
+                raise CannotRemake(ASKED_IN_TORN)
+            total, counted = sum_of_all(self._job, own * weight if again is None else again, weight)
+            return total / counted if counted else own
 
         about = f"an elastic.mean() after step {participant.state.step}"
         return float(participant.agreements.agree(tell, own, alone=about) or 0.0)
-
-
-def _part_of(value: Any, own: float, participant: Participant, given: NotedBatch | None) -> float:
-    """What this worker adds to the mean over the batch."""
-    if given is None or not participant.is_torn:
-        return given.weighed(value, own) if given else 0.0
-    parts = [part for part in participant.sub_batches(given) if part.weight]
-    participant.seed(given.batch)
-    made = sum(given.tape.remake_number(value, part.content) * part.weight for part in parts)
-    participant.state.reducer.reset_buffers()
-    return made
 
 
 class LoopGradients:
@@ -247,7 +209,7 @@ class LoopHost(JoinedHost):
         self._passes_more = 0  # by this script, than there were batches
         self._is_owed = False  # the batch in hand is a stand-in for one that others were given once more
         self._watch = Watch(model, self)
-        self._approach = Approach(job, model, data, start, moved(each_of(optimizer)))
+        self._approach = Approach(job, model, data, start or 0)
         self._epochs = 0  # begun by the script
         self._last: NotedBatch | None = None
         self._means = Means(job)
@@ -256,7 +218,7 @@ class LoopHost(JoinedHost):
         self._unused: list[Tape] = []  # of batches of this loop since the last step, without gradients
         self._is_fresh = True  # no gradient was made of the open batches
         self._unsure: list[Callable[[], object]] = []  # what rank 0 may not have done: gradients were not summed since
-        self.hints = Hints()
+        self._looked_at = ""  # the place in the script where it has looked at gradients last
         if job.under_master:
             refuse_others(optimizer, lambda: self._is_in_batch, "give it to elastic.prepare, too")
 
@@ -281,6 +243,11 @@ class LoopHost(JoinedHost):
     def is_on_its_way(self) -> bool:
         """The script is in its loop, where the job is not."""
         return self._epochs > 0 and self.is_behind
+
+    @property
+    def hint(self) -> str:
+        """What may be behind an exception that the script raises."""
+        return loop_faults.ON_ITS_WAY if self.is_on_its_way else ""
 
     # -- an epoch --
 
@@ -318,6 +285,8 @@ class LoopHost(JoinedHost):
             self._begin(self._order.drawn[first])
             self._draw(self._order.drawn[first].epoch)
         for sample in self.participant.batches(first):
+            if self.participant.open_batches and self._owes_passes:
+                self.participant.drop(CannotRemake(loop_faults.OTHERS_REPEAT))
             with self._watch.around_batch() if self.participant.open_batches else contextlib.nullcontext():
                 yield sample
 
@@ -352,7 +321,7 @@ class LoopHost(JoinedHost):
 
     def _begin(self, batch: GlobalBatch) -> None:
         """Be in a world. The script asks for this batch."""
-        position, start = ScriptPosition(self._approach.began_with), self._approach.begins.epoch
+        position, start = ScriptPosition(), self._approach.begins.epoch
         if self._epochs == 0:
             position.note_streams(start, self._data.draws, since=start)
         values = {**self._values, "place": position}
@@ -363,7 +332,7 @@ class LoopHost(JoinedHost):
         if start:
             self.job.loaded(Progress(start))
         self._joined.join()
-        self._approach.joins(position, at := state.progress)
+        self._approach.joins(at := state.progress)
         if self._approach.has_passed_by and batch.start > (at.epoch, at.position):
             self._fail_alone(loop_faults.NOBODY_IS_LEFT)
             sys.exit(1)
@@ -401,9 +370,13 @@ class LoopHost(JoinedHost):
         return False
 
     def owes(self, batch: GlobalBatch) -> bool:
-        since, here = (self._approach.begins.epoch, 0), (batch.epoch, batch.number)
-        more = sum(count for *place, count in self.participant.position.repeats if since <= tuple(place) <= here)
-        return more > self._passes_more
+        here = batch.epoch, batch.number
+        return self.participant.position.passes_more(self._approach.begins.epoch, here) > self._passes_more
+
+    @property
+    def _owes_passes(self) -> bool:
+        """The job's workers have made a pass more through their loops than this one, or will."""
+        return self.participant.position.passes_more(self._approach.begins.epoch) > self._passes_more
 
     def passed_by(self, batch: GlobalBatch) -> None:
         self._approach.pass_by()
@@ -419,18 +392,11 @@ class LoopHost(JoinedHost):
             self._is_fresh = True
             self.participant.state.reducer.weighed.accept()
         self._means.steps_loss = None
-        self.hints.given(batch, part, self._last)
-        tape = Tape(
-            sample,
-            unused=self._unused,
-            may_be_torn=self._may_be_torn,
-            kept=self.hints.kept,
-            others=self._others_storages,
-        )
-        self._last = NotedBatch(batch, part, tape=tape)
-        if self._may_be_torn:
+        tape = Tape(sample, unused=self._unused, others=self._others_storages)
+        self._last = NotedBatch(batch, part, tape=tape, weight=part.weight)
+        if self.job.under_master:
             self._last.noted = self.participant.state.attributes.note()
-        self._watch.tape = tape if self.job.under_master else None
+            self._watch.tape = tape
         return self._last
 
     def step_over(self) -> None:
@@ -438,14 +404,13 @@ class LoopHost(JoinedHost):
         self._means.steps_loss = open_batches[0].loss if len(open_batches) == 1 else None
         self._gradients.close_step()
         self._unused.clear()
-        self.hints.step_made()
         self._is_fresh = True
         self._watch.tape = None
 
     def arrives(self, batch: GlobalBatch | None) -> None:
         self._last = self._means.steps_loss = None
         self._gradients.close_step()
-        self.hints.arrived(self._approach.ends())
+        self._approach.ends()
 
     # -- what the script does with a batch --
 
@@ -473,12 +438,12 @@ class LoopHost(JoinedHost):
 
     def noted(self) -> Callable[[], None]:
         attributes = self.participant.state.attributes
-        return functools.partial(attributes.put_back, attributes.note()) if self._may_be_torn else lambda: None
+        return functools.partial(attributes.put_back, attributes.note())
 
     @lasting
     def before_look(self, tensor: torch.Tensor) -> None:
         if not self.is_idle and isinstance(tensor, torch.nn.Parameter) and not self._is_fresh:
-            self.hints.looked_at = self.hints.looked_at if self.participant.is_reduced else place_in_script("")
+            self._looked_at = self._looked_at if self.participant.is_reduced else place_in_script("")
             self.reduce()
         elif self._last is not None:
             self._last.tape.look_at_gradient(tensor)
@@ -495,7 +460,7 @@ class LoopHost(JoinedHost):
 
     def _note_dropped(self, tensors: Sequence[torch.Tensor]) -> None:
         given = self._last
-        if given and not self.is_idle and self._may_be_torn and not self._is_fresh and not self.participant.is_reduced:
+        if given and not self.is_idle and not self._is_fresh and not self.participant.is_reduced:
             given.tape.note_dropped()
             self.participant.state.reducer.require_not_begun(tensors)
 
@@ -510,12 +475,11 @@ class LoopHost(JoinedHost):
         if self._gradients.has_stepped():
             raise UserError(loop_faults.STEPPED_BY_ANOTHER)
         if self.participant.is_reduced:
-            raise UserError(loop_faults.looked_between(self.hints.looked_at))
+            raise UserError(loop_faults.looked_between(self._looked_at))
         assert given is not None, "it is in hand"
         self._gradients.begin(self.participant.state.reducer.weighed)
         self._is_fresh = False
-        if self._may_be_torn:
-            given.tape.note_backward(loss, kwargs)
+        given.tape.note_backward(loss, kwargs)
         given.backwards += 1
         given.loss = weakref.ref(loss) if given.backwards == 1 else None
         run = functools.partial(weighed_backward, loss, kwargs)
@@ -586,7 +550,7 @@ class LoopHost(JoinedHost):
         """Return when the scripts of all workers are done; the state that they end with, if there is one."""
         epoch = self._approach.epoch_after(self._epochs)
         if self._joined is None:
-            if not (self._epochs or self.job.comes_later or self._approach.has_checkpoint):
+            if not (self._epochs or self.job.comes_later or self._approach.begins.epoch):
                 return None
             if self._approach.is_short:
                 self._fail_alone(loop_faults.ended_on_stand_ins(epoch, self._approach.jobs_place[0] + 1))
@@ -618,6 +582,10 @@ class LoopHost(JoinedHost):
                 piece.load(values)
         self._make_up()
 
+    def begin_remake(self, open_batches: Sequence[tuple[OpenBatch, Sequence[SubBatch]]]) -> None:
+        if self._owes_passes and not any(given.tape.is_lost for given in self._noted_batches):
+            raise CannotRemake(loop_faults.OTHERS_REPEAT)
+
     def remake(self, given: OpenBatch, sample: Any, weight: float) -> None:
         assert isinstance(given, NotedBatch)
 
@@ -625,7 +593,7 @@ class LoopHost(JoinedHost):
             run = functools.partial(weighed_backward, loss, kwargs)
             self.participant.backward(given, weight, loss, run, scale=self._scale)
 
-        given.remake(sample, weight, backward)
+        given.tape.remake(sample, weight, backward)
 
     def cannot_remake(self, first: OpenBatch, last: OpenBatch, error: Exception) -> None:
         self._note_repeat(first, last)
@@ -647,9 +615,8 @@ class LoopHost(JoinedHost):
         }
 
     def _note_repeat(self, first: OpenBatch, last: OpenBatch) -> None:
-        """The script is given these once more, and so is that of each worker that comes later: loops count alike."""
-        if not first.is_repeated:
-            first.is_repeated = True
+        """The script is given these once more, and so is that of every other worker: loops count alike."""
+        if not self._owes_passes:
             number = first.batch.number
             self.participant.position.repeats.append((first.batch.epoch, number, last.batch.number + 1 - number))
 
@@ -659,20 +626,73 @@ class LoopHost(JoinedHost):
         return self._last is not None and self._watch.is_active
 
     @property
-    def _may_be_torn(self) -> bool:
-        """Whether the step in hand may have to be made again."""
-        return self.job.size > 1 or self.participant.is_torn
-
-    @property
     def _scale(self) -> float:
         return self._scalers[0].get_scale() if self._scalers else 1.0
 
-    def reduce(self, larger: float = 1.0) -> None:
-        """Sum the gradients of the open batches. ``larger``: by this the loss is too small, as for a step of fewer batches."""
+    def reduce(self) -> None:
+        """Sum the gradients of the open batches."""
         if self.is_idle or self.participant.is_reduced:
             return
         with self._watch.paused():
             self._gradients.begin(self.participant.state.reducer.weighed)
-            if self.participant.settle(larger=larger) is Outcome.MADE:
+            if self.participant.settle() is Outcome.MADE:
                 self._watch.tape = None  # it can't be torn any more
                 self._unsure.clear()
+
+
+# What a script holds, made to speak to the host.
+
+
+class PreparedLoader:
+    """The script's own loader, as far as the script can tell; each worker loads its part of each batch."""
+
+    def __init__(self, loader: DataLoader[Any], host: LoopHost) -> None:
+        self._loader = loader
+        self._host = host
+        self._turns = 0  # loops over it that were begun
+
+    def __len__(self) -> int:
+        """Batches of an epoch, whatever the number of workers."""
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_loader" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        if not torch.is_grad_enabled():  # an evaluation: no step is made, so each worker needs whole batches
+            yield from self._loader
+            return
+        self._turns += 1
+        turn = self._turns
+        self._host.begin_epoch()
+        try:
+            for sample in self._host.batches():
+                yield sample
+                if turn != self._turns:
+                    raise UserError(
+                        "the prepared loader is looped over twice at once; expected one loop after the other"
+                    )
+            self._host.end_epoch()
+        finally:
+            if turn == self._turns and not sys.is_finalizing():
+                self._host.pause()
+
+
+def speak_to(host: LoopHost, optimizer: torch.optim.Optimizer) -> None:
+    own_step, own_zero_grad = optimizer.step, optimizer.zero_grad
+
+    @functools.wraps(own_step)
+    def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        result = host.step(optimizer, lambda: own_step(**options), closure)
+        # A scheduler would warn otherwise on a worker that is catching up, whose own step is not called.
+        self._opt_called = True  # type: ignore[attr-defined]
+        return result
+
+    def zero_grad(self: Any, set_to_none: bool = True) -> None:
+        host.zero_gradients(optimizer, lambda: own_zero_grad(set_to_none))
+
+    # Bound methods, as torch's schedulers take the function out of one.
+    optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+    optimizer.zero_grad = types.MethodType(zero_grad, optimizer)  # type: ignore[method-assign]

@@ -146,12 +146,12 @@ class AccumulatedSteps(optim.Optimizer):
         return loss if closure is not None else None
 
     def flush(self) -> bool:
-        self._open_batches()
-        self.stepped = self._handed > 0
-        if self.stepped:
-            self._mean_of_fewer()
-            self._make_step()
-        return self.stepped
+        if self._handed:
+            raise UserError(
+                f"optimizer.flush() in a prepared loop: each step is made of {self.steps} batches; give the loader such a number of them, or leave "
+                "flush() out: an accumulation may go over the end of an epoch"
+            )
+        return False
 
     def discard(self) -> None:
         if self._handed:
@@ -188,15 +188,6 @@ class AccumulatedSteps(optim.Optimizer):
             # It has come to where the job stands, which is between two steps, with whichever batch its own count began.
             self._handed, self._is_late = 0, False
         return open_batches
-
-    def _mean_of_fewer(self) -> None:
-        """The gradients are weighed as of a whole accumulation."""
-        larger = self.steps / self._handed
-        self._host.reduce(larger)
-        if not self._host.is_idle:
-            for parameter in self._params():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(larger)
 
     def _make_step(self) -> None:
         try:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.torch.loop_host import LoopHost, Values
+from elasticdl.elastic.torch.loop_host import LoopHost, PreparedLoader, Values, speak_to
 from elasticdl.elastic.torch_kit.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.refusals import Optimizers, require_plain
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
@@ -22,42 +20,10 @@ from elasticdl.elastic.torch_kit.torch_state import PREPARED, TorchState
 from elasticdl.elastic.training.pieces import is_stateful
 from elasticdl.elastic.training.runtime import ScriptRuntime
 
-
-class PreparedLoader:
-    """The script's own loader, as far as the script can tell; each worker loads its part of each batch."""
-
-    def __init__(self, loader: DataLoader[Any], host: LoopHost) -> None:
-        self._loader = loader
-        self._host = host
-        self._turns = 0  # loops over it that were begun
-
-    def __len__(self) -> int:
-        """Batches of an epoch, whatever the number of workers."""
-        return len(self._loader)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "_loader" not in vars(self):
-            raise AttributeError(name)
-        return getattr(self._loader, name)
-
-    def __iter__(self) -> Iterator[Any]:
-        if not torch.is_grad_enabled():  # an evaluation: no step is made, so each worker needs whole batches
-            yield from self._loader
-            return
-        self._turns += 1
-        turn = self._turns
-        self._host.begin_epoch()
-        try:
-            for sample in self._host.batches():
-                yield sample
-                if turn != self._turns:
-                    raise UserError(
-                        "the prepared loader is looped over twice at once; expected one loop after the other"
-                    )
-            self._host.end_epoch()
-        finally:
-            if turn == self._turns and not sys.is_finalizing():
-                self._host.pause()
+UNSAID = (
+    "elastic.prepare: the optimizer has a state already, as of a checkpoint: give prepare(..., start_epoch=start), the number of epochs that it has "
+    "seen, and 0 without one, as a worker that comes later may read another checkpoint"
+)
 
 
 class PlainLoop:
@@ -113,6 +79,8 @@ class PlainLoop:
             model = model.module
         job = self._job_for(loader, steps)
         optimizers = [optimizer, *(each for each in others if isinstance(each, torch.optim.Optimizer))]
+        if start_epoch is None and job.under_master and any(map(_has_stepped, optimizers)):
+            raise UserError(UNSAID)
         if steps > 1 and len(optimizers) > 1:
             raise UserError(
                 "elastic.prepare: one of several optimizers accumulates gradients; let one optimizer have all parameters"
@@ -133,9 +101,9 @@ class PlainLoop:
         self._host = host = LoopHost(
             job, model, trained, batches, values, self._runtime.leave, 1.0 / steps, start_epoch
         )
-        self._runtime.train_in_place(host.finish, lambda: host.hints.about(on_its_way=host.is_on_its_way))
+        self._runtime.train_in_place(host.finish, lambda: host.hint)
         for each in optimizers:
-            _speak_to(host, each)
+            speak_to(host, each)
         if given is not optimizer:
             runai = importlib.import_module("elasticdl.elastic.torch.optim")
             optimizer = runai.AccumulatedSteps(given, host)
@@ -207,6 +175,11 @@ class PlainLoop:
         return self._host is not None and self._host.is_behind
 
 
+def _has_stepped(optimizer: torch.optim.Optimizer) -> bool:
+    # Adagrad has a state from the start, in which it has made no step.
+    return any(state.get("step", 1) > 0 for state in optimizer.state.values())
+
+
 def _require_sizes(policy: BatchPolicy, size: int, steps: int, warn: Callable[[str], None]) -> None:
     """``policy``: as `init` was told. ``size``: of the loader's batches, of which ``steps`` make one step."""
     if not policy.fixed:
@@ -231,21 +204,3 @@ def _require_sizes(policy: BatchPolicy, size: int, steps: int, warn: Callable[[s
         warn(
             f"a global batch has {whole} samples, {steps} batches of {size}, where elastic.init() was told of {expected}"
         )
-
-
-def _speak_to(host: LoopHost, optimizer: torch.optim.Optimizer) -> None:
-    own_step, own_zero_grad = optimizer.step, optimizer.zero_grad
-
-    @functools.wraps(own_step)
-    def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
-        result = host.step(optimizer, lambda: own_step(**options), closure)
-        # A scheduler would warn otherwise on a worker that is catching up, whose own step is not called.
-        self._opt_called = True  # type: ignore[attr-defined]
-        return result
-
-    def zero_grad(self: Any, set_to_none: bool = True) -> None:
-        host.zero_gradients(optimizer, lambda: own_zero_grad(set_to_none))
-
-    # Bound methods, as torch's schedulers take the function out of one.
-    optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
-    optimizer.zero_grad = types.MethodType(zero_grad, optimizer)  # type: ignore[method-assign]

@@ -16,7 +16,7 @@ import functools
 import threading
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 from weakref import ReferenceType, ref
 
 import torch
@@ -25,7 +25,6 @@ from torch.utils import _pytree
 
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.elastic.torch.loop_faults import (
-    ANSWERED_BEFORE,
     COPIED_ON_ITS_WAY,
     OTHER_THREAD,
     changes_a_parameter,
@@ -35,32 +34,6 @@ from elasticdl.elastic.torch.loop_faults import (
 from elasticdl.elastic.torch_kit.participant import OpenBatch
 from elasticdl.elastic.torch_kit.passes import modules_of
 from elasticdl.elastic.training.pieces import leaves_of
-
-# What belongs to tensors. A tape keeps none of those that were computed: memory is the script's.
-
-V = TypeVar("V")
-
-
-class OfTensors(Generic[V]):
-    """What belongs to tensors, of which this keeps none."""
-
-    def __init__(self) -> None:
-        # The id of one that is gone may be another's by now. (WeakIdKeyDictionary of torch takes four times as long.)
-        self._known: dict[int, tuple[ReferenceType[torch.Tensor], V]] = {}
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def put(self, tensor: torch.Tensor, value: V) -> None:
-        self._known[id(tensor)] = ref(tensor), value
-
-    def get(self, leaf: Any) -> V | None:
-        known = self._known.get(id(leaf))
-        return known[1] if known is not None and known[0]() is leaf else None
-
-    def items(self) -> Iterator[tuple[torch.Tensor, V]]:
-        """Of those that are still there."""
-        return ((tensor, value) for of, value in self._known.values() if (tensor := of()) is not None)
 
 
 def storage_of(tensor: torch.Tensor) -> int:
@@ -80,6 +53,21 @@ class Name:
         """``has_gradient``: by functions that are noted."""
         self.is_of_batch = is_of_batch
         self.has_gradient = has_gradient
+
+
+class Names:
+    """Of tensors, of which this keeps none that were computed: memory is the script's."""
+
+    def __init__(self) -> None:
+        # The id of one that is gone may be another's by now. (WeakIdKeyDictionary of torch takes four times as long.)
+        self._known: dict[int, tuple[ReferenceType[torch.Tensor], Name]] = {}
+
+    def put(self, tensor: torch.Tensor, name: Name) -> None:
+        self._known[id(tensor)] = ref(tensor), name
+
+    def get(self, leaf: Any) -> Name | None:
+        known = self._known.get(id(leaf))
+        return known[1] if known is not None and known[0]() is leaf else None
 
 
 class Size(int):
@@ -135,6 +123,7 @@ _READS_OF_SIZE = ("numel", "__len__")
 SIMPLE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout)
 _UNNOTED = frozenset({"_set_grad_enabled", "__repr__", "__format__"})
 _CHANGES = ("requires_grad_", "__set__")  # beside those that count a tensor's version up
+_TAKES_SAMPLES_APART = ("__getitem__", "unbind", "split", "split_with_sizes")
 
 
 OTHER_MODE = (
@@ -174,37 +163,30 @@ class Tape:
         sample: Any,
         *,
         unused: Sequence[Tape] = (),
-        may_be_torn: bool = True,
-        kept: Container[int] = (),
         others: Callable[[], tuple[Container[int], Container[int]]] = lambda: ((), ()),
     ) -> None:
-        """``unused``: of batches before it in the same loop, of which no gradients were made. ``may_be_torn``: else it is only noted what
-        comes of the batch. ``kept``: storages of what the model has answered on the way here. ``others``: those of parameters, and of what
+        """``unused``: of batches before it in the same loop, of which no gradients were made. ``others``: storages of parameters, and of what
         is put back when a step is torn.
         """
         self.unused = list(unused)
         self.is_untouched = True  # nothing was called
         self.is_for_model = False  # which was called
-        self.looked_at_size = (
-            ""  # where the script has looked last at the number of samples, and has done nothing since
-        )
-        self.may_be_torn = may_be_torn
-        self._kept = kept
+        # Where the script has looked last at the number of samples, and has done nothing since.
+        self.looked_at_size = ""
         self._find_others = others
         self._calls: list[_Call] = []
-        self._trains = False  # the model was called in training
-        self._made: OfTensors[Name] = OfTensors()
+        self._made = Names()
         # Of what is made of the batch. What takes its place when that is gone was not there before the batch either.
         self._storages = {storage_of(leaf) for leaf in leaves_of(sample) if isinstance(leaf, torch.Tensor)}
         self._last_backward = 0  # so many calls are to be made again
-        self._read = ""  # where the script has looked at numbers
-        self._doubt = ""  # it did, and has computed further since
-        self._change = ""  # where it has changed first what was there before the batch
+        self._again: dict[Name, float] = {}  # numbers that were made again, of this worker's present part, weighed
+        self._read = ""  # where the script has looked at numbers, and has computed nothing since
+        self._doubt = ""  # why it can't be made again, if a backward pass follows
         self._obstacle = ""  # why it can't be made again
         leaves = leaves_of(sample)
         for leaf in leaves:
             if leaf is not None and not isinstance(leaf, torch.Tensor):
-                self._obstacle = f"the batches hold a {type(leaf).__name__} beside tensors"
+                self._hinder(f"the batches hold a {type(leaf).__name__} beside tensors")
         self._samples = next((len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), -1)
         self._given = self._name(sample, is_of_batch=True, has_gradient=True)
 
@@ -232,37 +214,33 @@ class Tape:
         for each, before in versions:
             if _version_of(each) != before:
                 self._require_own_change(each, name)
+        if name in _TAKES_SAMPLES_APART and args and self._takes_apart(name, args[0], args[1:], kwargs):
+            self._doubt = self._doubt or f"{place_in_script(name)} takes the samples of a batch apart"
         self._note(function, args, kwargs, leaves, result)
         return result
-
-    def call_model(self, model: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        """The script calls it next.
-
-        Raises:
-            UserError: with a batch before this one, or with what the model has answered before.
-        """
-        leaves = leaves_of((args, kwargs))
-        self._require_present(leaves)
-        if self._kept and any(isinstance(leaf, torch.Tensor) and storage_of(leaf) in self._kept for leaf in leaves):
-            raise UserError(ANSWERED_BEFORE)
 
     def note_model(
         self, model: torch.nn.Module, args: Any, kwargs: Any, result: Any, put_back: Callable[[], None] = _nothing
     ) -> None:
-        """The script has called it. ``put_back``: what it kept in attributes before."""
-        leaves, modes = leaves_of((args, kwargs)), _modes_of(model) if self.may_be_torn else []
+        """The script has called it. ``put_back``: what it kept in attributes before.
+
+        Raises:
+            UserError: with a batch before this one.
+        """
+        leaves, modes = leaves_of((args, kwargs)), _modes_of(model)
 
         def as_then() -> None:
             if _modes_of(model) != modes:
                 raise CannotRemake(OTHER_MODE)
             put_back()
 
+        self._require_present(leaves)
         self._require_made(leaves, type(model).__name__)
-        self.is_for_model, self._trains = True, self._trains or any(each[0] for each in modes)
+        self.is_for_model = True
         self._note(model, args, kwargs, leaves, result, as_then)
 
     def note_backward(self, loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
-        self._hinder(f"{self._doubt} looks at a number before backward()" if self._doubt else self._change)
+        self._hinder(self._doubt)
         self._require_made([loss], "backward")
         self._add(BACKWARD, (loss,), kwargs, None)
         self._last_backward = max(len(self._calls), 1)  # 1 where an obstacle has cleared them
@@ -274,13 +252,12 @@ class Tape:
 
     def note_dropped(self) -> None:
         """The script drops gradients that it has made for this step."""
-        if not self._obstacle:
-            self._obstacle = f"{place_in_script('')}: gradients are dropped before the step"
+        self._hinder(f"{place_in_script('')}: gradients are dropped before the step")
 
     def look_at_gradient(self, tensor: torch.Tensor) -> None:
         """The script may compute further with it, as in adversarial training."""
-        if not self._obstacle and self._made.get(tensor):
-            self._obstacle = f"{place_in_script('')} looks at the gradient of what comes of the batch"
+        if self._made.get(tensor):
+            self._hinder(f"{place_in_script('')} looks at the gradient of what comes of the batch")
 
     @property
     def is_lost(self) -> bool:
@@ -289,43 +266,17 @@ class Tape:
 
     # -- once more --
 
-    def remake(
-        self, sample: Any, backward: Callable[[torch.Tensor, dict[str, Any]], None]
-    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def remake(self, sample: Any, weight: float, backward: Callable[[torch.Tensor, dict[str, Any]], None]) -> None:
         """All that led to the gradients once more, from these samples in the place of the batch's.
 
-        Returns the tensors that the script has made of the batch and still has, each with what takes its place.
-
-        ``backward`` is called for each loss, with the keywords that the script gave.
+        ``weight``: of these samples. ``backward`` is called for each loss, with the keywords that the script gave.
 
         Raises:
             CannotRemake: it can't be known that this is what the script would have made of them.
         """
-        if not self._last_backward and not self._trains:
-            return []  # it has led to nothing
         if self._obstacle or not self._last_backward:
             raise CannotRemake(self._obstacle or "there was no loss.backward()")
-        made = self._remake(self._calls[: self._last_backward], sample, backward)
-        return [(each, made[name]) for each, name in self._made.items() if name in made]
-
-    def remake_number(self, value: Any, sample: Any) -> float:
-        """What the script would have in the place of ``value`` now, from these samples in the place of the batch's.
-
-        Raises:
-            CannotRemake: it can't be known.
-        """
-        self._hinder(f"{self._doubt} looks at a number before elastic.mean()" if self._doubt else self._change)
-        if self._obstacle:
-            raise CannotRemake(self._obstacle)
-        made = self._remake(self._calls, sample, lambda loss, kwargs: None).get(self._made.get(value))
-        if made is None:
-            raise CannotRemake("elastic.mean() was given what is no tensor, or none that was made of this batch")
-        return float(made.detach())
-
-    def _remake(
-        self, calls: Sequence[_Call], sample: Any, backward: Callable[[torch.Tensor, dict[str, Any]], None]
-    ) -> dict[Name | None, torch.Tensor]:
-        present: dict[Name | None, torch.Tensor] = {}
+        present: dict[Name, torch.Tensor] = {}
         _pair(self._given, sample, present)
 
         def exchanged(leaf: Any) -> Any:
@@ -336,7 +287,7 @@ class Tape:
             return present[leaf] if type(leaf) is Name else leaf
 
         _, put_back = self._others
-        for call in calls:
+        for call in self._calls[: self._last_backward]:
             if any(_version_of(each) != before and storage_of(each) not in put_back for each, before in call.foreign):
                 raise CannotRemake("since it was used, a tensor was changed that was there before the batch")
             args, kwargs = _pytree.tree_map(exchanged, (call.args, call.kwargs))
@@ -349,7 +300,22 @@ class Tape:
                 else:
                     call.as_then()
                     _pair(call.result, call.function(*args, **kwargs), present)
-        return present
+        for name, tensor in present.items():
+            if tensor.numel() == 1:
+                self._again[name] = self._again.get(name, 0.0) + float(tensor.detach()) * weight
+
+    def begin_again(self) -> None:
+        self._again = {}
+
+    def again(self, value: Any) -> float | None:
+        """What was made again in the place of this number, over this worker's present part and weighed by that."""
+        name = self._made.get(value)
+        return self._again.get(name) if name is not None else None
+
+    def forget(self) -> None:
+        """The step is made."""
+        self._calls.clear()
+        self.unused.clear()
 
     # -- details --
 
@@ -375,13 +341,13 @@ class Tape:
 
     def _require_made(self, leaves: Sequence[Any], name: str) -> None:
         """By functions that are noted."""
-        for leaf in leaves if self.may_be_torn else ():
+        for leaf in leaves:
             if self._obstacle or not isinstance(leaf, torch.Tensor) or leaf.grad_fn is None:
                 continue
             if (made := self._made.get(leaf)) is None:
-                self._obstacle = f"{place_in_script(name)} takes a tensor that was not made of this batch"
+                self._hinder(f"{place_in_script(name)} takes a tensor that was not made of this batch")
             elif not made.has_gradient:
-                self._obstacle = f"{place_in_script(name)} takes what a torch.autograd.Function has made"
+                self._hinder(f"{place_in_script(name)} takes what a torch.autograd.Function has made")
 
     def _require_own_change(self, tensor: torch.Tensor, name: str) -> None:
         """If it does not come of the batch, a second pass changes it twice: of the script's, or by this tape. After the last backward() nothing is
@@ -396,13 +362,24 @@ class Tape:
         if name not in _CHANGES and storage in trained:
             raise UserError(changes_a_parameter(place_in_script(name)))
         if storage not in put_back:
-            self._change = self._change or f"{place_in_script(name)} changes a tensor that was there before the batch"
-            self._hinder(self._change if name in _CHANGES else "")
+            self._doubt = self._doubt or f"{place_in_script(name)} changes a tensor that was there before the batch"
+            self._hinder(self._doubt if name in _CHANGES else "")
+
+    def _takes_apart(self, function: str, of: Any, how: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether it gives one sample of the batch, or a number of pieces of it: of another part there are more or fewer."""
+        name = self._made.get(of)
+        if name is None or not name.is_of_batch or not of.dim() or len(of) % max(self._samples, 1):
+            return False
+        if function == "__getitem__":
+            index = how[0][0] if isinstance(how[0], tuple) and how[0] else how[0]
+            return isinstance(index, int) and not isinstance(index, bool)
+        axis = kwargs.get("dim", [*how, 0][0] if function == "unbind" else [*how[1:], 0][0])
+        return axis % of.dim() == 0 and not any(type(each) is Size for each in leaves_of(how))
 
     def _sizes(self, tensor: torch.Tensor, found: Any, dim: int | None = None) -> Any:
         """What the script is given in the place of ``found``, the sizes of a tensor, or that in one dimension."""
         name = self._made.get(tensor)
-        if name is None or not name.is_of_batch or not self.may_be_torn:
+        if name is None or not name.is_of_batch:
             return found
         if dim is not None:
             return self._size(name, dim % max(tensor.dim(), 1), found)
@@ -425,13 +402,16 @@ class Tape:
     ) -> None:
         given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         made = [leaf for leaf in leaves_of(result) if isinstance(leaf, torch.Tensor)]
-        if given or made:
-            self.is_untouched, self.looked_at_size, self._doubt = False, "", self._read or self._doubt
-            for leaf in given:
-                if (name := self._made.get(leaf)) is not None and leaf.grad_fn is not None:
-                    name.has_gradient = True  # since this call
-            self._storages.update({storage_of(each) for each in made} - {storage_of(each) for each in given})
-            self._add(function, args, kwargs, result, as_then, is_of_batch=self._knows(leaves))
+        if not given and not made:
+            return
+        if self._read:
+            self._doubt = self._doubt or f"{self._read} looks at a number before backward()"
+        self.is_untouched, self.looked_at_size = False, ""
+        for leaf in given:
+            if (name := self._made.get(leaf)) is not None and leaf.grad_fn is not None:
+                name.has_gradient = True  # since this call
+        self._storages.update({storage_of(each) for each in made} - {storage_of(each) for each in given})
+        self._add(function, args, kwargs, result, as_then, is_of_batch=self._knows(leaves))
 
     def _add(
         self,
@@ -445,7 +425,7 @@ class Tape:
     ) -> None:
         if others := [each for each in leaves_of(result) if not isinstance(each, (torch.Tensor, *SIMPLE))]:
             self._hinder(f"the model returns a {type(others[0]).__name__}")
-        if not self.may_be_torn or self._obstacle:
+        if self._obstacle:
             self._calls.clear()  # and what they hold
             self._name(result, is_of_batch=is_of_batch)
             return
@@ -453,7 +433,7 @@ class Tape:
         autocast = tuple((device, torch.get_autocast_dtype(device)) for device in devices)
         tensors = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         foreign = [(each, _version_of(each)) for each in tensors if self._made.get(each) is None]
-        args, kwargs = _mapped(lambda leaf: self._made.get(leaf) or leaf, (args, kwargs))
+        args, kwargs = _pytree.tree_map(lambda leaf: self._made.get(leaf) or leaf, (args, kwargs))
         result = self._name(result, is_of_batch=is_of_batch)
         self._calls.append(_Call(function, args, kwargs, result, foreign, torch.is_grad_enabled(), autocast, as_then))
 
@@ -467,23 +447,14 @@ class Tape:
             self._made.put(leaf, name)
             return name
 
-        return _mapped(named, made)
-
-
-def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """As `_pytree.tree_map`, which takes longer."""
-    if type(value) in (tuple, list):
-        return type(value)([_mapped(function, each) for each in value])
-    if type(value) is dict:
-        return {key: _mapped(function, each) for key, each in value.items()}
-    return function(value) if isinstance(value, (torch.Tensor, *SIMPLE)) else _pytree.tree_map(function, value)
+        return _pytree.tree_map(named, made)
 
 
 def _version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _pair(before: Any, after: Any, present: dict[Name | None, torch.Tensor]) -> None:
+def _pair(before: Any, after: Any, present: dict[Name, torch.Tensor]) -> None:
     old, shape = _pytree.tree_flatten(before)
     new, new_shape = _pytree.tree_flatten(after)
     if shape != new_shape:
@@ -503,31 +474,15 @@ class NotedBatch(OpenBatch):
     """An open batch, and what the script has made of it."""
 
     tape: Tape = field(default_factory=lambda: Tape(None))
+    weight: float = 0.0  # of this worker's part, as the script was given it
     loss: ReferenceType[torch.Tensor] | None = None  # of backward(), if it was called once
-    # Numbers made again, weighed, by the script's.
-    remade: OfTensors[float] = field(default_factory=OfTensors)
-
-    def weighed(self, value: Any, own: float) -> float:
-        """What this worker adds to the mean over the batch of a value, ``own`` over its part."""
-        # It may have been made again, of another part than the script has seen.
-        again = self.remade.get(value) if self.part.weight else None
-        return own * self.part.weight if again is None else again
 
     def begin_again(self) -> None:
         OpenBatch.begin_again(self)
-        self.remade = OfTensors()
-
-    def remake(self, sample: Any, weight: float, backward: Callable[[torch.Tensor, dict[str, Any]], None]) -> None:
-        """As `Tape.remake`. ``weight``: of this sample."""
-        for each, tensor in self.tape.remake(sample, backward):
-            if tensor.numel() == 1:
-                self.remade.put(each, (self.remade.get(each) or 0.0) + float(tensor.detach()) * weight)
+        self.tape.begin_again()
 
     def forget(self) -> None:
-        self.tape = _EMPTY
-
-
-_EMPTY = Tape(None)
+        self.tape.forget()
 
 
 def weighed_backward(loss: torch.Tensor, kwargs: dict[str, Any], factor: float) -> None:
@@ -635,12 +590,10 @@ class Watch(TorchFunctionMode):
         if self._within:
             self._within += 1
         elif self.is_active and _get_current_function_mode() is self:  # type: ignore[no-untyped-call]
-            if self.tape is not None:
-                with self.paused():  # how the tape looks at these tensors is no call of the script's
-                    self.tape.call_model(model, args, kwargs)
-                    self._put_back = self.host.noted()
             self.__exit__(None, None, None)
             self._within = 1
+            if self.tape is not None:
+                self._put_back = self.host.noted()
 
     def leave_model(self, model: torch.nn.Module, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         if self._within == 1:

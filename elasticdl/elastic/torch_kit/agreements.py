@@ -62,28 +62,10 @@ class Answers:
     def add(self, answer: Any) -> None:
         self._known.append(answer)
 
-    def agree(self, collective: Collective) -> bool:
-        """Have all members of a new world know what one of them knows. Returns whether any of them `has_own`.
-
-        Raises:
-            WorldBroken: nothing has changed.
-        """
-        world = collective.world
-        mine = pickle.dumps((self._step, self._known))
-        table = torch.zeros(world.size, 4, dtype=torch.float64)
-        row = [self._step, len(self._known), len(mine), float(self.has_own)]
-        table[world.rank] = torch.tensor(row, dtype=torch.float64)
-        collective.sum_([table], "elasticdl.answers")
-        found = [(int(step), int(number)) for step, number, _, _ in table.tolist()]
-        most = max(found)
-        if any(each != most for each in found):
-            teller = found.index(most)
-            content = torch.zeros(int(table[teller, 2]), dtype=torch.uint8)
-            if world.rank == teller:
-                content.copy_(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
-            collective.sum_([content], "elasticdl.answers.known")
-            self._step, self._known = pickle.loads(content.numpy().tobytes())
-        return bool(table[:, 3].any())
+    @property
+    def present(self) -> tuple[int, int]:
+        """The number of the step, and how many answers are known."""
+        return self._step, len(self._known)
 
     # -- as a part of the training state --
 
@@ -251,15 +233,12 @@ class ScriptPosition(Piece):
     is_value = True
     shows_the_way = True
 
-    def __init__(self, began_with: tuple[int, float] = (0, 0.0)) -> None:
-        """``began_with``: of the optimizers, as the script has given them."""
-        self.began_with = began_with
+    def __init__(self) -> None:
         self.streams: dict[int, bytes] = {}  # of an epoch, the random streams with which it begins
         self.draws: dict[int, bytes] = {}  # of an epoch, what else its order is drawn from
         self.answers = Answers()
-        self.repeats: list[
-            tuple[int, int, int]
-        ] = []  # epoch, number of the first batch, and how many were given once more
+        # Epoch, number of the first batch, and how many were given once more.
+        self.repeats: list[tuple[int, int, int]] = []
         self._seed = (-1, 0)  # of the epoch that was asked for last
 
     def seed_of(self, epoch: int) -> int:
@@ -295,18 +274,46 @@ class ScriptPosition(Piece):
         if epoch in self.draws:
             draws.restore(self.draws[epoch])
 
+    def passes_more(self, since: int, here: tuple[int, int] | None = None) -> int:
+        """How many the job's scripts make than there are batches, from this epoch on. ``here``: up to this epoch and batch; None: all."""
+        return sum(count for *at, count in self.repeats if since <= at[0] and (here is None or tuple(at) <= here))
+
+    def agree(self, collective: Collective) -> bool:
+        """Have all members of a new world know the answers, and the repetitions, that one of them knows. Returns whether any of them
+        was given an answer of its own.
+
+        Raises:
+            WorldBroken: nothing has changed.
+        """
+        world = collective.world
+        mine = pickle.dumps((self.answers.state_dict(), self.repeats))
+        row = [self.passes_more(0), *self.answers.present, len(mine), float(self.answers.has_own)]
+        table = torch.zeros(world.size, len(row), dtype=torch.float64)
+        table[world.rank] = torch.tensor(row, dtype=torch.float64)
+        collective.sum_([table], "elasticdl.answers")
+        known = [tuple(each[:3]) for each in table.tolist()]
+        most = max(known)
+        if any(each != most for each in known):
+            teller = known.index(most)
+            content = torch.zeros(int(table[teller, 3]), dtype=torch.uint8)
+            if world.rank == teller:
+                content.copy_(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
+            collective.sum_([content], "elasticdl.answers.known")
+            answers, self.repeats = pickle.loads(content.numpy().tobytes())
+            self.answers.load_state_dict(answers)
+        return bool(table[:, 4].any())
+
     def compared(self) -> dict[str, Any]:
         """The random streams with which the present epoch began, as the script knows them."""
         return RandomStreams.compared(self.streams[max(self.streams)]) if self.streams else {}
 
     def dump(self) -> dict[str, Any]:
         kept = {"streams": dict(self.streams), "draws": dict(self.draws), "answers": self.answers.state_dict()}
-        return {**kept, "began_with": self.began_with, "repeats": list(self.repeats)}
+        return {**kept, "repeats": list(self.repeats)}
 
     def load(self, dumped: dict[str, Any]) -> None:
         self.streams, self.draws, self._seed = dict(dumped["streams"]), dict(dumped["draws"]), (-1, 0)
         self.answers.load_state_dict(dumped["answers"])
-        self.began_with = dumped.get("began_with", self.began_with)
         self.repeats = list(dumped.get("repeats", []))
 
 

@@ -113,10 +113,10 @@ class LoopState(TorchState):
 
     def sync(self, world: World) -> None:
         super().sync(world)
-        answers = self.values["place"].answers
-        if world.size > 1 and answers.agree(self._job.collective):
+        place = self.values["place"]
+        if world.size > 1 and place.agree(self._job.collective):
             self._take_schedulers()
-        answers.has_own = False
+        place.answers.has_own = False
 
     def _take_schedulers(self) -> None:
         """Scripts may have stepped them by different numbers: on all workers they are as on rank 0.

@@ -60,7 +60,6 @@ class OpenBatch:
     batch: GlobalBatch
     part: MicroBatch
     sample: Any = None
-    is_repeated: bool = False  # given once more, or will be
     backwards: int = 0  # backward passes that were made of it
     most: int = 0  # samples of the part when it was given, which are those of one pass
     noted: Noted | None = None  # in attributes, before the script has made anything of it
@@ -416,10 +415,10 @@ class Participant:
         given.add_loss(loss, weight / scale)
         self.state.reducer.backward(lambda: run(weight), last=last if not self.is_torn else False)
 
-    def settle(self, failure: WorldBroken | None = None, *, larger: float = 1.0) -> Outcome:
+    def settle(self, failure: WorldBroken | None = None) -> Outcome:
         """Unless that is done, sum the gradients of all workers, in whatever world that is possible.
 
-        ``failure``: of a collective before, by which the step is torn already. ``larger``: the loss is too small by this.
+        ``failure``: of a collective before, by which the step is torn already.
         """
         while not self.is_reduced and not self.is_catching_up:
             try:
@@ -430,7 +429,7 @@ class Participant:
                     self._mend()
                 if self.is_catching_up or not self.open_batches:
                     break
-                self._sum(larger)
+                self._sum()
             except WorldBroken as error:
                 failure = error
         behind = Outcome.BEHIND if self.is_catching_up else Outcome.DROPPED
@@ -517,11 +516,11 @@ class Participant:
 
     # -- details --
 
-    def _sum(self, larger: float) -> None:
+    def _sum(self) -> None:
         plan = plan_of(self.open_batches, self.state.progress)
         self.job.begin(plan)
         samples = sum(given.part.samples for given in self.open_batches)
-        objective = larger * sum(given.objective for given in self.open_batches)
+        objective = sum(given.objective for given in self.open_batches)
         sums = self.state.sum(plan, objective, samples, self._host.rides())
         if not sums.vote.ended:
             self._host.heard(sums.rides)

@@ -471,13 +471,13 @@ class ElasticContext(JobContext):
 own = ScriptRuntime(ElasticContext, seed_torch, count_gpus)  # the job that a script of one's own takes part in
 
 
-def sum_of_all(job: ElasticContext, mine: float) -> float:
-    """The sum over all workers, for `elastic.mean`.
+def sum_of_all(job: ElasticContext, *mine: float) -> list[float]:
+    """The sums over all workers, for `elastic.mean`.
 
     Raises:
         WorldBroken: a worker is lost.
     """
-    total = torch.tensor([mine], dtype=torch.float64)
+    total = torch.tensor(mine, dtype=torch.float64)
     with job.waiting():
         job.collective.sum_asked(total, "elastic.mean()")
-    return float(total)
+    return [float(each) for each in total]

@@ -528,7 +528,7 @@ class TorchState(state.TrainingState):
             self._share = (self._job.world.version, batch.share)
         version, share = self._share
         weight = share if version == self._job.world.version else 1 / self._job.size
-        return sum_of_all(self._job, own * weight if weight else 0.0)
+        return sum_of_all(self._job, own * weight if weight else 0.0)[0]
 
     def _cast_end_vote(self, state: int) -> Vote:
         return self.reducer.end(state)
