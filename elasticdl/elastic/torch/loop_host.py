@@ -37,7 +37,7 @@ from elasticdl.elastic.torch_kit.agreements import EpochBegin, ScriptPosition
 from elasticdl.elastic.torch_kit.loop_state import LoopState
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.participant import JoinedHost, OpenBatch, Outcome, Participant, SubBatch
-from elasticdl.elastic.torch_kit.passes import Remedy, WeighedGradients
+from elasticdl.elastic.torch_kit.passes import Remedy
 from elasticdl.elastic.torch_kit.refusals import Optimizers, each_of
 from elasticdl.elastic.torch_kit.tensors import (
     ElasticContext,
@@ -113,25 +113,24 @@ class LoopGradients:
 
     def __init__(self, optimizer: torch.optim.Optimizer | Optimizers) -> None:
         self._optimizers = each_of(optimizer)
-        self._parameters = Optimizers(self._optimizers)
         self._stepped: list[torch.optim.Optimizer] = []
         self._is_begun = False  # gradients are made, or summed
 
-    def begin(self, weighed: WeighedGradients) -> None:
+    def begin(self, state: LoopState) -> None:
         """Before a backward pass, and before the sum.
 
         Raises:
             UserError: gradients are there that can't be right.
         """
-        weighed.require()
+        state.reducer.weighed.require()
         if self._is_begun:
             return
         self._is_begun = True
-        for parameter in self._parameters.parameters:
+        for parameter in state.parameters():
             if parameter.grad is not None and bool(parameter.grad.any()):
                 raise UserError(loop_faults.NOT_CLEARED)
             parameter.grad = None
-        weighed.accept()
+        state.reducer.weighed.accept()
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
         """It has stepped. Returns whether all have."""
@@ -477,7 +476,7 @@ class LoopHost(JoinedHost):
         if self.participant.is_reduced:
             raise UserError(loop_faults.looked_between(self._looked_at))
         assert given is not None, "it is in hand"
-        self._gradients.begin(self.participant.state.reducer.weighed)
+        self._gradients.begin(self.participant.state)
         self._is_fresh = False
         given.tape.note_backward(loss, kwargs)
         given.backwards += 1
@@ -634,7 +633,7 @@ class LoopHost(JoinedHost):
         if self.is_idle or self.participant.is_reduced:
             return
         with self._watch.paused():
-            self._gradients.begin(self.participant.state.reducer.weighed)
+            self._gradients.begin(self.participant.state)
             if self.participant.settle() is Outcome.MADE:
                 self._watch.tape = None  # it can't be torn any more
                 self._unsure.clear()
