@@ -236,7 +236,7 @@ LOOKED_AT = rf"looked at \({re.escape(__file__)}:\d+, .* that elastic.prepare\(\
         (lambda model, optimizer, loss: (model[0].weight.grad, loss().backward()), LOOKED_AT),
         (lambda model, optimizer, loss: (torch.optim.SGD(model.parameters()).step(), loss().backward()), LOOKED_AT),
         (lambda model, optimizer, loss: (optimizer.step(), optimizer.step()), "without a batch from the loader"),
-        (lambda model, optimizer, loss: optimizer.step(), "the gradients of the last step are still there"),
+        (lambda model, optimizer, loss: optimizer.step(), "the gradients of an earlier batch are still there"),
     ],
 )
 def test_a_loop_that_cant_be_right_is_refused(wrong, words):
