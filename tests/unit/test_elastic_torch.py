@@ -95,7 +95,7 @@ def test_a_constant_buffer_stays_the_same_to_the_bit():
         reducer.reset_buffers()
         counter -= 1
         reducer.add(torch.tensor(1.0), 1, weight=1 / 3, is_first=is_first)
-    reducer.close(share=1.0)
+    reducer.close()
     assert mask.tolist() == [torch.tensor(0.1).item(), -torch.inf]
     assert counter == 2
 
@@ -181,10 +181,10 @@ def test_gradients_of_mixed_dtypes():
     (a.sum() * 2).backward()
     (b.sum() * 3).backward()
     reducer.add(torch.tensor(1.5), 4, weight=1.0, is_first=True)
-    vote = reducer.close(leaving=True, share=1.0, scale=0.5).vote
+    vote = reducer.close(leaving=True).vote
     assert (vote.leaving, vote.samples, vote.loss) == (True, 4, 1.5)
-    assert a.grad.tolist() == [1.0] * 3
-    assert b.grad.tolist() == [1.5] * 2
+    assert a.grad.tolist() == [2.0] * 3
+    assert b.grad.tolist() == [3.0] * 2
     assert frozen.grad is None
 
 
@@ -255,7 +255,7 @@ def trainees(workers, kind=Trainee):
 def test_a_sparse_gradient_becomes_a_dense_one():
     table = torch.nn.Embedding(4, 2, sparse=True)
     table(torch.tensor([1, 1])).sum().backward()
-    Buckets([table.weight], [], SumOfThreads(0, Board(1))).finish(1.0)
+    Buckets([table.weight], [], SumOfThreads(0, Board(1))).finish()
     assert table.weight.grad.tolist() == [[0, 0], [2, 2], [0, 0], [0, 0]]
 
 
@@ -276,7 +276,7 @@ def test_a_gradient_lies_in_memory_as_torch_has_made_it(weight, fused):
     factor = torch.randn(weight.shape)
     for each in (alone, summed):
         (each * factor).sum().backward()
-    Buckets([summed], [], SumOfThreads(0, Board(1))).finish(1.0)
+    Buckets([summed], [], SumOfThreads(0, Board(1))).finish()
     assert summed.grad.stride() == alone.grad.stride()
     for each in (alone, summed):
         torch.optim.SGD([each], lr=0.5, fused=fused and each is summed).step()

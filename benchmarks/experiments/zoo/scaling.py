@@ -49,8 +49,8 @@ class SimulatedNetwork(Callback):
         self._size = 1
         finish = Buckets.finish
 
-        def finish_late(buckets: Buckets, scale: float) -> None:
-            finish(buckets, scale)
+        def finish_late(buckets: Buckets) -> None:
+            finish(buckets)
             time.sleep(times.network + times.growth * max(0, self._size - 2))
 
         Buckets.finish = finish_late  # type: ignore[method-assign, assignment]

@@ -97,7 +97,6 @@ class Manual:
                 lambda: every,
                 (),
                 self._job.collective,
-                leaves_missing_grads_none=True,
                 require_one=self._require_one,
             )
         reducer = self._reducers[trained]

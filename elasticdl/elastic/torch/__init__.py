@@ -154,10 +154,12 @@ def TorchState(
             pickled.
 
     Raises:
-        UserError: both ``loader`` and ``sampler`` are given, or the learning rate's rules don't fit the batch sizes.
+        UserError: not one of ``loader`` and ``sampler`` is given, or the learning rate's rules don't fit the batch sizes.
     """
-    if loader is not None and sampler is not None:
-        raise UserError("TorchState(loader=, sampler=): give one of them; a loader brings its own sampler")
+    if (loader is None) == (sampler is None):
+        raise UserError(
+            "TorchState(loader=, sampler=): give one of them; a loader brings its own sampler, and a loader that is not elasticdl's is for elastic.prepare"
+        )
     data = sampler if loader is None else loader
     state = _State(context(), model, optimizer, data, values)
     if learning_rate is not None:

@@ -13,7 +13,6 @@ pass. Gradients that come otherwise are not, so they are refused.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -181,7 +180,6 @@ class Buffers:
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
         self._roots = list(modules)
         self._groups: list[_BufferGroup] = []
-        self._is_counted = False  # a micro-batch of this step has been added to the sums
         self._is_alone = False  # that micro-batch is the whole step
         self.find()
 
@@ -192,11 +190,11 @@ class Buffers:
             if not each.is_cache and (tensor := each.tensor) is not None and _can_be_moved(tensor):
                 kinds.setdefault((tensor.dtype, tensor.device), []).append((each, tensor))
         self._groups = [_BufferGroup([e for e, _ in kind], [t for _, t in kind]) for kind in kinds.values()]
-        self._is_counted = self._is_alone = False
+        self._is_alone = False
 
     @property
     def deltas(self) -> list[torch.Tensor]:
-        """To be summed over the world between `close` and `update`; other tensors once there are other buffers."""
+        """To be summed over the world between the last `add` and `update`; other tensors once there are other buffers."""
         return [group.delta for group in self._groups]
 
     def present(self) -> list[torch.Tensor]:
@@ -204,7 +202,7 @@ class Buffers:
         return [tensor for group in self._groups for each in group.named if (tensor := each.tensor) is not None]
 
     def begin(self) -> None:
-        self._is_counted = self._is_alone = False
+        self._is_alone = False
         if not all(group.begin() for group in self._groups):
             self.find()
 
@@ -217,7 +215,6 @@ class Buffers:
         Raises:
             UserError: a buffer has changed its shape, or moves and has no mean.
         """
-        self._is_counted = True
         self._is_alone = alone and weight == 1.0  # the buffers are what they should be
         for group in () if self._is_alone else self._groups:
             group.add_moves(weight, is_first=is_first)
@@ -226,16 +223,6 @@ class Buffers:
         """Have the next micro-batch begin with the buffers of before the step."""
         for group in self._groups:
             group.reset()
-
-    def close(self, share: float | None, *, is_first: bool = False) -> None:
-        """All of this worker's micro-batches have been added.
-
-        ``share``: this worker's part in a step whose batches are its own, of which none is added; None in any other. ``is_first``: of all workers.
-        """
-        if share is not None and not self._is_counted:
-            for group in self._groups:
-                group.delta.zero_()  # of a step before, after which none was begun
-                group.add_moves(share, is_first=is_first)
 
     def update(self) -> None:
         """The deltas have been summed."""
@@ -393,12 +380,6 @@ class Remedy:
     changed: str = "after the step's last pass"  # where gradients are summed, and may be changed
 
 
-STEP_IN_PASS = (
-    "optimizer.step() was called within a backward pass, by a hook (register_post_accumulate_grad_hook), before the gradients of all workers are summed: "
-    "call it after the pass"
-)
-
-
 class WeighedGradients:
     """Whether gradients were made in passes that are weighed, and not beside these: told without a look at numbers."""
 
@@ -408,7 +389,7 @@ class WeighedGradients:
         self._losses = None if warn is None else LossCheck(warn)
         self._parameters: list[torch.nn.Parameter] = []
         self._seen: list[tuple[int, int]] | None = None  # of them, after the last pass; None: no gradient
-        self._is_expected = self._is_making = False  # a pass
+        self._is_expected = False  # a pass
 
     def begin(self, parameters: list[torch.nn.Parameter]) -> None:
         """A step begins, without gradients."""
@@ -425,21 +406,6 @@ class WeighedGradients:
         self.require()
         self._is_expected = True
 
-    @contextlib.contextmanager
-    def making(self) -> Iterator[None]:
-        """Within, a weighed pass is made.
-
-        Raises:
-            UserError: see `require`.
-        """
-        self.require()
-        self._is_making = True
-        try:
-            yield
-        finally:
-            self._is_making = False
-        self.accept()
-
     def look(self, loss: object, samples: int, *, is_scaled: bool = False) -> None:
         """A pass is to be made of this loss; see `LossCheck.look`."""
         if self._losses is not None:
@@ -449,8 +415,6 @@ class WeighedGradients:
         """Raises:
         UserError: gradients are there that were made otherwise, or a pass is not over yet.
         """
-        if self._is_making:
-            raise UserError(STEP_IN_PASS)
         if self._is_expected:
             self.accept()
         elif self._remedy is not None and (present := self._present()) != self._seen:
@@ -461,8 +425,9 @@ class WeighedGradients:
             if now == before or parameter.grad is None or not bool(parameter.grad.any()):
                 continue
             raise UserError(
-                f"gradients were made otherwise than by {remedy.made_by} (torch.autograd.backward, `parameter.grad = ...`), or changed, as by clipping, "
-                f"before those of all workers are summed: call {remedy.made_by}, and change them {remedy.changed}"
+                f"gradients were made otherwise than by {remedy.made_by} (torch.autograd.backward, `parameter.grad = ...`), or used, as by optimizer.step() "
+                "in a hook, or changed, as by clipping, before those of all workers are summed: "
+                f"call {remedy.made_by}, and change them {remedy.changed}"
             )
 
     def _present(self) -> list[tuple[int, int]]:

@@ -68,12 +68,10 @@ class _Bucket:
             torch._foreach_copy_(places, gradients)
 
     @torch.no_grad()
-    def hand_out(self, scale: float) -> None:
+    def hand_out(self) -> None:
         """Make the sums the gradients."""
         if self._tail:
             torch._foreach_copy_(self._tail, self._tail_views)
-        if scale != 1.0:
-            self.flat.mul_(scale)
         for parameter, view in zip(self.parameters, self._views, strict=True):
             parameter.grad = view
 
@@ -149,8 +147,8 @@ class Buckets:
         """Of each parameter, whether this worker has given a gradient to its sum, or is about to."""
         return [self._present.get(id(each), each.grad is not None) for each in self._parameters]
 
-    def finish(self, scale: float) -> None:
-        """Sum what is not under way yet, wait for all, and hand the sums out, those of gradients times ``scale``.
+    def finish(self) -> None:
+        """Sum what is not under way yet, wait for all, and hand the sums out.
 
         Raises:
             WorldBroken: gradients are gone; nothing else has changed.
@@ -160,10 +158,10 @@ class Buckets:
         self._collective.finish(self._transfers)
         self._transfers = []
         for bucket in self._buckets:
-            bucket.hand_out(scale)
+            bucket.hand_out()
 
     @torch.no_grad()
-    def sum_late(self, scale: float, workers: Sequence[float]) -> list[float]:
+    def sum_late(self, workers: Sequence[float]) -> list[float]:
         """Add what has come late, after `finish`, where any member says that it has some. ``workers``: of each parameter, those that have given a gradient
         to its sum. Returns how many have given any.
 
@@ -174,7 +172,7 @@ class Buckets:
         marks = torch.tensor([number in self._late for number in range(len(self._early))]).float()
         for number, parameter in enumerate(self._early):  # some of which may be frozen by now
             parameter.grad = self._late.get(number)
-        Buckets(self._early, [marks], self._collective, launches=False).finish(scale)
+        Buckets(self._early, [marks], self._collective, launches=False).finish()
         given = dict(zip(map(id, self._parameters), workers, strict=True))
         for parameter, before, late in zip(self._early, sums, marks.tolist(), strict=True):
             given[id(parameter)] += late
@@ -297,7 +295,7 @@ class GradientReducer:
 
     A step: `open`, for each micro-batch `add` and `backward`, then `close`. After that ``parameter.grad`` holds the sum over the workers.
 
-    Parameters that get no gradient in a step count as having a gradient of zero. Which of them are trained may change, on all
+    A parameter that no worker has a gradient of ends with none, as on one device. Which parameters are trained may change, on all
     workers alike: those that are frozen, unfrozen or added to the optimizer.
     """
 
@@ -307,14 +305,12 @@ class GradientReducer:
         modules: Iterable[torch.nn.Module],
         collective: Collective,
         *,
-        leaves_missing_grads_none: bool = False,
         refuses_moved: bool = True,
         remedy: Remedy | None = None,
         warn: Callable[[str], None] | None = None,
         require_one: Callable[[str, str], None] | None = None,
     ) -> None:
-        """``parameters``: all that the optimizer has at present. ``modules``: whose buffers are summed. ``leaves_missing_grads_none``: a parameter that no worker
-        has a gradient of ends with none, as on one device, instead of with zeros. ``refuses_moved``: by a
+        """``parameters``: all that the optimizer has at present. ``modules``: whose buffers are summed. ``refuses_moved``: by a
         forward pass, of the parameters that are not trained. ``remedy``: for gradients that were made
         otherwise than by `backward`, which are refused; None: they are not. ``warn``: of what may be another gradient than that of one device.
         ``require_one``: called on all members if they differ in the first, with a line that says so; it raises an error."""
@@ -326,7 +322,6 @@ class GradientReducer:
         self._frozen = FrozenParameters(modules if refuses_moved else ())
         device = next((each.device for each in parameters()), torch.device("cpu"))
         self.passes = PassTimer(device)
-        self._leaves_missing_grads_none = leaves_missing_grads_none
         self._votes = [0.0] * BALLOT  # this worker's, and after the sum those of all
         # A loss on a GPU stays there, so that nobody waits for it before the step's end.
         self._loss = None if device.type == "cpu" else torch.zeros(1, device=device)
@@ -425,8 +420,10 @@ class GradientReducer:
             self._read_loss = HostCopy(self._loss)
         elif last and self._overlaps and self._buckets is not None and self._agreed == world.version:
             self._has_launched, launching = True, self._buckets.launching()
-        with self.weighed.making(), launching:
+        self.weighed.require()
+        with launching:
             run()
+        self.weighed.accept()
 
     def begin_launched(self) -> None:
         """Before another collective of all workers: sums that some of them have begun within a pass, all begin before it.
@@ -458,16 +455,12 @@ class GradientReducer:
         *,
         leaving: bool = False,
         stopping: bool = False,
-        share: float | None = None,
         batch: int = 0,
         state: int = 0,
-        scale: float = 1.0,
     ) -> Sums:
         """Sum over the world all that was added.
 
-        ``leaving``, ``stopping``: this worker's votes. ``share``: of this worker in a step whose batches are its own, by which its running statistics count; None
-        in any other. ``batch``, ``state``: checksums of the global batch and of the training state. ``scale``: factor on the gradients' sum; 1 if
-        losses were weighed by sample counts already.
+        ``leaving``, ``stopping``: this worker's votes. ``batch``, ``state``: checksums of the global batch and of the training state.
 
         Raises:
             UserError: gradients were made otherwise, or the workers train different parameters.
@@ -477,12 +470,9 @@ class GradientReducer:
         self._votes[vote.LEAVING], self._votes[vote.STOPPING] = leaving, stopping
         vote.mark(self._votes, batch, state)
         self._frozen.end_step()
-        self._buffers.close(share, is_first=self._collective.world.rank == 0)
         self.passes.end()
-        if self._collective.world.size == 1:
-            self._complete_alone(scale)
-        else:
-            self._sum(scale)
+        if self._collective.world.size > 1:
+            self._sum()
         self._buffers.update()
         self._count_passes()
         return Sums(self._vote(), self._rides, self.passes.seconds)
@@ -498,7 +488,7 @@ class GradientReducer:
         self._votes[vote.ENDED] = 1.0
         vote.mark(self._votes, 0, state)
         if self._collective.world.size > 1:
-            self._sum(1.0)
+            self._sum()
         return self._vote()
 
     # -- details --
@@ -514,16 +504,7 @@ class GradientReducer:
         made = self._made if are_alike else 0
         self._before, self._expected = made, made if made == self._before else 0
 
-    def _complete_alone(self, scale: float) -> None:
-        for parameter in self._present():
-            if parameter.grad is None:
-                parameter.grad = None if self._leaves_missing_grads_none else torch.zeros_like(parameter)
-            elif parameter.grad.is_sparse and self._buckets is not None:  # as it was in the larger world
-                parameter.grad = parameter.grad.to_dense() * scale
-            elif scale != 1.0:
-                parameter.grad.mul_(scale)
-
-    def _sum(self, scale: float) -> None:
+    def _sum(self) -> None:
         if self._agreed != self._collective.world.version:
             self._agree()
             self._agreed, self._overlaps = self._collective.world.version, True
@@ -541,17 +522,16 @@ class GradientReducer:
             self._votes[RIDES:] = summands(self._rides.form())
         room = riding if len(riding) <= ROOM else []
         self._small.numpy()[:] = [*self._votes, *room, *[0.0] * (ROOM - len(room)), *buckets.present()]
-        buckets.finish(scale)
+        buckets.finish()
         sums = self._small.tolist()
         self._votes, workers = sums[:BALLOT], sums[BALLOT + ROOM :]
         if self._votes[LATE]:
-            workers = buckets.sum_late(scale, workers)
+            workers = buckets.sum_late(workers)
             self._overlaps = False  # else each step would take two sums, as with reentrant checkpoints
-        if self._leaves_missing_grads_none:
-            for parameter, number in zip(self._trained, workers, strict=True):
-                parameter.grad = parameter.grad if number else None
+        for parameter, number in zip(self._trained, workers, strict=True):
+            parameter.grad = parameter.grad if number else None
         if self._votes[CHANGED]:
-            self._sum_changed(scale)
+            self._sum_changed()
         if not all_equal(self._votes[RIDES:], self._collective.world.size):
             self._rides.are_alike = False
         elif riding:
@@ -593,7 +573,7 @@ class GradientReducer:
             self._trained, self._deltas = present, self._buffers.deltas
             self.drop_buckets()
 
-    def _sum_changed(self, scale: float) -> None:
+    def _sum_changed(self) -> None:
         """Some worker trains other parameters than before, or has other buffers: those that are new have not been summed."""
         before, deltas = {id(parameter): parameter for parameter in self._trained}, self._deltas
         self._agree()
@@ -602,7 +582,7 @@ class GradientReducer:
             parameter.grad = None
         moves = self._deltas if _differ(self._deltas, deltas) else []
         if new or moves:
-            Buckets(new, moves, self._collective, launches=False).finish(scale)
+            Buckets(new, moves, self._collective, launches=False).finish()
 
     def drop_buckets(self) -> None:
         """The parameters have no hooks of sums any more, and the memory of sums is free."""

@@ -273,10 +273,8 @@ class MovedByPasses(Local):
     name = "moved by passes"
     kept_with = SaveScope.WITH_PARAMETERS
 
-    def __init__(self, reducer: GradientReducer, *, begins_steps: bool) -> None:
-        """``begins_steps``: nobody else tells the reducer of a step's beginning, so a step begins where the last one ends."""
+    def __init__(self, reducer: GradientReducer) -> None:
         self._reducer = reducer
-        self._begins_steps = begins_steps
         self._is_in_hand = False  # a step
 
     def begin_step(self) -> None:
@@ -284,9 +282,7 @@ class MovedByPasses(Local):
         self._is_in_hand = True
 
     def keep(self) -> None:
-        if self._begins_steps:
-            self._reducer.open()
-        self._is_in_hand = self._begins_steps
+        self._is_in_hand = False
 
     def undo(self) -> None:
         if self._is_in_hand:
@@ -401,7 +397,7 @@ class StepKind:
     cure: str  # for a step on too few samples
     gives_along: str  # how a further module is given
     # The script has a control flow of its own, which goes on over changes of the world: it begins its steps itself, makes one pass of a batch
-    # while it is alone, leaves a parameter without a gradient where no worker has one, and goes on after its training.
+    # while it is alone, and goes on after its training.
     is_in_place: bool = False
     # Parameters change within a step: each pass is summed by itself, and a step that is torn begins again as a whole, with copies.
     updates_within: bool = False
@@ -456,7 +452,6 @@ class TorchState(state.TrainingState):
             self._summed,
             self._modules(),
             job.collective,
-            leaves_missing_grads_none=kind.is_in_place,
             refuses_moved=job.under_master and not kind.updates_within,
             remedy=remedy,
             warn=job.warn if job.under_master or remedy is not None else None,
@@ -466,7 +461,7 @@ class TorchState(state.TrainingState):
             sampler.attach(self.reducer, self._reduce, least_samples(self._modules()))
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(lambda *_: self._step_made())
-        self._moved = MovedByPasses(self.reducer, begins_steps=sampler is None and not kind.is_in_place)
+        self._moved = MovedByPasses(self.reducer)
         self._trained = (Model(model), Outside(self._modules, self.parameters), Slots(optimizer, job))
         for piece in self._trained:
             piece.is_copied = kind.updates_within
@@ -546,20 +541,18 @@ class TorchState(state.TrainingState):
                 raise UserError(f"the gradients of this step are reduced already: {self._remedy}")
             return
         batch = self.sampler.current if self.sampler is not None else None
+        if batch is None:
+            raise UserError(
+                "a step was made without a batch: make each within the loop over the loader that the state was given"
+            )
         if backward is not None:
             self.reducer.backward(backward, last=True)
         self._job.advance(Activity.WAIT)
-        part = 1 / self._job.world.size
-        of_batch, of_state = self._check.ballot(batch.plan if batch else None)
+        of_batch, of_state = self._check.ballot(batch.plan)
         sums = self.reducer.close(
-            leaving=self._job.leaving,
-            stopping=self._wants_to_stop,
-            share=None if batch else part,
-            batch=of_batch,
-            state=of_state,
-            scale=1.0 if batch else part,
+            leaving=self._job.leaving, stopping=self._wants_to_stop, batch=of_batch, state=of_state
         )
-        self._share = (self._job.world.version, batch.share) if batch else (-1, 0.0)
+        self._share = (self._job.world.version, batch.share)
         self._voted(sums.vote, sums.seconds)
 
     def _summed(self) -> Iterator[torch.nn.Parameter]:
