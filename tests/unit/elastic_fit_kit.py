@@ -13,7 +13,7 @@ from session_kit import FakeMaster, enter
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import Member, World, WorldChanged
 from elasticdl.elastic.keras.fit import Fit, FitCall
-from elasticdl.elastic.keras.fit_data import FitData, FitOptions
+from elasticdl.elastic.keras.fit_data import FitData
 from elasticdl.elastic.keras.fit_stages import Stages
 from elasticdl.elastic.keras.loader import ElasticContext
 
@@ -47,7 +47,7 @@ class Fitting:
         self.context = ElasticContext(FakeMaster().session, self.collective, BatchPolicy(batch, None, most), seed=0)
         self.context.check_state = check_state
         given = {"initial_epoch": 0, "verbose": 0, "shuffle": False, "validation_freq": 1, **options}
-        call = FitCall(data, [*callbacks, self.history], FitOptions(epochs=epochs, **given))
+        call = FitCall(data, [*callbacks, self.history], epochs=epochs, **given)
         self.fit = Fit(self.context, stages or Stages(), model, call)
 
     def join(self, rank, board, members=None):

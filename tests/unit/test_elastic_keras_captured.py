@@ -132,6 +132,23 @@ def test_a_variable_that_the_loss_sets_is_refused():
     assert "\n" not in str(error.value)
 
 
+class Knows(keras.layers.Layer):
+    """Sets a flag when it is called."""
+
+    def build(self, shape):
+        self.knows = self.add_weight(shape=(), dtype="bool", initializer=lambda *_, **__: False, trainable=False)
+
+    def call(self, inputs):
+        self.knows.assign(keras.ops.ones((), "bool"))
+        return inputs
+
+
+def test_a_flag_that_a_layer_sets_is_refused():
+    with pytest.raises(UserError, match="which is no weight of the model that holds numbers: keep it") as error:
+        Fitting(dense(Knows()), data_of(X, Y))
+    assert "\n" not in str(error.value)
+
+
 def test_float8_is_refused():
     model = dense()
     model.trainable_variables[0].overwrite_with_gradient = True
@@ -149,9 +166,9 @@ def parted():
 @pytest.mark.parametrize(
     ("compiled", "words"),
     [
-        ({"loss": MSE(reduction="sum")}, 'fit(): a loss with reduction="sum" depends on the batch'),
+        ({"loss": MSE(reduction="sum")}, 'fit(): a loss with reduction="sum" or None is a sum'),
         ({"loss": [MSE(reduction="sum")]}, 'fit(): a loss with reduction="sum"'),
-        ({"loss": MSE(reduction=None)}, "fit(): a loss with reduction=None gives one value for each sample"),
+        ({"loss": MSE(reduction=None)}, 'fit(): a loss with reduction="sum" or None is a sum'),
         (
             {"optimizer": keras.optimizers.SGD(gradient_accumulation_steps=2)},
             "fit(): Model accumulates gradients by itself",

@@ -10,7 +10,7 @@ from session_kit import alone
 from elasticdl.common.errors import UserError
 from elasticdl.data import Arrays
 from elasticdl.elastic.core.plan import BatchPolicy, epoch_order
-from elasticdl.elastic.keras.loader import AHEAD, ElasticContext, ElasticDataLoader, Prefetch, fetch, load
+from elasticdl.elastic.keras.loader import AHEAD, ElasticContext, ElasticDataLoader, fetch, load, load_ahead
 from elasticdl.tensorflow import tf
 
 TWO = np.array([3, 1])
@@ -26,11 +26,6 @@ def test_the_length_is_the_number_of_steps_in_an_epoch(drop_last, batches):
     loader = make_loader(Samples(50), drop_last=drop_last)
     assert len(loader) == len(batches)
     assert [batch.plan.batch for batch in loader] == batches
-
-
-def wait_for_end(thread):
-    thread.join(30)
-    assert not thread.is_alive()
 
 
 class Pairs(Samples):
@@ -124,12 +119,14 @@ def test_the_thread_runs_so_far_ahead_and_ends_when_closed():
                 enough.set()
             yield number
 
-    ahead = Prefetch(source(), AHEAD)
-    assert enough.wait(30)
+    before = set(threading.enumerate())
+    ahead = load_ahead(source())
     assert next(ahead) == 0
+    assert next(ahead) == 1
+    assert enough.wait(30)
     ahead.close()
-    wait_for_end(ahead.thread)
-    assert len(made) <= AHEAD + 2  # those waiting, the one that was taken, and the one in the thread's hands
+    assert set(threading.enumerate()) == before
+    assert len(made) <= AHEAD + 2  # those waiting, and those that were taken
     assert list(ahead) == []
 
 
@@ -140,5 +137,4 @@ def test_an_abandoned_loop_leaves_no_thread():
     batches = fetch(Samples(), [TWO, TWO, TWO, TWO, TWO])
     next(batches)
     batches.close()
-    for thread in set(threading.enumerate()) - before:
-        wait_for_end(thread)
+    assert set(threading.enumerate()) == before

@@ -68,10 +68,6 @@ def squares(labels, outputs):
     return tf.reduce_mean(tf.square(labels - outputs), -1)
 
 
-def one_number(labels, outputs):
-    return tf.reduce_mean(tf.square(labels - outputs))
-
-
 class OwnLoss(keras.losses.Loss):
     def call(self, labels, outputs):
         return squares(labels, outputs)
@@ -91,10 +87,9 @@ def with_nothing_left_of_a_part():
         (2, BATCH, "mse", X),
         (1, 5, squares, X),
         (1, 5, OwnLoss(), X),
-        (1, 5, one_number, X),
         (1, 5, "mse", with_nothing_left_of_a_part()),
     ],
-    ids=["whole", "parts", "workers", "function", "own class", "one number", "nothing left"],
+    ids=["whole", "parts", "workers", "function", "own class", "nothing left"],
 )
 def test_the_mean_is_over_what_is_left_of_the_whole_batch(workers, most, loss, inputs):
     plain = plainly(masking(loss, regularizer="l2"), inputs, Y)
@@ -131,19 +126,18 @@ def step_of(model, targets=Y):
     )
 
 
-def test_different_masks_are_refused_where_a_batch_is_divided():
+def test_different_masks_are_refused():
     first = keras.Input((STEPS, 2))
     outputs = [keras.layers.Masking(number)(first) for number in (0.0, 1.0)]
     model = keras.Model(first, [keras.layers.Dense(1)(each) for each in outputs])
     model.compile("sgd", "mse", jit_compile=False)
     step, targets = step_of(model, [Y, Y]), [tf.constant(Y[:2])] * 2
-    step.warm_up(tf.constant(X[:2]), targets, parts=False)
     with pytest.raises(UserError, match="its outputs have different masks") as error:
         step.warm_up(tf.constant(X[:2]), targets)
     assert "\n" not in str(error.value)
 
 
-def test_losses_of_outputs_beside_a_mask_are_refused_where_a_batch_is_divided():
+def test_losses_of_outputs_beside_a_mask_are_refused():
     step = step_of(masking(activity="l2"))
     with pytest.raises(UserError, match="but not of what add_loss or a regularizer of outputs adds"):
         step.warm_up(tf.constant(X[:2]), tf.constant(Y[:2]))

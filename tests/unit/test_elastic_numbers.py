@@ -168,15 +168,13 @@ def test_the_steps_of_an_epoch_without_its_last_batch_do_not_depend_on_the_histo
     samples=st.integers(1, 120),
     batch=st.integers(1, 30),
     steps=st.integers(0, 12),
-    first=st.integers(0, 3),
-    made=st.integers(0, 9),
+    epoch=st.integers(0, 12),
     position=st.integers(0, 40),
     drop_last=st.booleans(),
 )
-def test_the_steps_of_all_epochs_are_those_of_each(samples, batch, steps, first, made, position, drop_last):
+def test_the_steps_of_all_epochs_are_those_of_each(samples, batch, steps, epoch, position, drop_last):
     policy = BatchPolicy(batch, None, 4)
-    order = SampleOrder(samples, policy, drop_last=drop_last, steps_per_epoch=steps, first_epoch=first)
-    epoch = first + made
+    order = SampleOrder(samples, policy, drop_last=drop_last, steps_per_epoch=steps)
     progress = Progress(step=100, epoch=epoch, position=position)
     for epochs in (epoch, epoch + 1, epoch + 2, epoch + 17):
         later = [order.remaining_steps(Progress(epoch=each), 2) for each in range(epoch + 1, epochs)]
@@ -187,12 +185,12 @@ def test_the_steps_of_all_epochs_are_those_of_each(samples, batch, steps, first,
 @given(samples=st.integers(1, 120), batch=st.integers(1, 30), steps=st.integers(1, 12), history=histories())
 def test_epochs_of_some_steps_go_through_all_samples_before_they_are_shuffled_anew(samples, batch, steps, history):
     """As Keras's ``fit(steps_per_epoch=)``: a pass is cut into epochs, the last of which may be shorter."""
-    order = SampleOrder(samples, BatchPolicy(batch, None, 4), seed=3, steps_per_epoch=steps, first_epoch=2)
+    order = SampleOrder(samples, BatchPolicy(batch, None, 4), seed=3, steps_per_epoch=steps)
     in_pass = -(-samples // (steps * batch))
-    progress, changes = Progress(epoch=2), iter([*history, *[(3, 10**6, False)] * 2 * in_pass])
+    progress, changes = Progress(), iter([*history, *[(3, 10**6, False)] * 2 * in_pass])
     for number in range(2):
         used = []
-        while progress.epoch < 2 + (number + 1) * in_pass:
+        while progress.epoch < (number + 1) * in_pass:
             workers, committed, _ = next(changes)
             left = order.remaining_steps(progress, workers)
             assert left == len(list(order.steps(progress, 0, workers))) <= steps

@@ -8,7 +8,8 @@ from refusal_kit import refused
 
 import elasticdl.elastic.torch as elastic_torch
 from elasticdl.common.errors import ArgumentError
-from elasticdl.elastic.keras.fit_data import FitData, FitOptions
+from elasticdl.elastic.keras.fit import FitCall
+from elasticdl.elastic.keras.fit_data import FitData
 from elasticdl.elastic.keras.loader import own
 from elasticdl.elastic.training.batch_shape import whole_number
 
@@ -29,16 +30,13 @@ class Batches(keras.utils.PyDataset):
         return X[: self.sizes[number]], self.labels[: self.sizes[number]]
 
 
-GOOD = {"epochs": 2, "initial_epoch": 0, "verbose": 0, "shuffle": True, "validation_freq": 1}
-
-
 @pytest.mark.parametrize(
     ("frequency", "wanted"),
     [(2, [1, 3]), (np.int64(2), [1, 3]), ([1, 4], [0, 3]), ({2}, [1]), (range(3, 5), [2, 3]), (np.array([2]), [1])],
 )
 def test_the_epochs_that_are_validated(frequency, wanted):
-    options = FitOptions(**{**GOOD, "validation_freq": frequency})
-    assert [epoch for epoch in range(4) if options.validates(epoch)] == wanted
+    given = FitCall(None, [], epochs=2, initial_epoch=0, verbose=0, shuffle=True, validation_freq=frequency)
+    assert [epoch for epoch in range(4) if given.validates(epoch)] == wanted
 
 
 @pytest.mark.parametrize(
@@ -111,7 +109,7 @@ COLUMN = CLASSES[:, None]
     [
         (single, CLASSES, {"sample_weight": WEIGHTS, "validation_split": 0.2}, {"validation_freq": [2]}),
         (single, COLUMN, {"class_weight": {0: 2.0, 2: 0.5}, "validation_data": (FEATURES, COLUMN)}, {}),
-        (single, CLASSES, {}, {"steps_per_epoch": 3, "epochs": 5, "initial_epoch": 1}),
+        (single, CLASSES, {}, {"steps_per_epoch": 3, "epochs": 6, "initial_epoch": 2}),
         (double, {"a": CLASSES, "b": FEATURES[:, :1]}, {"validation_split": 0.2}, {}),
     ],
     ids=["weights", "classes", "steps", "two outputs"],

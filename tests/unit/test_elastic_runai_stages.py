@@ -2,32 +2,24 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from elastic_keras_kit import Board, SumOfThreads, run_all
 
 from elasticdl.common.errors import JobFailedError
 from elasticdl.elastic.core.plan import Progress
 from elasticdl.elastic.core.protocol import ALONE, Member, StageSuperseded, World, WorldChanged
-from elasticdl.elastic.keras.fit_stages import MOST_KEPT_BYTES, Stages
+from elasticdl.elastic.keras.fit_stages import Stages
 
 
-def advance(activity):
-    """Somebody listens."""
-
-
-def outcome(value, large=()):
-    pack = {"callbacks": {"0": {"seen": [value], "large": np.zeros(large)}}}
-    return SimpleNamespace(pack=lambda: pack), [value], Progress(step=value)
+def outcome(value):
+    return SimpleNamespace(history={"loss": [value]}), value, Progress(step=value)
 
 
 def after(stages):
     """A process that has trained to the end of so many."""
     made = Stages()
     for number in range(1, stages + 1):
-        made.begin()
-        made.end(*outcome(number), advance)
-    made.begin()
+        made.end(*outcome(number))
     return made
 
 
@@ -48,21 +40,16 @@ def meet(members, has_state):
     return run_all(range(len(members)), enter)
 
 
-class Kept(SimpleNamespace):
-    def set_model(self, model):
-        self.model = model
-
-
 def test_newcomers_are_handed_what_they_have_missed():
     root, newcomer, halfway = after(2), Stages(), after(1)
     assert meet([root, newcomer, halfway], [True, False, False]) == [WorldChanged, StageSuperseded, StageSuperseded]
     for stage in (1, 2):
         assert newcomer.overtaken
-        callback = Kept()
-        assert newcomer.repeat("the model", [callback]) == [stage]
-        assert (callback.seen, callback.model) == ([stage], "the model")
+        history = SimpleNamespace()
+        assert newcomer.repeat(history) == stage
+        assert history.history == {"loss": [stage]}
         assert not newcomer.has_state
-    halfway.repeat(None, [Kept()])
+    halfway.repeat(SimpleNamespace())
     assert not newcomer.overtaken
     assert meet([root, newcomer, halfway], [True, False, False]) == [None] * 3
 
@@ -71,8 +58,7 @@ def test_a_rank_0_that_missed_the_end_of_a_stage_ends_it_by_itself():
     behind, ahead, newcomer = Stages(), after(1), Stages()
     assert meet([behind, ahead, newcomer], [True, True, False]) == [StageSuperseded, WorldChanged, WorldChanged]
     assert not behind.overtaken
-    behind.end(*outcome(1), advance)
-    behind.begin()
+    behind.end(*outcome(1))
     assert meet([behind, ahead, newcomer], [True, True, False]) == [WorldChanged, WorldChanged, StageSuperseded]
 
 
@@ -81,15 +67,9 @@ def test_a_later_stage_does_not_begin_without_its_state(size):
     assert meet([after(1)] * size, [False] * size) == [JobFailedError] * size
 
 
-def test_what_is_as_large_as_weights_is_not_kept():
+def test_a_script_that_runs_alone_goes_on_by_itself():
     stages = Stages()
-    stages.end(*outcome(1, large=MOST_KEPT_BYTES), advance)
-    assert set(stages._records[0]["callbacks"]["0"]) == {"seen"}
-
-
-def test_a_script_that_runs_alone_keeps_no_records():
-    stages = Stages()
-    stages.end(*outcome(1), None)
+    stages.end(*outcome(1))
     assert not stages.overtaken
     stages.meet(SimpleNamespace(world=ALONE))
     assert (stages.present, stages.progress.step) == (2, 1)

@@ -368,7 +368,7 @@ def test_what_a_layer_of_the_scripts_own_keeps_is_compared():
 
     elastic_keras_kit.run_all(range(2), work)
     (line,) = told
-    assert line.startswith("after step 0 Scaled scaled.factor is 1 on worker 0 and 2 on worker 1: ")
+    assert line.startswith("after step 0 Scaled scaled#2.factor is 1 on worker 0 and 2 on worker 1: ")
 
 
 # -- a plain loop --

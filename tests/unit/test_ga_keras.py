@@ -156,14 +156,12 @@ def test_half_precision_is_summed_in_single():
     assert weight.numpy() == -65.0
 
 
-def test_float8_scales_are_replaced_by_the_largest():
+def test_scales_of_float8_are_refused():
     scale = keras.Variable(1.0)
     scale.overwrite_with_gradient = True
-    optimizer = optimizers.SGD(3, 1.0)
-    for value in (2.0, 7.0, 3.0):
-        assert scale.numpy() == 1.0
-        optimizer.apply([tf.constant(value)], [scale])
-    assert scale.numpy() == 7.0
+    with pytest.raises(UserError, match="is a scale of float8") as error:
+        optimizers.SGD(3, 1.0).build([scale])
+    assert "\n" not in str(error.value)
 
 
 # What acts on the gradient of the whole batch, and what counts optimizer steps

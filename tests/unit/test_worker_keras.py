@@ -14,8 +14,10 @@ from worker_kit import Script, function
 
 import keras  # isort: skip
 
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.protocol import Member, Stopped, World
 from elasticdl.elastic.keras import driver
+from elasticdl.worker.check import check
 
 
 @pytest.fixture
@@ -183,10 +185,13 @@ def test_early_stopping_exports_the_best_weights(make_spec, tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_the_best_accuracy_is_the_greatest_also_if_keras_does_not_know_the_metric(make_spec):
+def test_of_a_metric_that_keras_does_not_know_the_direction_is_asked_for_before_training(make_spec):
     accuracy = function("eval_metrics_fn()", "return {'accuracy': lambda labels, outputs: next(rising)}")
     rising = "\nrising = iter((0.2, 0.4, 0.3, 0.1, 0.0))\n"
-    stopping = callbacks("keras.callbacks.EarlyStopping('val_accuracy', patience=2)")
+    with pytest.raises(UserError, match=r'EarlyStopping\(monitor="val_accuracy"\): give mode="max"') as error:
+        check(make_spec(callbacks("keras.callbacks.EarlyStopping('val_accuracy')") + accuracy))
+    assert "\n" not in str(error.value)
+    stopping = callbacks("keras.callbacks.EarlyStopping('val_accuracy', patience=2, mode='max')")
     assert trained(make_spec(stopping + accuracy + rising, num_epochs=9)).script.last_word.epochs == 4
 
 

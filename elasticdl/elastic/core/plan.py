@@ -262,7 +262,6 @@ class SampleOrder:
     shuffle: bool = True
     drop_last: bool = False  # whether a pass ends where no whole global batch is left
     steps_per_epoch: int = 0  # an epoch is so many steps of a pass, or what is left of it; 0: a whole pass
-    first_epoch: int = 0  # with which a pass begins
     least: int = 1  # samples of a micro-batch, if the global batch has as many
     # Of the pass that was asked for last, which is cut anew in each world: making the order of many samples takes seconds.
     _order: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -288,7 +287,7 @@ class SampleOrder:
         """Raises:
         UserError: an epoch would be over before its first step.
         """
-        if not self.remaining_steps(Progress(self.first_epoch), workers):
+        if not self.remaining_steps(Progress(), workers):
             raise UserError(
                 f"drop_last=True: the {self.samples} samples of an epoch are fewer than one global batch of "
                 f"{self.policy.batch_size(workers)}; expected at least as many"
@@ -336,7 +335,7 @@ class SampleOrder:
         """The pass that this epoch is part of, and where in it the epoch begins and ends, in samples."""
         if not self.steps_per_epoch:
             return epoch, 0, self.samples
-        number, part = divmod(epoch - self.first_epoch, self._epochs_of_pass)
+        number, part = divmod(epoch, self._epochs_of_pass)
         size = self._epoch_samples
         return number, part * size, min((part + 1) * size, self.samples)
 

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-import numpy as np
-
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.core.reporting import Activity
@@ -24,23 +22,22 @@ from elasticdl.elastic.training.attributes import plain_values, put
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.epochs import EpochLedger
 from elasticdl.elastic.training.evaluation import from_root, of_all
-from elasticdl.tensorflow import keras, tf
+from elasticdl.elastic.training.pieces import Local
+from elasticdl.tensorflow import keras
 
-GREATEST_IS_BEST = ("acc", "auc", "fmeasure")  # in a metric's name
-FOREIGN = ("model", "_model", "params")  # attributes that Keras itself sets
-CHANGE_IN_PLACE = (tf.Variable, keras.Variable, keras.metrics.Metric, np.random.Generator)
+# Attributes that Keras itself sets; the sign of ``min_delta`` at the end of the first epoch that a worker sees.
+FOREIGN = ("model", "_model", "params", "min_delta")
 AT_STEPS = ("on_train_batch_begin", "on_batch_begin", "on_train_batch_end", "on_batch_end")
 
 Attributes = dict[str, Any]
 
 
 class Keeper:
-    """What one callback keeps in its attributes: plain values that have changed since it began travel, and what else has is named."""
+    """What one callback keeps in its attributes: plain values that have changed since it began travel; all else is each worker's own."""
 
     def __init__(self, callback: Any) -> None:
         self.callback = callback
         self.has_begun = False
-        self._named: set[str] = set()
         self._note()
 
     def begin(self) -> None:
@@ -60,40 +57,8 @@ class Keeper:
         """What has changed on another worker, perhaps."""
         put(self.callback, {**deepcopy(self._first), **changed})
 
-    def left_behind(self) -> list[str]:
-        """Attributes that do not travel and were set since it began, or change in their place: those that were not told yet."""
-        if type(self.callback).__module__.partition(".")[0] == "keras":
-            return []
-        found = [
-            f"{name} ({type(value).__name__})"
-            for name, value in vars(self.callback).items()
-            if name not in FOREIGN
-            and not plain_data.is_plain(value)
-            and (isinstance(value, CHANGE_IN_PLACE) or (self._held.get(name) is not value and not callable(value)))
-        ]
-        new = [each for each in found if each not in self._named]
-        self._named.update(new)
-        return new
-
     def _note(self) -> None:
         self._first = deepcopy(plain_values(self.callback, FOREIGN))
-        self._held = dict(vars(self.callback))
-
-
-def choose_direction(callback: keras.callbacks.Callback) -> None:
-    """Whether the least or the greatest value of what is monitored is the best.
-
-    Keras decides it at the end of the first epoch, and changes ``min_delta`` along with it: too late for a newcomer. It
-    knows only metrics that the model was compiled with; for others the name tells, as it did in Keras 2. This is the
-    only thing here that Keras has no public function for.
-    """
-    if getattr(callback, "monitor_op", callback) is not None or callback.model is None:
-        return
-    try:
-        callback._set_monitor_op()
-    except ValueError:
-        callback.mode = "max" if any(sign in callback.monitor for sign in GREATEST_IS_BEST) else "min"
-        callback._set_monitor_op()
 
 
 ON_RANK_0 = tuple(
@@ -101,18 +66,13 @@ ON_RANK_0 = tuple(
     for name in ("ModelCheckpoint", "CSVLogger", "TensorBoard", "RemoteMonitor", "ProgbarLogger", "OrbaxCheckpoint")
     if hasattr(keras.callbacks, name)
 )
-# These look at steps and never end the training by what they see. Those on rank 0 are not asked, whatever they wish.
-NEVER_STOP = (
-    *ON_RANK_0,
-    keras.callbacks.History,
-    keras.callbacks.LearningRateScheduler,
-    keras.callbacks.ReduceLROnPlateau,
-    keras.callbacks.SwapEMAWeights,
-)
 
 
-class KerasDriver:
-    """Calls Keras's callbacks around steps, evaluations and epochs, and keeps them alike on all members."""
+class KerasDriver(Local):
+    """Calls Keras's callbacks around steps, evaluations and epochs, and keeps them alike on all members: what they keep is a piece of the state."""
+
+    name = "callbacks"
+    travels = True
 
     def __init__(
         self,
@@ -133,7 +93,7 @@ class KerasDriver:
         self.callbacks = list(callbacks)
         self.params = {"verbose": verbose, "epochs": epochs, "steps": steps}
         self.sees_steps = False  # a callback that runs here looks at steps
-        self.may_stop_after_step = any(looks_at_steps(each) and type(each) not in NEVER_STOP for each in callbacks)
+        self.may_stop_after_step = any(looks_at_steps(each) and not _writes(each) for each in callbacks)
         self._context = context
         self._state = state
         self._model = state.model
@@ -141,11 +101,11 @@ class KerasDriver:
         self._keepers = [Keeper(callback) for callback in callbacks]
         self._active: list[keras.callbacks.Callback] = []  # those that run here
         self._begun_epoch = self._ended_epoch = -1
-        state.callbacks.driver = self
         self._begun_step = 0
         self._ended = False
         self._logs: dict[str, float] = {}
         self._model.stop_training = False
+        state.hold_first(self)
 
     # -- what the members do together --
 
@@ -185,20 +145,15 @@ class KerasDriver:
         Raises:
             WorldBroken: a member was lost meanwhile.
         """
-        stop = bool(self._model.stop_training)
-        if not self.may_stop_after_step or self._context.size == 1:
-            return stop and self._context.size == 1
-        self._model.stop_training = bool(of_all(self._context.collective, stop, "elasticdl.stop")[0])
+        if self._context.size > 1:
+            if not self.may_stop_after_step:
+                return False
+            stop = bool(self._model.stop_training)
+            self._model.stop_training = bool(of_all(self._context.collective, stop, "elasticdl.stop")[0])
         return bool(self._model.stop_training)
 
-    def pack(self) -> Attributes:
+    def dump(self) -> Attributes:
         """What a newcomer or a resumed training needs; by reference."""
-        for keeper in self._keepers:
-            for attribute in keeper.left_behind():
-                self._context.warn(
-                    f"the callback {type(keeper.callback).__name__} has {attribute}, which is not sent to workers that join: there it "
-                    "is as on_train_begin left it; numbers, texts, flags, arrays, and lists and dicts of these are sent"
-                )
         return {
             "callbacks": {str(number): keeper.changed() for number, keeper in enumerate(self._keepers)},
             "begun_epoch": self._begun_epoch,
@@ -207,14 +162,14 @@ class KerasDriver:
             "ended": self._ended,
         }
 
-    def unpack(self, packed: Attributes) -> None:
+    def load(self, dumped: Attributes) -> None:
         """An epoch that has begun on others, or before a stop, begins here; what the callbacks keep and set is that of the others."""
-        if self._begun_epoch < packed["begun_epoch"]:
+        if self._begun_epoch < dumped["begun_epoch"]:
             for callback in self._active:
-                callback.on_epoch_begin(packed["begun_epoch"], {})
-        self._begun_epoch, self._ended_epoch = packed["begun_epoch"], packed["ended_epoch"]
-        self._begun_step, self._ended = packed["begun_step"], packed["ended"]
-        self._load(packed["callbacks"])
+                callback.on_epoch_begin(dumped["begun_epoch"], {})
+        self._begun_epoch, self._ended_epoch = dumped["begun_epoch"], dumped["ended_epoch"]
+        self._begun_step, self._ended = dumped["begun_step"], dumped["ended"]
+        self._load(dumped["callbacks"])
 
     def compared(self) -> dict[str, Any]:
         """What travels, by the callbacks' names; of those that run on every worker."""
@@ -281,7 +236,6 @@ class KerasDriver:
         kept = keeper.changed()
         callback.set_model(self._model)
         callback.set_params(self.params)
-        choose_direction(callback)
         callback.on_train_begin({})
         keeper.begin()
         put(callback, kept)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,19 +16,16 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import Progress
 from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.keras.driver import KerasDriver
-from elasticdl.elastic.keras.fit_data import FitData, FitOptions, Samples
+from elasticdl.elastic.keras.fit_data import FitData, Samples
 from elasticdl.elastic.keras.fit_stages import Stages
 from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.loader import ElasticContext, ElasticDataLoader, fetch, load
 from elasticdl.elastic.keras.step import (
-    NOTHING_MASKED,
     ForwardScope,
-    Share,
     Sums,
     TrainStep,
     has_losses_of_batches,
-    is_scalar,
-    share_of,
+    share_left,
 )
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
@@ -68,7 +65,7 @@ class FitStep(TrainStep):
         """``model`` is built and compiled. ``inputs`` and ``targets`` are some samples: ``targets`` are the labels, or,
         if they are weighted, labels and weights."""
         self._weighted = weighted
-        self._loss_means = self._build(model, inputs, targets)
+        self._build(model, inputs, targets)
         self.last_deltas: Deltas = []
         variables = [variable for metric in model.metrics for variable in metric.variables]
         counted = [(variable, np.array(variable)) for variable in variables]
@@ -90,48 +87,30 @@ class FitStep(TrainStep):
         self.model.reset_metrics()
         return {**found, "loss": loss}
 
-    def _build(self, model: keras.Model, inputs: Any, targets: Any) -> list[keras.metrics.Mean]:
-        """Loss and metrics make their variables when they are first called.
-
-        Returns the metrics that the loss itself updates: with several outputs, the mean loss of each.
-        """
+    def _build(self, model: keras.Model, inputs: Any, targets: Any) -> None:
+        """Loss and metrics make their variables when they are first called."""
         labels, weights = _split(targets, self._weighted)
         with keras.StatelessScope():
             outputs = model(inputs, training=False)
         model.compute_loss(inputs, labels, outputs, weights)
-        means = [each for each in model.metrics if isinstance(each, keras.metrics.Mean) and float(each.count)]
         model.compute_metrics(inputs, labels, outputs, weights)
         model.reset_metrics()
+        require_sums(model.metrics, lambda: model.compute_metrics(inputs, labels, outputs, weights))
 
-        require_sums(
-            [each for each in model.metrics if not any(each is mean for mean in means)],
-            lambda: model.compute_metrics(inputs, labels, outputs, weights),
-        )
-        return means
-
-    def _forward(self, scope: ForwardScope, inputs: Any, labels: Any) -> tuple[tf.Tensor, Share]:
+    def _forward(self, scope: ForwardScope, inputs: Any, labels: Any) -> tuple[tf.Tensor, tf.Tensor | None]:
         return self._compute(scope, (inputs, *_split(labels, self._weighted)), training=True)
 
-    def _compute(self, scope: ForwardScope, batch: tuple[Any, Any, Any], *, training: bool) -> tuple[tf.Tensor, Share]:
+    def _compute(
+        self, scope: ForwardScope, batch: tuple[Any, Any, Any], *, training: bool
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """As `_forward`, on inputs, labels and weights."""
         model, (inputs, labels, weights) = self.model, batch
         with scope:
             outputs = model(inputs, **dict.fromkeys(self._training, training))
             loss = tf.reduce_mean(model.compute_loss(inputs, labels, outputs, weights))
-            share = share_of(outputs, loss, more_losses=has_losses_of_batches(model))
-            if share is not NOTHING_MASKED and is_scalar(model.loss, labels, outputs):
-                share = NOTHING_MASKED
-            self._weigh_losses(scope, tf.shape(keras.tree.flatten(inputs)[0])[0])
+            share = share_left(outputs, loss, more_losses=has_losses_of_batches(model))
             model.compute_metrics(inputs, labels, outputs, weights)
         return loss, share
-
-    def _weigh_losses(self, scope: keras.StatelessScope, samples: tf.Tensor) -> None:
-        """Keras counts the losses of several outputs by samples only where it is traced for one size of batch."""
-        for mean in self._loss_means:
-            total, count = scope.get_current_value(mean.total), scope.get_current_value(mean.count)
-            samples = tf.cast(samples, count.dtype)
-            scope.add_update((mean.total, total / count * samples))
-            scope.add_update((mean.count, samples))
 
     def _trace_test(self, inputs: Any, labels: Any, weights: Any) -> Sums:
         self.traces["test"] += 1
@@ -139,7 +118,7 @@ class FitStep(TrainStep):
         others = [tf.convert_to_tensor(variable.value) for variable in self.model.non_trainable_variables]
         scope = self._scope(trainable, others)
         loss, share = self._compute(scope, (inputs, labels, weights), training=False)
-        left = tf.ones_like(loss) if share.left is None else tf.cast(share.left, loss.dtype)
+        left = tf.ones_like(loss) if share is None else tf.cast(share, loss.dtype)
         return [loss * left, left, *self._changes(scope)]
 
     def _read(self, report: Any) -> Any:
@@ -189,7 +168,18 @@ class FitCall:
 
     data: FitData
     callbacks: Sequence[keras.callbacks.Callback]
-    options: FitOptions
+    epochs: int
+    initial_epoch: int
+    verbose: int
+    shuffle: bool
+    validation_freq: int | Container[int]
+    steps_per_epoch: int | None = None  # of a pass through the samples, or what is left of it
+
+    def validates(self, epoch: int) -> bool:
+        """Whether there is a validation at the end of this epoch, counted from 0."""
+        if isinstance(self.validation_freq, Container):
+            return epoch + 1 in self.validation_freq
+        return (epoch + 1) % self.validation_freq == 0
 
 
 class FitState(KerasState):
@@ -205,53 +195,38 @@ class Fit(EpochDriver[FitLedger]):
     state: FitState
 
     def __init__(self, context: ElasticContext, stages: Stages, model: keras.Model, given: FitCall) -> None:
-        training, validation, options = given.data.training, given.data.validation, given.options
-        self.data = given.data
-        self._stages, self._start, self._options = stages, stages.progress, options
+        training, validation = given.data.training, given.data.validation
+        self._stages, self._start, self._given = stages, stages.progress, given
+        self._first_epoch = given.initial_epoch
         inputs, targets = load(training.dataset, np.arange(min(2, len(training))))
         self._step = FitStep(model, inputs, targets, weighted=training.weighted)
         context.warm_up(self._step, inputs, targets)
         loader = ElasticDataLoader(
             context,
             training.dataset,
-            shuffle=options.shuffle,
-            steps_per_epoch=options.steps_per_epoch or 0,
-            first_epoch=options.initial_epoch,
+            shuffle=given.shuffle,
+            steps_per_epoch=given.steps_per_epoch or 0,
         )
         ledger = FitLedger()
-        start = replace(stages.progress, epoch=options.initial_epoch, position=0)
+        start = replace(stages.progress, epoch=given.initial_epoch, position=0)
         state = FitState(context, self._step, loader, {"ledger": ledger}, start=start, has_state=stages.has_state)
         if validation is not None:
             state.sources.append(Source.of(EVALUATION, validation.dataset))
-        super().__init__(context, loader, state, ledger, epochs=options.epochs)
-        steps = loader.sampler.order.remaining_steps(Progress(options.initial_epoch), context.size)
+        super().__init__(context, loader, state, ledger, epochs=given.epochs)
+        steps = loader.sampler.order.remaining_steps(Progress(given.initial_epoch), context.size)
         self.driver = KerasDriver(
-            context, state, given.callbacks, epochs=options.epochs, steps=steps, verbose=options.verbose
+            context, state, given.callbacks, epochs=given.epochs, steps=steps, verbose=given.verbose
         )
         if stages.present > 1:
             state.cannot_be_kept = f"a script that begins anew does not come to fit() number {stages.present} by itself"
 
     def before_sync(self, world: World) -> None:
         self._stages.meet(self._context.collective)
-        self._take_epochs(world)
+        # Rank 0's: a script may begin where a checkpoint says, and the job has written one since.
+        mine = [self._first_epoch, self._epochs]
+        self._first_epoch, self._epochs = from_root(self._context.collective, mine, "elasticdl.epochs")
+        self.driver.params["epochs"] = self._epochs
         self.driver.enter(world, began=self.state.step > self._start.step)
-
-    def _take_epochs(self, world: World) -> None:
-        """Those of rank 0, in a world that somebody comes into: a script may begin where a checkpoint says, and the job has
-        written one since.
-
-        Raises:
-            WorldBroken: a member was lost meanwhile.
-        """
-        if world.size == 1 or not world.needs_sync:
-            return
-        mine = self._options.initial_epoch, self._options.epochs
-        first, epochs = from_root(self._context.collective, list(mine), "elasticdl.epochs")
-        if (first, epochs) != mine:
-            log.info("fit(initial_epoch=%d, epochs=%d): the job's are %d and %d", *mine, first, epochs)
-            self._options = replace(self._options, initial_epoch=first, epochs=epochs)
-            self._epochs = self.driver.params["epochs"] = epochs
-            self.state.begin_at(first)
 
     def on_world(self, world: World) -> None:
         self._tell_totals()
@@ -259,8 +234,7 @@ class Fit(EpochDriver[FitLedger]):
 
     def _begin_epoch(self, epoch: int) -> None:
         self.driver.on_epoch_begin(epoch)
-        passed = epoch - self._options.initial_epoch
-        self._tell(self.data.training, 2 * passed + 2)
+        self._tell(2 * (epoch - self._first_epoch) + 2)
 
     def _make_step(self, batch: StepBatch) -> float:
         return self.driver.make_step(batch) if self.driver.sees_steps else self.state.make_step(batch)
@@ -271,21 +245,18 @@ class Fit(EpochDriver[FitLedger]):
             self.driver.after_step(self._logs())
 
     def _stops_after_step(self) -> bool:
-        return self.driver.may_stop_after_step and self.driver.stops_after_step()
+        return self.driver.stops_after_step()
 
     def _end_epoch(self, epoch: int) -> None:
-        logs, options = self._logs(), self._options
+        logs = self._logs()
         if not self._stopping:  # else it was left before its end
-            self._tell(self.data.training, 2 * (epoch - options.initial_epoch) + 3)
-        validation = self.data.validation
-        if validation is not None and options.validates(epoch):
-            before = sum(map(options.validates, range(options.initial_epoch, epoch)))
-            self._tell(validation, 3 * before + 2)
+            self._tell(2 * (epoch - self._first_epoch) + 3)
+        validation = self._given.data.validation
+        if validation is not None and self._given.validates(epoch):
             with self.driver.testing() as found:
                 began = time.monotonic()
                 found.update(self._validate(validation))
                 self._tell_validation(epoch, len(validation), found, time.monotonic() - began)
-            self._tell(validation, 3 * before + 3)
             logs.update({f"val_{name}": value for name, value in found.items()})
         self.driver.on_epoch_end(epoch, logs)
         self._stopping = self.driver.agree() or self._stopping
@@ -294,12 +265,10 @@ class Fit(EpochDriver[FitLedger]):
     def _complete(self) -> None:
         self.driver.complete()
 
-    # -- data sets that hear of epochs --
-
-    def _tell(self, samples: Samples, count: int) -> None:
-        """Call the hooks of a data set."""
-        self.state.loader.rest()
-        samples.tell(count, self._context.seed)
+    def _tell(self, count: int) -> None:
+        """Let the data set that is trained on have heard of so many hooks."""
+        self.state.loader.close()
+        self._given.data.training.tell(count, self._context.seed)
 
     # -- logs --
 

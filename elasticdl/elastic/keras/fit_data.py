@@ -5,7 +5,7 @@ And what is refused of a compiled model.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,28 +17,7 @@ from elasticdl.elastic.keras.loader import Dataset, Indices
 from elasticdl.elastic.training.cursor import seed_generators
 from elasticdl.tensorflow import keras, tf
 
-
-@dataclass(frozen=True, slots=True)
-class FitOptions:
-    """What ``fit`` is told besides data and callbacks."""
-
-    epochs: int
-    initial_epoch: int
-    verbose: int
-    shuffle: bool
-    validation_freq: int | Container[int]
-    steps_per_epoch: int | None = None  # of a pass through the samples, or what is left of it
-
-    def validates(self, epoch: int) -> bool:
-        """Whether there is a validation at the end of this epoch, counted from 0."""
-        if isinstance(self.validation_freq, Container):
-            return epoch + 1 in self.validation_freq
-        return (epoch + 1) % self.validation_freq == 0
-
-
 # -- a compiled model whose batches are to be divided --
-
-MEAN = '"sum_over_batch_size"'
 
 
 def check_compiled(model: keras.Model, call: str) -> None:
@@ -49,11 +28,9 @@ def check_compiled(model: keras.Model, call: str) -> None:
     """
     if any(map(_accumulates, _with_parts(model.optimizer))):
         raise UserError(f"{call}: Model accumulates gradients by itself; give it the optimizer without accumulation")
-    if has_loss(model, "sum"):
-        raise UserError(f'{call}: a loss with reduction="sum" depends on the batch; use {MEAN}')
-    if has_loss(model, "none", None):
+    if has_loss(model, "sum", "none", None):
         raise UserError(
-            f"{call}: a loss with reduction=None gives one value for each sample, and Keras sums them; use {MEAN}"
+            f'{call}: a loss with reduction="sum" or None is a sum over the batch; use reduction="sum_over_batch_size"'
         )
 
 
@@ -85,12 +62,7 @@ class Samples:
 
     dataset: Dataset
     weighted: bool = False
-    batches: Batches | None = None  # what they come from, in its own order
-
-    @property
-    def in_order(self) -> bool:
-        """They must not be shuffled."""
-        return self.batches is not None
+    batches: Batches | None = None  # what they come from, in its own order, which is not to be shuffled
 
     @property
     def told(self) -> int:
@@ -144,30 +116,27 @@ class Columns:
         return Columns(*self.__getitems__(rows[:cut])), Columns(*self.__getitems__(rows[cut:]))
 
 
-# What a PyDataset hears of one pass, in a circle: Keras resets it before the first pass, and before each validation.
-TRAINING = ("on_epoch_end", "on_epoch_begin")
-VALIDATION = ("on_epoch_end", "on_epoch_begin", "on_epoch_end")
+# What a PyDataset is told, in turn: Keras resets it before the first pass, too.
+HOOKS = ("on_epoch_end", "on_epoch_begin")
 
 
 class Batches:
     """A ``PyDataset`` by samples. All its batches have as many as the first; the last may have fewer."""
 
-    def __init__(self, source: keras.utils.PyDataset, hooks: Sequence[str] = TRAINING) -> None:
+    def __init__(self, source: keras.utils.PyDataset) -> None:
         """Raises UserError if it has no end, or its first batch no samples."""
         self.told = 0  # hooks that were called
-        self._hooks = hooks
         count = source.num_batches
         if not count:
             raise UserError("fit(x): a PyDataset needs a number of batches, by __len__")
         self._source = source
         self.held = vars(source)  # with the order of samples, which all workers must have alike
         self._count = count
-        self._length = 0  # not known yet
         self._last: tuple[int, Any] | None = None  # what was asked for last: samples come in order
-        self._size = _rows(self._batch(0))
+        self._size: int = _rows(self._batch(0))
         if not self._size:
             raise UserError(f"fit(x): the first batch of the {type(source).__name__} is empty; expected some samples")
-        self._length = self._size * (count - 1) + _rows(self._batch(count - 1))
+        self._length: int = self._size * (count - 1) + _rows(self._batch(count - 1))
 
     def tell(self, count: int, seed: int) -> None:
         """Call its hooks until there were so many calls; nothing may be loaded meanwhile.
@@ -178,7 +147,7 @@ class Batches:
         while self.told < count:
             self._last = None
             seed_generators(step_seed(seed, -1 - self.told, 0))  # of no step
-            hook = self._hooks[self.told % len(self._hooks)]
+            hook = HOOKS[self.told % len(HOOKS)]
             getattr(self._source, hook)()
             self.told += 1
             if self._source.num_batches != self._count:
@@ -206,16 +175,11 @@ class Batches:
         return self._last[1]
 
     def _check_size(self, number: int, rows: int) -> None:
-        """That samples can be counted through all batches, in every pass."""
+        """That samples can be counted through all batches."""
         if number and (rows > self._size or (rows < self._size and number < self._count - 1)):
             raise UserError(
                 f"fit(x): batch {number} of the {type(self._source).__name__} has {rows} samples, and the first has "
                 f"{self._size}; all must have as many, and only the last may have fewer"
-            )
-        if self._length and rows != (before := min(self._size, self._length - number * self._size)):
-            raise UserError(
-                f"fit(x): batch {number} of the {type(self._source).__name__} has {rows} samples, and had {before} in the pass "
-                "before; all passes must have as many"
             )
 
 
@@ -237,7 +201,7 @@ class Weighted:
         return inputs, (labels, np.asarray(weight, keras.config.floatx()))
 
 
-def open_data(x: Any, y: Any, weights: Any = None, call: str = "fit(x, y)", hooks: Sequence[str] = TRAINING) -> Samples:
+def open_data(x: Any, y: Any, weights: Any = None, call: str = "fit(x, y)") -> Samples:
     """Samples by index from what is given to ``fit`` as ``x``, ``y`` and ``sample_weight``."""
     if x is None:
         raise UserError(f"{call}: there are no data; give arrays x and y, or a data set as x")
@@ -255,7 +219,7 @@ def open_data(x: Any, y: Any, weights: Any = None, call: str = "fit(x, y)", hook
         raise UserError(f"{call}: give labels and weights within the {type(x).__name__}, as (inputs, labels, weights)")
     if arrays:
         raise UserError(f"{call}: there are no labels; give y, or a data set of pairs (inputs, labels)")
-    dataset = Batches(x, hooks) if batches else x
+    dataset = Batches(x) if batches else x
     first = dataset[0] if len(dataset) else None
     weighted = isinstance(first, tuple) and len(first) == WITH_WEIGHTS
     return Samples(cast(Dataset, Weighted(dataset) if weighted else dataset), weighted, dataset if batches else None)
@@ -310,24 +274,10 @@ class FitData:
         first, last = training.dataset.split(validation_split)
         return cls(Samples(first, training.weighted), Samples(last, training.weighted))
 
-    @property
-    def told(self) -> list[int]:
-        """Calls of the hooks of each data set."""
-        return [samples.told for samples in self._present]
-
-    def tell(self, told: Sequence[int], seed: int) -> None:
-        """As on another worker, whose are ``told``; nothing may be loaded meanwhile."""
-        for samples, count in zip(self._present, told, strict=True):
-            samples.tell(count, seed)
-
-    @property
-    def _present(self) -> list[Samples]:
-        return [samples for samples in (self.training, self.validation) if samples is not None]
-
 
 def _open_validation(given: Any) -> Samples:
     parts = tuple(given) if isinstance(given, tuple | list) else (given, None)
     if len(parts) not in (2, WITH_WEIGHTS):
         raise UserError("fit(validation_data=): expected (x, y) or (x, y, sample_weight), or a data set")
     weights = parts[2] if len(parts) == WITH_WEIGHTS else None
-    return open_data(parts[0], parts[1], weights, "fit(validation_data=)", VALIDATION)
+    return open_data(parts[0], parts[1], weights, "fit(validation_data=)")

@@ -1,7 +1,7 @@
 """Several calls of ``fit`` in one script: each is a stage, and all members of a world train in the same one.
 
 A newcomer runs the script from its top, so it comes to the first ``fit`` while the others may be in a later one. In the
-first world that it enters it is handed what the callbacks, with the history among them, kept of each stage that the others have ended.
+first world that it enters it is handed the history of each stage that the others have ended.
 Then all leave that world, and the newcomer runs on to the present stage on its own: each ``fit`` that is over returns at once, with
 that history. The model's weights come with the present stage only. The others wait for it in the next world, not longer than
 for any worker that makes no progress.
@@ -11,8 +11,6 @@ A member that was lost in the very end of a stage, after others had passed it, e
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -20,28 +18,19 @@ from elasticdl.common.errors import JobFailedError
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.plan import Progress
 from elasticdl.elastic.core.protocol import ALONE, StageSuperseded, WorldChanged
-from elasticdl.elastic.core.reporting import Activity
-from elasticdl.elastic.keras.driver import KerasDriver
-from elasticdl.elastic.training import plain_data
-from elasticdl.elastic.training.attributes import put
+from elasticdl.elastic.keras.driver import FOREIGN
+from elasticdl.elastic.training.attributes import plain_values, put
 from elasticdl.elastic.training.evaluation import from_root, of_all
 from elasticdl.tensorflow import keras
-
-KEEP_ALIVE_SECONDS = 1.0
-MOST_KEPT_BYTES = 1 << 20  # of a value that a callback has kept
-
-Advance = Callable[..., None]  # as `elasticdl.elastic.training.job.JobContext.advance`
 
 
 class Stages:
     """The calls of ``fit``, as one process has seen them. Stages are counted from 1."""
 
     def __init__(self) -> None:
-        self._records: list[
-            dict[str, Any]
-        ] = []  # of the stages that are over: what they have left behind, as far as this process knows
+        # Of the stages that are over: what they have left behind, as far as this process knows.
+        self._records: list[dict[str, Any]] = []
         self._passed = 0  # stages that this process has left
-        self._keep_alive: KeepAlive | None = None
         self.progress = Progress()  # steps and samples of all stages so far
         self.has_state = False  # this process trained to the end of the last stage
 
@@ -55,34 +44,19 @@ class Stages:
         """The others have ended that stage already."""
         return len(self._records) > self._passed
 
-    def begin(self) -> None:
-        """This process is about to train in the present stage."""
-        if self._keep_alive is not None:
-            self._keep_alive.stop()
-            self._keep_alive = None
-
-    def end(self, driver: KerasDriver, told: Sequence[int], progress: Progress, advance: Advance | None) -> None:
-        """This process has trained to the end of the present stage. Without ``advance`` there are no others.
-
-        ``told``: calls of its data sets' hooks.
-        """
-        if advance is not None:
-            left_behind = {"callbacks": _small(driver.pack()["callbacks"]), "told": list(told)}
-            self._records[self._passed :] = [deepcopy(left_behind)]
-            self._keep_alive = KeepAlive(advance)
+    def end(self, history: keras.callbacks.History, told: int, progress: Progress) -> None:
+        """This process has trained to the end of the present stage. ``told``: calls of its data set's hooks."""
+        self._records[self._passed :] = [deepcopy({"history": plain_values(history, FOREIGN), "told": told})]
         self._passed += 1
         self.progress, self.has_state = progress, True
 
-    def repeat(self, model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> list[int]:
-        """Leave behind what the present stage, which is over, left behind on the others; returns the calls of its data sets' hooks."""
+    def repeat(self, history: keras.callbacks.History) -> int:
+        """Leave behind what the present stage, which is over, left behind on the others; returns the calls of its data set's hooks."""
         record = self._records[self._passed]
-        for number, kept in record["callbacks"].items():
-            put(callbacks[int(number)], deepcopy(kept))
-        for callback in callbacks:
-            callback.set_model(model)
+        put(history, deepcopy(record["history"]))
         self._passed += 1
         self.has_state = False
-        told: list[int] = record["told"]
+        told: int = record["told"]
         return told
 
     def meet(self, collective: Collective) -> None:
@@ -117,29 +91,3 @@ class Stages:
         is_root = collective.world.rank == 0
         missed = from_root(collective, self._records[first:] if is_root else [], "elasticdl.records")
         self._records += missed[len(self._records) - first :]
-
-
-def _small(callbacks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Without values as large as weights, as a script may call `fit` a thousand times."""
-    return {
-        number: {name: value for name, value in kept.items() if len(plain_data.dumps(value)) <= MOST_KEPT_BYTES}
-        for number, kept in callbacks.items()
-    }
-
-
-class KeepAlive:
-    """Reports progress of a process that is between two calls of ``fit``, whatever the script does there: no step is expected of it."""
-
-    def __init__(self, advance: Advance) -> None:
-        self._advance = advance
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="elasticdl-between-fits", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.wait(KEEP_ALIVE_SECONDS):
-            self._advance(Activity.ALIVE)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,17 @@ from elasticdl.elastic.keras.step import SEED_NAME, Part, TrainStep
 from elasticdl.elastic.training import state
 from elasticdl.elastic.training.attributes import Arrays, Attributes, Holder, is_scripts_own
 from elasticdl.elastic.training.cursor import StepBatch
-from elasticdl.elastic.training.pieces import Array, InHand, Local, Settings, Tensors, Trained, array_marks, as_array
+from elasticdl.elastic.training.pieces import (
+    Array,
+    InHand,
+    Local,
+    Piece,
+    Settings,
+    Tensors,
+    Trained,
+    array_marks,
+    as_array,
+)
 from elasticdl.tensorflow import keras, tf
 
 # The pieces of a training state of Keras'.
@@ -100,12 +109,7 @@ class RateSetting(Settings):
     @property
     def rate(self) -> float:
         """Of the next step, unless the rules (`follow`) or the optimizer's own schedule change it."""
-        rate = self._optimizer.learning_rate
-        held = rate.value if isinstance(rate, keras.Variable) else None
-        if not isinstance(held, tf.Variable):
-            return float(rate)
-        # It is read several times in a step, and float() takes four times as long.
-        return float(tf.raw_ops.ReadVariableOp(resource=held.handle, dtype=held.dtype).numpy())
+        return float(self._optimizer.learning_rate)
 
     def own_rate(self) -> float:
         return self.rate
@@ -113,24 +117,6 @@ class RateSetting(Settings):
     def set_rate(self, rate: float) -> None:
         if rate != self.rate:  # the traced functions read it from its variable
             self._optimizer.learning_rate = rate
-
-
-class Callbacks(Local):
-    """What a training's callbacks keep, as its driver says. It is loaded before all else: an epoch begins for them, which may set other parts."""
-
-    name = "callbacks"
-    travels = True
-    driver: Any = None  # a `KerasDriver`
-
-    def dump(self) -> dict[str, Any]:
-        return self.driver.pack() if self.driver is not None else {}
-
-    def load(self, dumped: dict[str, Any]) -> None:
-        if self.driver is not None:
-            self.driver.unpack(dumped)
-
-    def compared(self) -> Mapping[str, Any]:
-        return self.driver.compared() if self.driver is not None else {}
 
 
 class LayerAttributes(Local):
@@ -147,23 +133,21 @@ class LayerAttributes(Local):
 
 
 def _holders(model: keras.Model, of_keras: frozenset[str]) -> Iterator[Holder]:
-    pending, seen, given = [model], set(), set[str]()
-    while pending:
-        layer = pending.pop(0)
+    found, seen = [model], set[int]()
+    for layer in found:  # which grows meanwhile
         kind: Any = type(layer)
-        if id(layer) not in seen:
-            seen.add(id(layer))
-            pending += [
-                *getattr(layer, "layers", ()),
-                *(each for each in vars(layer).values() if isinstance(each, keras.Layer)),
-            ]
-            if is_scripts_own(kind):
-                name = _without_number(layer.name)
-                name += f"#{len(seen)}" if name in given else ""
-                given.add(name)
-                # Names that begin so are Keras's and TensorFlow's, which set some only when a layer is called.
-                private = {each for each in vars(layer) if each.startswith("_")}
-                yield Holder(name, f"{kind.__name__} {name}", layer, of_keras | private, is_of_model=True)
+        if id(layer) in seen:
+            continue
+        seen.add(id(layer))
+        found += [
+            *getattr(layer, "layers", ()),
+            *(each for each in vars(layer).values() if isinstance(each, keras.Layer)),
+        ]
+        if is_scripts_own(kind):
+            name = f"{kind.__name__} {_without_number(layer.name)}#{len(seen)}"
+            # Names that begin so are Keras's and TensorFlow's, which set some only when a layer is called.
+            private = {each for each in vars(layer) if each.startswith("_")}
+            yield Holder(name, name, layer, of_keras | private, is_of_model=True)
 
 
 def _without_number(name: str) -> str:
@@ -203,7 +187,7 @@ class KerasState(state.TrainingState):
     """See `elasticdl.elastic.training.state.TrainingState`."""
 
     _remedy = "call state.accumulate(inputs, labels) exactly once for each micro-batch"
-    _own_names = state.TrainingState._own_names | {"model", "optimizer", "loader", "train_step", "callbacks"}
+    _own_names = state.TrainingState._own_names | {"model", "optimizer", "loader", "train_step"}
     _job: ElasticContext
 
     def _shapes(self) -> dict[str, str]:
@@ -225,12 +209,10 @@ class KerasState(state.TrainingState):
         self.optimizer = train_step.optimizer
         self.train_step = train_step
         self.loader = loader
-        self.callbacks = Callbacks()
         self._sums: tf.Tensor | None = None
         self._agreed = -1  # version of the world whose members have found that they train the same variables
         self._whole: tuple[Any, Any, Part] | None = None  # the step's only micro-batch, in a world of one
         self._hold(
-            self.callbacks,
             Variables("model", lambda: self.model.variables),
             Variables("optimizer", lambda: self.optimizer.variables),
             Variables("captured", lambda: train_step.captured),
@@ -238,9 +220,9 @@ class KerasState(state.TrainingState):
             InHand(self._drop),
         )
 
-    def warn(self, message: str) -> None:
-        """Into this worker's log and the job's journal."""
-        self._job.warn(message)
+    def hold_first(self, piece: Piece) -> None:
+        """It is loaded before all else, as it may set other parts."""
+        self._hold(piece, *self._framework_pieces)
 
     # -- a step --
 
@@ -355,8 +337,3 @@ class KerasState(state.TrainingState):
                 "with a scheduling callback or scaling by workers: give the optimizer a number"
             )
         super().follow(rules)
-
-    def begin_at(self, epoch: int) -> None:
-        """Passes through the samples are counted from this epoch on; nothing was given of them yet."""
-        sampler = self.loader.sampler
-        sampler.order = self._position.order = replace(sampler.order, first_epoch=epoch)

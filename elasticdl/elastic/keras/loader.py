@@ -5,12 +5,11 @@ And the context of a job that trains with Keras.
 
 from __future__ import annotations
 
-import contextlib
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from queue import SimpleQueue
-from threading import Semaphore, Thread
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -59,54 +58,24 @@ T = TypeVar("T")
 Indices = npt.NDArray[np.int64]
 
 AHEAD = 3  # items that are loaded before they are asked for: micro-batches, and the plans between them
+_END = object()
 
 
-class Prefetch(Generic[T]):
-    """Iterates over ``source`` in a thread that is ``depth`` items ahead at most. Close it, also after an error.
+def load_ahead(source: Iterator[T]) -> Generator[T, None, None]:
+    """Iterate over ``source`` in a thread, `AHEAD` items ahead at most. Close it, also after an error: that waits for the item in the thread's hands.
 
-    The thread ends when the source ends, raises, or at the next item after `close`; it is not waited for.
-    """
-
-    def __init__(self, source: Iterator[T], depth: int) -> None:
-        self._source = source
-        self._room = Semaphore(depth)
-        self._items: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()  # an item, or why there is none
-        self._closed = False
-        self.thread = Thread(target=self._run, name="elasticdl-prefetch", daemon=True)
-        self.thread.start()
-
-    def __iter__(self) -> Iterator[T]:
-        return self
-
-    def __next__(self) -> T:
-        """Raises:
+    Raises:
         Exception: the source's own, once the items before it have been taken.
-        """
+    """
+    thread = ThreadPoolExecutor(1, "elasticdl-prefetch")
+    try:
+        items: deque[Future[Any]] = deque(thread.submit(next, source, _END) for _ in range(AHEAD))
         # No deadline: how long a user's data take is theirs; the master sees a worker that makes no progress.
-        item, end = (None, StopIteration()) if self._closed else self._items.get()
-        if end is None:
-            self._room.release()
-            return cast(T, item)
-        self.close()
-        raise end
-
-    def close(self) -> None:
-        self._closed = True
-        self._room.release()  # the thread may wait for it
-        self._items.put((None, StopIteration()))  # as may `__next__`, in another thread
-
-    def _run(self) -> None:
-        end: BaseException = StopIteration()
-        try:
-            for item in self._source:
-                self._room.acquire()
-                if self._closed:
-                    break
-                self._items.put((item, None))
-        except BaseException as error:  # noqa: BLE001 - raised again where the item is waited for
-            end = error
-        finally:
-            self._items.put((None, end))
+        while (item := items.popleft().result()) is not _END:
+            items.append(thread.submit(next, source, _END))
+            yield item
+    finally:
+        thread.shutdown(cancel_futures=True)
 
 
 class Dataset(Protocol):
@@ -137,53 +106,30 @@ class ElasticDataLoader(ElasticLoader[Ordered]):
         shuffle: bool = True,
         drop_last: bool = False,
         steps_per_epoch: int = 0,
-        first_epoch: int = 0,
     ) -> None:
         """As `Ordered`."""
-        cursor = Ordered(
-            job,
-            dataset,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            steps_per_epoch=steps_per_epoch,
-            first_epoch=first_epoch,
-        )
-        super().__init__(cursor)
+        super().__init__(Ordered(job, dataset, shuffle=shuffle, drop_last=drop_last, steps_per_epoch=steps_per_epoch))
         self.dataset = dataset
         self._job = job
-        self._items: Prefetch[Any] | None = None
+        self._items: Generator[Any, None, None] | None = None
 
     def __iter__(self) -> Iterator[StepBatch]:
-        before = self._items
-        if before is not None:
-            before.close()
-        items = Prefetch(self._load(self.sampler.plans(), before), AHEAD)
-        self._items = items
-        with closing(items):
+        self.close()
+        with closing(load_ahead(self._load(self.sampler.plans()))) as items:
+            self._items = items
             for plan in items:
                 if not isinstance(plan, StepPlan):  # a micro-batch that the loop over the batch did not take
                     continue
                 yield self.sampler.begin(StepBatch(plan, items, self._job))
         self.sampler.end()
 
-    @contextlib.contextmanager
-    def closing(self) -> Iterator[None]:
-        """Within, it may be iterated over; afterwards its thread draws from no generator any more."""
-        try:
-            yield
-        finally:
-            self.rest()
-
-    def rest(self) -> None:
-        """Nothing is loaded from now on, until it is iterated over."""
+    def close(self) -> None:
+        """Nothing is loaded from now on, until it is iterated over again."""
         if self._items is not None:
             self._items.close()
-            self._items.thread.join()
 
-    def _load(self, plans: Iterator[StepPlan], before: Prefetch[Any] | None) -> Iterator[Any]:
+    def _load(self, plans: Iterator[StepPlan]) -> Iterator[Any]:
         """Each plan, and after it its micro-batches; runs in the thread."""
-        if before is not None:
-            before.thread.join()  # closed: it ends with the micro-batch in its hands, and draws from the same generators
         for plan in plans:
             yield plan
             # Not TensorFlow's generators: what the model draws comes from the seeds that each micro-batch is given
@@ -195,8 +141,7 @@ class ElasticDataLoader(ElasticLoader[Ordered]):
 
 def fetch(dataset: Dataset, batches: Iterable[Indices]) -> Generator[Any, None, None]:
     """Batches of tensors for given batches of indices, loaded ahead. Close it if it is not run to its end."""
-    with closing(Prefetch((load(dataset, indices) for indices in batches), AHEAD)) as items:
-        yield from items
+    return load_ahead(load(dataset, indices) for indices in batches)
 
 
 def load(dataset: Dataset, indices: Indices) -> tuple[Any, Any]:

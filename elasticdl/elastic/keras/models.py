@@ -1,4 +1,4 @@
-"""``Model(model)``: ``compile``, ``fit``, ``evaluate`` and ``predict`` as ever, on workers that may come and go.
+"""``Model(model)``: ``compile`` and ``fit`` as ever, on workers that may come and go.
 
 import elasticdl.elastic.keras
 
@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.protocol import StageSuperseded
-from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.keras.fit import Fit, FitCall
-from elasticdl.elastic.keras.fit_data import FitData, FitOptions, check_compiled, has_loss
+from elasticdl.elastic.keras.fit_data import FitData, check_compiled, has_loss
 from elasticdl.elastic.keras.fit_stages import Stages
 from elasticdl.elastic.keras.loader import own
 from elasticdl.elastic.training.batch_shape import job
@@ -28,8 +28,6 @@ from elasticdl.tensorflow import keras
 log = logging.getLogger(__name__)
 
 stages = Stages()  # of the script
-
-KERAS_BATCH = 32  # of evaluate() and predict(), unless they are told
 
 
 class Model:
@@ -125,33 +123,28 @@ class Model:
                 'fit(): with weights, a loss with reduction="mean_with_sample_weight" depends on the micro-batch; use '
                 '"sum_over_batch_size"'
             )
-        options = FitOptions(
-            epochs=epochs,
-            initial_epoch=initial_epoch,
-            verbose=(2 if job.under_master else 1) if verbose == "auto" else int(verbose),
-            shuffle=bool(shuffle) and not data.training.in_order,
-            validation_freq=validation_freq,
-            steps_per_epoch=steps_per_epoch,
-        )
+        shown = (2 if job.under_master else 1) if verbose == "auto" else int(verbose)
         given = [each for each in keras.tree.flatten(callbacks) if each is not None]
         history = next((each for each in given if isinstance(each, keras.callbacks.History)), None)
         if history is None:
             given.append(history := keras.callbacks.History())
-        if options.verbose:
+        if shown:
             given.insert(0, keras.callbacks.ProgbarLogger())
         with kept_streams():  # what a script draws after fit does not depend on what this worker has loaded
-            self._train(FitCall(data, given, options))
+            self._train(
+                history,
+                FitCall(
+                    data,
+                    given,
+                    epochs=epochs,
+                    initial_epoch=initial_epoch,
+                    verbose=shown,
+                    shuffle=bool(shuffle) and data.training.batches is None,
+                    validation_freq=validation_freq,
+                    steps_per_epoch=steps_per_epoch,
+                ),
+            )
         return history
-
-    def evaluate(
-        self, x: Any = None, y: Any = None, batch_size: int | None = None, verbose: int | str = "auto", **others: Any
-    ) -> Any:
-        """As Keras's; each worker that calls it runs all of it, in batches that fit its memory."""
-        return self.model.evaluate(x, y, self._batch_size(x, batch_size), self._shown(verbose), **_advancing(others))
-
-    def predict(self, x: Any, batch_size: int | None = None, verbose: int | str = "auto", **others: Any) -> Any:
-        """As Keras's; each worker that calls it runs all of it, in batches that fit its memory."""
-        return self.model.predict(x, self._batch_size(x, batch_size), self._shown(verbose), **_advancing(others))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
@@ -164,51 +157,22 @@ class Model:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.model, name, value)
 
-    def _train(self, call: FitCall) -> None:
-        context = own.context()
+    def _train(self, history: keras.callbacks.History, call: FitCall) -> None:
         if stages.overtaken:
-            self._repeat(call)
+            self._repeat(history, call)
             return
-        fit = Fit(context, stages, self.model, call)
-        stages.begin()
+        fit = Fit(own.context(), stages, self.model, call)
         try:
-            with fit.state.loader.closing():
+            with closing(fit.state.loader):
                 own.train_stage(fit.train, fit.state, fit)
         except StageSuperseded as overtaken:
             log.info("%s", overtaken)
             if stages.overtaken:
-                self._repeat(call)
+                self._repeat(history, call)
                 return
-        advance = context.advance if job.under_master else None
-        stages.end(fit.driver, call.data.told, fit.state.progress, advance)
+        stages.end(history, call.data.training.told, fit.state.progress)
 
-    def _repeat(self, call: FitCall) -> None:
+    def _repeat(self, history: keras.callbacks.History, call: FitCall) -> None:
         """The others have ended this call of ``fit``: leave behind what it left behind there."""
-        call.data.tell(stages.repeat(self.model, call.callbacks), own.context().seed)
-
-    @staticmethod
-    def _batch_size(x: Any, given: int | None) -> int | None:
-        arrays = all(hasattr(leaf, "shape") for leaf in keras.tree.flatten(x))
-        bound = own.context().policy.max_micro_batch or KERAS_BATCH
-        return min(bound, KERAS_BATCH) if given is None and arrays else given
-
-    @staticmethod
-    def _shown(verbose: int | str) -> int | str:
-        return verbose if own.context().rank == 0 else 0
-
-
-class _Advance(keras.callbacks.Callback):  # type: ignore[misc]
-    """Tells the job that this worker makes progress: others may wait for it."""
-
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        own.context().advance(Activity.ALIVE)
-
-    on_predict_batch_end = on_test_batch_end
-
-
-def _advancing(others: dict[str, Any]) -> dict[str, Any]:
-    given = others.get("callbacks")
-    if isinstance(given, keras.callbacks.CallbackList):
-        given.append(_Advance())
-        return others
-    return {**others, "callbacks": [*keras.tree.flatten(given or []), _Advance()]}
+        call.data.training.tell(stages.repeat(history), own.context().seed)
+        history.set_model(self.model)

@@ -92,7 +92,7 @@ class Layout:
 # A forward pass of a micro-batch, while it is traced: it changes nothing.
 #
 # What the model and the loss set is noted (`ForwardScope`), and what else they read is found (`captured`). Where a mask leaves elements out,
-# it is found what the mean loss was divided by (`Share`): Keras divides the loss of a batch by the number of its elements that
+# it is found what the mean loss was divided by (`share_left`): Keras divides the loss of a batch by the number of its elements that
 # are not masked. So a micro-batch contributes its loss times the share of its elements that are left, and what is summed is
 # divided by the share over the whole batch.
 
@@ -102,10 +102,10 @@ REMEDY = "keep it as a weight of a layer, by add_weight(trainable=False), or as 
 class ForwardScope(keras.StatelessScope):  # type: ignore[misc]
     """Within, variables have the given values, and new ones go nowhere but here."""
 
-    def __init__(self, fixed: Sequence[tuple[Any, Any]], settable: Sequence[tuple[Any, Any]]) -> None:
-        """Pairs of variables and what they begin with; only the ``settable`` ones may be set."""
-        super().__init__([*fixed, *settable], collect_losses=True)
-        self._settable = {id(variable) for variable, _ in settable}
+    def __init__(self, begun: Sequence[tuple[Any, Any]], settable: Iterable[Any]) -> None:
+        """``begun``: variables, and what they begin with; only the ``settable`` ones may be set."""
+        super().__init__(begun, collect_losses=True)
+        self._settable = {id(variable) for variable in settable}
         self.foreign: list[Any] = []  # others that were set
 
     def add_update(self, update: tuple[Any, Any]) -> None:
@@ -114,14 +114,14 @@ class ForwardScope(keras.StatelessScope):  # type: ignore[misc]
         super().add_update(update)
 
 
-def captured(graph: Any, own: Iterable[Any]) -> list[Any]:
-    """TensorFlow's variables that a function reads, without the ``own`` ones of Keras; in the order of its operations.
+def captured(graph: Any, known: Iterable[Any]) -> list[Any]:
+    """TensorFlow's variables that a function reads, without the ``known`` ones; in the order of its operations.
 
     ``graph``: of the function, once it has been traced.
     """
-    known = {id(variable.value) for variable in own}
+    without = set(map(id, known))
     place = {id(tensor): number for number, tensor in enumerate(graph.external_captures)}
-    found = [variable for variable in graph.variables if id(variable) not in known]
+    found = [variable for variable in graph.variables if id(variable) not in without]
     return sorted(found, key=lambda variable: (place.get(id(variable.handle), len(place)), variable.name))
 
 
@@ -140,7 +140,9 @@ def refuse_foreign(variables: Sequence[Any], model: keras.Model) -> None:
                 "workers make of it can't be put together: set it in a callback, or give the layer a constraint"
             )
         if id(variable) not in counted:
-            raise UserError(f"the model or the loss sets {variable.path}, which is no weight of the model: {REMEDY}")
+            raise UserError(
+                f"the model or the loss sets {variable.path}, which is no weight of the model that holds numbers: {REMEDY}"
+            )
 
 
 # -- masks --
@@ -148,45 +150,30 @@ def refuse_foreign(variables: Sequence[Any], model: keras.Model) -> None:
 LEAST = 1e-12  # share, of a batch of which nothing is left: regularizers count there, too
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """``left``: of a batch's elements, those that are not masked; None if nothing is masked. ``problem``: why it can't be
-    divided, if so."""
+def share_left(outputs: Any, loss: tf.Tensor, *, more_losses: bool) -> tf.Tensor | None:
+    """Of a batch's elements, those that are not masked; None if nothing is. While a function is traced.
 
-    left: Any = None
-    problem: str = ""
+    ``loss``: of ``outputs``; ``more_losses``: others, of the batch, were added to it.
 
-
-NOTHING_MASKED = Share()
-
-
-def share_of(outputs: Any, loss: tf.Tensor, *, more_losses: bool) -> Share:
-    """While a function is traced. ``loss``: of ``outputs``; ``more_losses``: others, of the batch, were added to it."""
+    Raises:
+        UserError: the loss can't be put together from parts of a batch.
+    """
     leaves = keras.tree.flatten(outputs)
     masks = [getattr(leaf, "_keras_mask", None) for leaf in leaves]
     there = [mask for mask in masks if mask is not None]
     if not there or not reads(loss, there, leaves):
-        return NOTHING_MASKED
+        return None
+    problem = "a mask leaves elements out of the loss, but not of what add_loss or a regularizer of outputs adds"
     if any(mask is not masks[0] for mask in masks):
-        return Share(problem="its outputs have different masks, and each loss is a mean over what its mask leaves")
-    if more_losses:
-        return Share(
-            problem="a mask leaves elements out of the loss, but not of what add_loss or a regularizer of outputs adds"
-        )
-    return Share(tf.maximum(tf.reduce_mean(tf.cast(there[0], tf.float32)), LEAST))
+        problem = "its outputs have different masks, and each loss is a mean over what its mask leaves"
+    elif not more_losses:
+        return tf.maximum(tf.reduce_mean(tf.cast(there[0], tf.float32)), LEAST)
+    raise UserError(f"the model can't be trained on parts of a batch: {problem}")
 
 
 def has_losses_of_batches(model: keras.Model) -> bool:
     """Within the scope of a call: whether it had losses besides those of regularized weights."""
     return len(model.losses) > sum(variable.regularizer is not None for variable in model.trainable_variables)
-
-
-def is_scalar(loss: Any, labels: Any, outputs: Any) -> bool:
-    """Whether a loss of the user's own gives one number, which Keras divides by nothing."""
-    function = loss.call if isinstance(loss, keras.losses.Loss) else loss
-    if not callable(function) or str(getattr(function, "__module__", "")).startswith("keras."):
-        return False
-    return len(tf.convert_to_tensor(function(labels, outputs)).shape) == 0
 
 
 def reads(value: tf.Tensor, wanted: Sequence[tf.Tensor], ends: Sequence[tf.Tensor] = ()) -> bool:
@@ -211,10 +198,9 @@ class OtherVariables:
     """What a model has besides its trainable variables. Methods are called while a function is traced.
 
     - Statistics (floating point, as of batch norm): the mean over all micro-batches of a step, weighed by samples.
-    - Counters (integers) and flags (booleans): move by what the step's very first micro-batch moves them, whatever the number
-      of workers; a counter whose move follows from the samples, as their number does, by the sum over all micro-batches.
+    - Counters (integers): move by what the step's very first micro-batch moves them, whatever the number of workers.
     - Seeds (of dropout, augmentation): given anew to each micro-batch, and never changed in the model.
-    - Anything else (strings) stays as it is.
+    - Anything else (flags, strings) must stay as it is.
     """
 
     def __init__(self, variables: Sequence[Any]) -> None:
@@ -223,11 +209,10 @@ class OtherVariables:
         self._seeds = {id(variable): number for number, variable in enumerate(seeds)}
         self._statistics = [i for i, v in enumerate(variables) if tf.as_dtype(v.dtype).is_floating]
         self._counters = [
-            i
-            for i, v in enumerate(variables)
-            if (tf.as_dtype(v.dtype).is_integer or tf.as_dtype(v.dtype).is_bool) and id(v) not in self._seeds
+            i for i, v in enumerate(variables) if tf.as_dtype(v.dtype).is_integer and id(v) not in self._seeds
         ]
         moved = [self.all[i] for i in (*self._statistics, *self._counters)]
+        self.settable = [*seeds, *moved]
         self.shapes = [tuple(v.shape) for v in moved]
         self.dtypes = ["float64" if tf.as_dtype(v.dtype) == tf.float64 else "float32" for v in moved]
 
@@ -240,16 +225,10 @@ class OtherVariables:
             for variable in self.all
         ]
 
-    def deltas(
-        self, old: Sequence[Any], new: Sequence[Any], inputs: Any, weight: tf.Tensor, is_first: tf.Tensor
-    ) -> list[tf.Tensor]:
-        """What a micro-batch of ``inputs`` contributes to the sums of its step; ``is_first`` is 1 for the first, else 0."""
+    def deltas(self, old: Sequence[Any], new: Sequence[Any], weight: tf.Tensor, is_first: tf.Tensor) -> list[tf.Tensor]:
+        """What a micro-batch contributes to the sums of its step; ``is_first`` is 1 for the first, else 0."""
         statistics = [tf.cast(new[i], tf.float64) * tf.cast(weight, tf.float64) for i in self._statistics]
-        samples = keras.tree.flatten(inputs)
-        counters = [
-            _move(old[i], new[i]) * (1.0 if reads(new[i], samples) else tf.cast(is_first, tf.float64))
-            for i in self._counters
-        ]
+        counters = [tf.cast(new[i] - old[i], tf.float64) * tf.cast(is_first, tf.float64) for i in self._counters]
         return [tf.cast(delta, dtype) for delta, dtype in zip((*statistics, *counters), self.dtypes, strict=True)]
 
     def assign(self, sums: Sequence[tf.Tensor]) -> None:
@@ -258,11 +237,7 @@ class OtherVariables:
         for i, value in zip(self._statistics, sums[:count], strict=True):
             self.all[i].assign(tf.cast(value, self.all[i].dtype))
         for i, move in zip(self._counters, sums[count:moved], strict=True):
-            variable, whole = self.all[i], tf.round(move)
-            if tf.as_dtype(variable.dtype).is_bool:
-                variable.assign(tf.cast(variable.value, move.dtype) + whole > 0)
-            else:
-                variable.assign_add(tf.cast(whole, variable.dtype))
+            self.all[i].assign_add(tf.cast(tf.round(move), self.all[i].dtype))
 
     @staticmethod
     def _seed(number: int, variable: Any, draw: tf.Tensor) -> tf.Tensor:
@@ -319,8 +294,7 @@ class TrainStep:
         shapes = [tuple(variable.shape) for variable in self._trainable]
         self._shapes = shapes, self._others.shapes, [*(first.shape for _, first in counted), (), (VOTE_SIZE,)]
         self._left_alone: frozenset[int] = frozenset()  # numbers of those that the loss does not depend on
-        self._share, self._masked = NOTHING_MASKED, False
-        self._captured: dict[str, list[Any]] = {}  # by the function that was traced
+        self._masked = False
         self._layout = Layout(*self._shapes)
         # Most of the work is in two inner functions, traced once for all outer ones. They are not inlined, so TensorFlow
         # rearranges each by itself, and the numbers are the same whatever stands around.
@@ -335,10 +309,10 @@ class TrainStep:
         self._differentiate = inner(self._trace_micro)
         self._update = inner(self._trace_apply)
         self._micro = tf.function(self._pack, reduce_retracing=True, autograph=False)
-        self._add = tf.function(self._trace_add, autograph=False)
+        self.add = tf.function(self._trace_add, autograph=False)  # of two sums
         self._apply = tf.function(self._unpack, autograph=False)
         self._applied: Any = None  # what was traced of it, for the only kind of sums that there is
-        self._begun: list[tuple[Any, Any]] = []  # captured variables, as they were when they were found
+        self._captured: list[tuple[Any, Any]] = []  # variables, and what they were when they were found
         self._known: dict[str, tuple[Any, Any]] = {}  # kind of the first samples, and what was traced for it
         self._whole = tf.function(self._trace_whole, reduce_retracing=True, autograph=False)
 
@@ -348,9 +322,6 @@ class TrainStep:
         """What a micro-batch adds to the sums of its step."""
         return self._call("micro", self._micro, inputs, labels, part)
 
-    def add(self, sums: tf.Tensor, more: tf.Tensor) -> tf.Tensor:
-        return self._add(sums, more)
-
     def nothing(self, ballot: Sequence[float]) -> tf.Tensor:
         """The sums of a worker that has no micro-batch in this step."""
         return self._layout.nothing(ballot, self.dtype)
@@ -359,7 +330,7 @@ class TrainStep:
         """Update model and optimizer by the sums over all micro-batches of all workers."""
         if self._applied is None:
             self._applied = self._apply.get_concrete_function(sums)
-            self._note("apply", self._applied)
+            self._note(self._applied)
         self._applied(sums)
 
     def whole(self, inputs: Any, labels: Any, part: Part) -> Any:
@@ -393,7 +364,7 @@ class TrainStep:
         if parts:
             sums = self.micro(inputs, labels, part)
             self.apply(self.add(sums, self.nothing(part.ballot)))
-        for variable, value in (*before, *self._begun):
+        for variable, value in (*before, *self._captured):
             variable.assign(value)
 
     def _call(self, name: str, function: Any, inputs: Any, labels: Any, part: Part) -> Any:
@@ -403,7 +374,7 @@ class TrainStep:
         if name not in self._known:
             traced = function.get_concrete_function(*any_batch(inputs, labels), arguments[2])
             self._known[name] = kind, traced
-            self._note(name, traced)
+            self._note(traced)
         first, concrete = self._known[name]
         return (concrete if kind == first else function)(*arguments)
 
@@ -416,22 +387,19 @@ class TrainStep:
     @property
     def captured(self) -> list[Any]:
         """Variables that are neither Keras's nor the model's: model and loss read them, or an optimizer of the user's own keeps them."""
-        functions = ("micro", "apply") if "micro" in self._captured else ("whole",)
-        found = {id(each): each for name in functions for each in self._captured.get(name, ())}
-        return list(found.values())
+        return [variable for variable, _ in self._captured]
 
-    def _note(self, name: str, traced: Any) -> None:
-        self._captured[name] = captured(traced.graph, self._own_variables())
-        known = {id(variable) for variable, _ in self._begun}
-        self._begun += [(each, each.numpy()) for each in self._captured[name] if id(each) not in known]
+    def _note(self, traced: Any) -> None:
+        counted = [variable for metric in self.model.metrics for variable in metric.variables]
+        known = [*self.model.variables, *self.optimizer.variables, *counted]
+        found = captured(traced.graph, [*(each.value for each in known), *self.captured])
+        self._captured += [(each, each.numpy()) for each in found]
 
     # -- traced --
 
     def _pack(self, inputs: Any, labels: Any, part: tf.Tensor) -> tf.Tensor:
         self.traces["micro"] += 1
         sums, report = self._differentiate(inputs, labels, part)
-        if self._share.problem:
-            raise UserError(f"the model {self.model.name} can't be trained on parts of a batch: {self._share.problem}")
         return self._layout.pack(sums, report)
 
     def _unpack(self, sums: tf.Tensor) -> None:
@@ -454,12 +422,12 @@ class TrainStep:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(trainable)
             scope = self._scope(trainable, others)
-            loss, self._share = self._forward(scope, inputs, labels)
-            left = [] if self._share.left is None else [weight * tf.cast(self._share.left, weight.dtype)]
+            loss, share = self._forward(scope, inputs, labels)
+            left = [] if share is None else [weight * tf.cast(share, weight.dtype)]
             mean = loss * tf.cast(left[0] if left else weight, loss.dtype)
             scaled = self.optimizer.scale_loss(mean)
         moved = [scope.get_current_value(variable) for variable in self._others.all]
-        deltas = self._others.deltas(others, moved, inputs, weight, is_first)
+        deltas = self._others.deltas(others, moved, weight, is_first)
         refuse_foreign(scope.foreign, self.model)
         self._make_room(masked=bool(left))
         gradients = tape.gradient(scaled, trainable)
@@ -470,15 +438,15 @@ class TrainStep:
         return [tf.cast(each, self.dtype) for each in sums], [tf.cast(each, self.dtype) for each in report]
 
     def _scope(self, trainable: Sums, others: Sums) -> ForwardScope:
-        fixed = zip(self._trainable, trainable, strict=True)
-        return ForwardScope(list(fixed), [*zip(self._others.all, others, strict=True), *self.counted])
+        begun = [
+            *zip(self._trainable, trainable, strict=True),
+            *zip(self._others.all, others, strict=True),
+            *self.counted,
+        ]
+        return ForwardScope(begun, [*self._others.settable, *(variable for variable, _ in self.counted)])
 
     def _changes(self, scope: ForwardScope) -> Sums:
         return [tf.cast(scope.get_current_value(variable) - first, self.dtype) for variable, first in self.counted]
-
-    def _own_variables(self) -> list[Any]:
-        counted = [variable for metric in self.model.metrics for variable in metric.variables]
-        return [*self.model.variables, *self.optimizer.variables, *counted]
 
     def _make_room(self, *, masked: bool) -> None:
         """For the share of what a mask leaves, among the sums and before the report."""
@@ -486,12 +454,12 @@ class TrainStep:
             gradients, others, report = self._shapes
             self._masked, self._layout = True, Layout(gradients, [*others, ()], [(), *report])
 
-    def _forward(self, scope: ForwardScope, inputs: Any, labels: Any) -> tuple[tf.Tensor, Share]:
-        """The mean loss with the scope's values of the variables, and over which share of the elements."""
+    def _forward(self, scope: ForwardScope, inputs: Any, labels: Any) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """The mean loss with the scope's values of the variables, and over which share of the elements, if not all."""
         with scope:
             outputs = keras.tree.map_structure(widen, self.model(inputs, **self._training))
             loss = tf.reduce_mean(self.loss(labels, outputs))
-            share = share_of(outputs, loss, more_losses=has_losses_of_batches(self.model))
+            share = share_left(outputs, loss, more_losses=has_losses_of_batches(self.model))
             for term in self.model.losses:  # of regularizers and add_loss
                 loss += tf.cast(term, loss.dtype)
         return loss, share
@@ -511,12 +479,6 @@ class TrainStep:
             for number, (each, variable) in enumerate(zip(sums[:count], self._trainable, strict=True))
         ]
         self.optimizer.apply_gradients(zip(gradients, self._trainable, strict=True))  # what Keras's fit calls
-
-
-def _move(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
-    if old.dtype.is_bool:
-        return tf.cast(new, tf.float64) - tf.cast(old, tf.float64)
-    return tf.cast(new - old, tf.float64)
 
 
 def _check(model: Any, optimizer: Any) -> None:

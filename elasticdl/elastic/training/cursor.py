@@ -107,9 +107,8 @@ class Ordered:
         shuffle: bool = True,
         drop_last: bool = False,
         steps_per_epoch: int = 0,
-        first_epoch: int = 0,
     ) -> None:
-        """``data``: the data set, or the number of its samples. ``steps_per_epoch``, ``first_epoch``: see `SampleOrder`.
+        """``data``: the data set, or the number of its samples. ``steps_per_epoch``: see `SampleOrder`.
 
         Raises:
             UserError: the data set has no length, or no samples, or fewer than a step takes; or an epoch's steps depend on the workers.
@@ -122,7 +121,7 @@ class Ordered:
         samples = data if isinstance(data, int) else _length(data)
         if samples < 1:
             raise UserError(f"the data set has {samples} samples; expected at least one")
-        self.order = SampleOrder(samples, job.policy, job.seed, shuffle, drop_last, steps_per_epoch, first_epoch)
+        self.order = SampleOrder(samples, job.policy, job.seed, shuffle, drop_last, steps_per_epoch)
         self.order.require_step(workers=1)
         self.sources = [] if isinstance(data, int) else [Source.of(TRAINING, data)]
         self.current: StepBatch | None = None  # the step that is being made

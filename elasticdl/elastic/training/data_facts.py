@@ -133,7 +133,7 @@ class DataFacts:
         if order is not None:
             settings = {"global batch size": policy.global_batch, "batch size per worker": policy.worker_batch}
             settings |= {"seed": order.seed, "shuffle": order.shuffle, "drop_last": order.drop_last}
-            settings |= {"steps_per_epoch": order.steps_per_epoch, "first epoch": order.first_epoch}
+            settings |= {"steps_per_epoch": order.steps_per_epoch}
         return cls(worker, settings, tuple(sources), shapes or {})
 
     def differs(self, job: DataFacts) -> str:

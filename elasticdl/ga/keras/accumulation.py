@@ -19,8 +19,17 @@ class Accumulation:
     """
 
     def __init__(self, variables: Iterable[Any], count: Any, add_variable: Callable[..., Any]) -> None:
-        """``count``: the variable that counts micro-batches. ``add_variable``: of the optimizer, that saves the state."""
+        """``count``: the variable that counts micro-batches. ``add_variable``: of the optimizer, that saves the state.
+
+        Raises:
+            UserError: a variable is a scale of float8.
+        """
         self.variables: list[Any] = list(variables)
+        for variable in self.variables:
+            if getattr(variable, "overwrite_with_gradient", False):
+                raise UserError(
+                    f"{variable.path} is a scale of float8, whose gradients can't be summed: give another dtype policy"
+                )
         self.count = count
         self.weight = add_variable(shape=(), dtype="float32", name="accumulated_weight")
         self._sums = [_add_sum(variable, add_variable) for variable in self.variables]
@@ -43,7 +52,7 @@ class Accumulation:
             raise UserError("no gradient was given for any variable: is the loss computed from the model's variables?")
         self._note({index for index, _ in having})
         for index, gradient in having:
-            _add(self._sums[index], gradient, weight, self.variables[index])
+            _add(self._sums[index], gradient, weight)
         self.weight.assign_add(keras.ops.cast(weight, "float32"))
         self.count.assign_add(1)
 
@@ -62,8 +71,6 @@ class Accumulation:
             variable.assign(keras.ops.zeros(variable.shape, dtype=variable.dtype))
 
     def _mean(self, variable: Any, total: Any) -> Any:
-        if _is_replaced(variable):
-            return total.value
         return keras.ops.cast(total / keras.ops.cast(self.weight, total.dtype), variable.dtype)
 
     def _index_of(self, variable: Any) -> int:
@@ -90,18 +97,10 @@ def _add_sum(variable: Any, add_variable: Callable[..., Any]) -> Any:
     return add_variable(shape=variable.shape, dtype=dtype, name=f"{name}_accumulated")
 
 
-def _add(total: Any, gradient: Any, weight: Any, variable: Any) -> None:
-    if _is_replaced(variable):
-        total.assign(keras.ops.maximum(total, keras.ops.cast(gradient, total.dtype)))
-        return
+def _add(total: Any, gradient: Any, weight: Any) -> None:
     weight = keras.ops.cast(weight, total.dtype)
     if isinstance(gradient, tf.IndexedSlices):  # of an embedding: only the rows that were looked up
         rows = keras.ops.cast(gradient.values, total.dtype) * weight
         total.value.scatter_add(tf.IndexedSlices(rows, gradient.indices, gradient.dense_shape))
     else:
         total.assign_add(keras.ops.cast(gradient, total.dtype) * weight)
-
-
-def _is_replaced(variable: Any) -> bool:
-    """Float8 scales: what comes as their gradient is their next value. As in Keras, the largest one counts."""
-    return getattr(variable, "overwrite_with_gradient", False)

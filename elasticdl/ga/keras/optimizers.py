@@ -226,7 +226,7 @@ class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Optimizer:
         config = copy.deepcopy(config)  # Keras empties what it is given
         config["optimizer"] = keras.saving.deserialize_keras_object(config["optimizer"], custom_objects=custom_objects)
-        return cls(**config)
+        return Optimizer(**config)  # also of a ready-made one
 
     def __getattr__(self, name: str) -> Any:
         # Hyperparameters, and what the wrapped optimizer has of its own.
@@ -309,23 +309,8 @@ def _with_parts(optimizer: keras.optimizers.Optimizer) -> Iterator[keras.optimiz
         yield from _with_parts(part)
 
 
-class _Saved(ReadyMade, Optimizer):
-    """Its configuration is that of the optimizer that it wraps, and ``steps``."""
-
-    def get_config(self) -> dict[str, Any]:
-        return {**self.optimizer.get_config(), "steps": self.steps}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Optimizer:
-        config = dict(config)
-        steps = config.pop("steps")
-        made = cls.__new__(cls)
-        Optimizer.__init__(made, cls.wraps.from_config(config, custom_objects), steps)
-        return made
-
-
 def _ready_made(wraps: type[keras.optimizers.Optimizer]) -> type[Optimizer]:
-    made = ready_made(wraps, _Saved, place=__name__)
+    made = ready_made(wraps, ReadyMade, Optimizer, place=__name__)
     keras.saving.register_keras_serializable(package="elasticdl")(made)
     return made
 
@@ -343,13 +328,7 @@ RMSprop = _ready_made(keras.optimizers.RMSprop)
 SGD = _ready_made(keras.optimizers.SGD)
 
 
-# Later versions of Keras 3 have these.
-if hasattr(keras.optimizers, "Lamb"):
-    Lamb = _ready_made(keras.optimizers.Lamb)
-    __all__ += ["Lamb"]
-if hasattr(keras.optimizers, "Muon"):
-    Muon = _ready_made(keras.optimizers.Muon)
-    __all__ += ["Muon"]
-if hasattr(keras.optimizers, "ScheduleFreeAdamW"):
-    ScheduleFreeAdamW = _ready_made(keras.optimizers.ScheduleFreeAdamW)
-    __all__ += ["ScheduleFreeAdamW"]
+for _name in ("Lamb", "Muon", "ScheduleFreeAdamW"):  # later versions of Keras 3 have these
+    if hasattr(keras.optimizers, _name):
+        globals()[_name] = _ready_made(getattr(keras.optimizers, _name))
+        __all__ += [_name]
