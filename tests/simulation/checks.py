@@ -80,6 +80,9 @@ class Checks:
         self._accepted: set[Phase] = {Phase.SUCCEEDED}
         self._crashes = self._stopped = 0
         self._acknowledged: Process | None = None  # has finished, and the master has taken it
+        self._blamed: Process | None = (
+            None  # has trained, and the master has heard that no other worker would do better
+        )
         self.master_disturbed = self.saves_lost = self.master_cut_off = False
         self.told_at_end = False  # that weights differ
         self._holder_died = -math.inf  # when one did that held the newest state
@@ -265,11 +268,14 @@ class Checks:
         self._refused += 1
 
     def judged(self, differing: set[int], members: dict[int, Given], found: Disagreement) -> None:
-        """These differ from rank 0's worker, which is the first."""
+        """These differ from rank 0's worker, which is the first. Newcomers that alone differ are refused, and nobody else is."""
         first, *_ = members.values()
         newcomers_alone = first.trained and not any(members[worker_id].trained for worker_id in differing)
-        if newcomers_alone and set(found.refused) != differing:
-            raise Violation(ALIKE, f"workers {differing} have made no step, and the job is to end for what they have")
+        if set(found.refused) != (differing if newcomers_alone else set()):
+            why = "are newcomers" if newcomers_alone else "are not the only newcomers, or have trained"
+            raise Violation(
+                ALIKE, f"workers {differing} {why}, and {found.refused or 'none of them'} are refused alone"
+            )
 
     def drifts(self, process: Process, model: Model) -> None:
         state = process.state
@@ -291,6 +297,8 @@ class Checks:
         """The master has taken its last word."""
         if isinstance(process.last_word, m.Finished):
             self._acknowledged = process
+        elif isinstance(process.last_word, m.Failed) and process.last_word.users and process.core.position.made:
+            self._blamed = process
 
     def accept(self, phase: Phase) -> None:
         """The job may end so."""
@@ -325,6 +333,10 @@ class Checks:
             self.accept(Phase.FAILED)
         if phase not in self._accepted:
             raise Violation(JUSTIFIED, f"the job has {phase}: {reason}")
+        if phase is Phase.SUCCEEDED and self._blamed and not (self.saves_lost or self.master_cut_off):
+            raise Violation(
+                JUSTIFIED, f"the job has {phase}, and worker {self._blamed.worker_id} had told why it fails"
+            )
         if phase is Phase.SUCCEEDED and not self._results:
             raise Violation(COMPLETE, "nobody has finished")
         running = [process.worker_id for process in self._site.cluster.processes if not process.doomed]

@@ -5,7 +5,7 @@ Each stands between a core and its events or instructions, or replaces one metho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -199,6 +199,17 @@ def _votes_for_one(what: str) -> Planting:
     return _method(Vote, "of", of)
 
 
+def _all_that_differ(members: Sequence[tuple[int, bool]], differing: Container[int]) -> tuple[int, ...]:
+    """Refused alone, also who has trained."""
+    return tuple(worker for worker, _ in members if worker in differing)
+
+
+def _says_it_is_new(event: p.Event, each: p.Instruction) -> p.Instruction:
+    if isinstance(each, p.Send) and isinstance(each.message, m.Failed):
+        return p.Send(replace(each.message, trained=False))
+    return each
+
+
 @contextmanager
 def _replaces_at_once() -> Iterator[None]:
     """Whatever workers are lost of, and however many."""
@@ -267,6 +278,15 @@ PLANTED = (
         _method(agreement, "newcomers_alone", lambda members, differing: ()),
         range(300),
         unlike=True,
+    ),
+    PlantedFault(
+        "who has trained is refused alone",
+        _method(agreement, "newcomers_alone", _all_that_differ),
+        range(300),
+        unlike=True,
+    ),
+    PlantedFault(
+        "who has trained fails as one that could not start", _each(WorkerCore, _says_it_is_new), range(300), unlike=True
     ),
     PlantedFault(
         "a newcomer that cannot start is taken for the user's code",
