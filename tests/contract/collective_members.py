@@ -62,7 +62,6 @@ class Program:
         self._sending = threading.Lock()
         self._todo: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
         self.store = KvStore(lambda *entry: self._send("entry", entry))
-        self._in_keras = engine in KERAS_ENGINES
         self._connections: list[tuple[socket.socket, socket.socket]] = []
         self.collective = make_collective(engine, Endpoint(self.store, interface))
 
@@ -140,18 +139,13 @@ class Program:
         while True:
             self.do_sum(np.ones(elements, np.float32))
 
-    def do_exchange(self, array: np.ndarray, sent: list[int], received: list[int], dtype: str) -> np.ndarray:
-        """Of the framework's own tensors, with a sum under way meanwhile."""
-        import tensorflow as tf
-        import torch
-
-        tensor = tf.cast(array, dtype) if self._in_keras else torch.from_numpy(array).to(getattr(torch, dtype))
+    def do_exchange(self, array: np.ndarray, sent: list[int], received: list[int]) -> np.ndarray:
+        """With a sum under way meanwhile."""
         begun = self.collective.begin_sum(np.ones(3), "beside")
-        exchange = self.collective.begin_exchange(tensor, sent, received, "x")
-        total, result = self.collective.finish([begun, exchange])
+        result = self.collective.exchange(array, sent, received, "x")
+        (total,) = self.collective.finish([begun])
         assert (total == self.collective.world.size).all()
-        assert result.dtype == tensor.dtype
-        return np.asarray(tf.cast(result, "float32") if self._in_keras else result.real.float())
+        return result
 
     def do_exchange_for_ever(self, elements: int) -> None:
         """Parts of other sizes in each direction."""
@@ -159,7 +153,7 @@ class Program:
         sent = [elements >> (rank + 2 * world.rank) % 3 for rank in range(world.size)]
         received = [elements >> (2 * rank + world.rank) % 3 for rank in range(world.size)]
         while True:
-            self.collective.exchange(np.ones(sum(sent), np.float32), sent, received, "x")
+            self.collective.exchange(np.ones(sum(sent), np.uint8), sent, received, "x")
 
     def do_sum_as(self, dtype: str, values: list[float]) -> list[float]:
         """For types that NumPy has not."""

@@ -102,13 +102,11 @@ def test_unequal_parts_are_exchanged_between_all_members(group: Group) -> None:
     group.form(members)
     rows = [[0, 5, 1], [2, 0, 3000], [4, 0, 7]]  # from each rank to each
     received = [list(sizes) for sizes in zip(*rows, strict=True)]
-    pair = np.array([0.0, 100.0])
-    given = [np.repeat(10.0 * rank + np.arange(3.0), rows[rank])[:, None] + pair for rank in range(3)]
-    expected = [np.repeat(10.0 * np.arange(3.0) + rank, received[rank])[:, None] + pair for rank in range(3)]
-    for dtype in ("float32", "float16", "int64", *["bfloat16", "complex64"] * (group.engine in ENGINES)):
-        found = group.all(members, "exchange", given, rows, received, [dtype] * 3)
-        for mine, right in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(mine, right)
+    given = [np.repeat(np.arange(3) + 10 * rank, rows[rank]).astype(np.uint8) for rank in range(3)]
+    expected = [np.repeat(10 * np.arange(3) + rank, received[rank]) for rank in range(3)]
+    found = group.all(members, "exchange", given, rows, received)
+    for mine, right in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(mine, right)
 
 
 @ALL_ENGINES

@@ -21,7 +21,7 @@ from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.job import messages as m
 from elasticdl.master.core import events as e
 from elasticdl.master.core import events as i
-from elasticdl.master.core.fleet import Fleet, Losses
+from elasticdl.master.core.fleet import Fleet, Losses, Streak
 from elasticdl.master.core.values import World as MastersWorld
 from elasticdl.master.core.worker_record import JobSnapshot
 from tests.simulation.adapter import MasterCore
@@ -213,12 +213,19 @@ def _says_it_is_new(event: p.Event, each: p.Instruction) -> p.Instruction:
 @contextmanager
 def _replaces_at_once() -> Iterator[None]:
     """Whatever workers are lost of, and however many."""
-    with patch.object(Losses, "count", lambda *_: None), patch.object(TokenBucket, "take", lambda *_: 0.0):
+
+    def count(losses: Losses, *lost: Any) -> tuple[Streak, ...]:
+        streaks = _REAL_COUNT(losses, *lost)
+        for streak in streaks:
+            streak.until = 0.0
+        return streaks
+
+    with patch.object(Losses, "count", count), patch.object(TokenBucket, "take", lambda *_: 0.0):
         yield
 
 
 _REAL_COMMIT, _REAL_LEAVE, _REAL_SYNCED = Position.commit, Position.leave, Position.synced
-_REAL_SNAPSHOT = MasterCore.snapshot
+_REAL_SNAPSHOT, _REAL_COUNT = MasterCore.snapshot, Losses.count
 
 PLANTED = (
     # The worker's core.

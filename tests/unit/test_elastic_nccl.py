@@ -3,6 +3,7 @@
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,13 +13,12 @@ from refusal_kit import refused
 
 from elasticdl.common.credentials import SHARED_GPU
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.collectives import nccl, torch_distributed
+from elasticdl.elastic.collectives import torch_distributed, torch_groups
 from elasticdl.elastic.collectives.horovod import HorovodCollective
-from elasticdl.elastic.collectives.nccl import NcclGroup
 from elasticdl.elastic.collectives.opening import open_collective
 from elasticdl.elastic.collectives.port import Transfer
 from elasticdl.elastic.collectives.torch_distributed import TorchDistributed
-from elasticdl.elastic.collectives.torch_groups import WorldStore, all_reduce, all_to_all
+from elasticdl.elastic.collectives.torch_groups import NcclGroup, WorldStore
 from elasticdl.elastic.core.protocol import Member, World, WorldBroken
 from elasticdl.elastic.link.store import Endpoint, KvStore
 from elasticdl.elastic.torch_kit import tensors as gpu
@@ -63,8 +63,6 @@ class FakeGroup:
         self.works.append(work)
         return work
 
-    alltoall_base = allreduce
-
     def abort(self):
         self.aborts += 1
         self.may_abort.wait(30)
@@ -99,7 +97,7 @@ def test_a_collective_is_waited_for_until_the_device_has_done_it(pool):
     """The mark may come after the end of its work: they are on two streams."""
     marked = threading.Event()
     group = make_group(lambda _: marked.is_set)
-    begun = group.begin(all_reduce, torch.ones(2))
+    begun = group.begin_sum(torch.ones(2))
     waited = pool.submit(begun.wait)
     assert not begun.is_completed()
     group._group.works[0].on_device.set()
@@ -113,13 +111,13 @@ def test_what_is_under_way_is_kept_until_the_abort_has_ended_it(pool):
     asked_device = []
     group = make_group(lambda work: lambda: asked_device.append(1) or work.on_device.is_set())
     group._group.may_abort.clear()
-    begun = group.begin(all_to_all, torch.ones(2), [1, 1], [1, 1])
+    begun = group.begin_sum(torch.ones(2))
     waited = pool.submit(begun.wait)
     group.abort()  # by the session's thread
     assert isinstance(waited.exception(SOON), WorldBroken)  # though the abort is not over
     asked = group._group.works[0].asked, len(asked_device)
     with pytest.raises(WorldBroken):
-        group.begin(all_reduce, torch.ones(2))
+        group.begin_sum(torch.ones(2))
     assert group._pending == {begun}
     assert not begun.is_completed()  # so its memory is not used again
     assert (group._group.works[0].asked, len(asked_device)) == asked, "neither of them is asked while it is aborted"
@@ -133,8 +131,9 @@ def test_what_is_under_way_is_kept_until_the_abort_has_ended_it(pool):
 
 @pytest.mark.parametrize(("error", "words"), [("remote error", "lost a member"), (None, "not done after")])
 def test_what_nccl_has_found_out_or_a_deadline_breaks_the_world(group, monkeypatch, error, words):
-    monkeypatch.setattr(nccl, "MARK_SECONDS" if error else "COLLECTIVE_SECONDS", 0.05)
-    begun = group.begin(all_reduce, torch.ones(2))
+    monkeypatch.setattr(torch_groups, "MARK_SECONDS", 0.05)
+    monkeypatch.setattr(torch_groups, "COLLECTIVE_TIMEOUT", timedelta(seconds=5 if error else 0.05))
+    begun = group.begin_sum(torch.ones(2))
     group._group.works[0].error = error and torch.distributed.DistBackendError(error)
     with pytest.raises(WorldBroken, match=words):
         begun.wait()
@@ -149,7 +148,7 @@ def test_two_workers_on_one_gpu_are_told_what_to_do(group, monkeypatch):
 
 
 def test_a_communicator_that_can_not_be_aborted_is_left_alone(group, monkeypatch, caplog):
-    monkeypatch.setattr(nccl, "ABORT_SECONDS", 0.05)
+    monkeypatch.setattr(torch_groups, "ABORT_SECONDS", 0.05)
     group._group.may_abort.clear()
     group.close()
     assert "still being aborted" in caplog.text
@@ -157,7 +156,7 @@ def test_a_communicator_that_can_not_be_aborted_is_left_alone(group, monkeypatch
 
 @pytest.mark.parametrize("given_up", [False, True])
 def test_one_that_does_not_come_about_is_aborted(group, monkeypatch, given_up):
-    monkeypatch.setattr(nccl, "CONNECT_SECONDS", 30.0 if given_up else 0.05)
+    monkeypatch.setattr(torch_groups, "NCCL_SECONDS", 30.0 if given_up else 0.05)
     with pytest.raises(WorldBroken):
         group.connect(lambda: given_up)
     group.close()
@@ -173,11 +172,11 @@ def test_the_settings_are_for_the_constructor_alone(monkeypatch):
         Options = partial(SimpleNamespace, config=SimpleNamespace())
 
         def __init__(self, *_):
-            seen.append({name: os.environ[name] for name in nccl.SETTINGS})
+            seen.append({name: os.environ[name] for name in torch_groups.SETTINGS})
 
-    monkeypatch.setattr(nccl.dist, "ProcessGroupNCCL", Group, raising=False)
-    nccl._make_group(None, 0, 2)
-    assert seen == [nccl.SETTINGS]
+    monkeypatch.setattr(torch_groups.dist, "ProcessGroupNCCL", Group, raising=False)
+    torch_groups._make_group(None, 0, 2)
+    assert seen == [torch_groups.SETTINGS]
     assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
     assert "TORCH_NCCL_BLOCKING_WAIT" not in os.environ
 
@@ -204,8 +203,7 @@ def test_tensors_of_a_device_travel_by_its_group_which_is_aborted_at_the_end(in_
     group._group.finishes_at_once = True
     made = in_world()
     made.sum_([ON_DEVICE], "t")
-    assert made.exchange(ON_DEVICE, [1, 1], [2, 3], "t").shape == (5,)
-    assert len(group._group.works) == 2
+    assert len(group._group.works) == 1
     assert made._works == []
     made.stop()
     assert group._group.aborts == 1
@@ -265,7 +263,7 @@ def test_a_group_that_comes_too_late_is_aborted(in_world, group, pool):
 )
 def test_a_worker_with_a_gpu_of_its_own_takes_a_usable_nccl(monkeypatch, available, version, shared, engine):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(nccl.dist, "is_nccl_available", lambda: available)
+    monkeypatch.setattr(torch_groups.dist, "is_nccl_available", lambda: available)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: version)
     monkeypatch.delenv(SHARED_GPU, raising=False)
     if shared:
@@ -276,7 +274,7 @@ def test_a_worker_with_a_gpu_of_its_own_takes_a_usable_nccl(monkeypatch, availab
 
 def test_without_a_gpu_nothing_is_asked():
     assert not open_collective(Endpoint(store(), "lo"), "torch", TorchTensors())._by_nccl
-    assert not nccl.can_use_nccl({})
+    assert not torch_groups.can_use_nccl({})
 
 
 # -- Horovod without NCCL: tensors of a device come to the host --

@@ -53,7 +53,7 @@ class TensorAdapter(Protocol):
         """What of Horovod's module is used, by the names that ``horovod.torch`` has: Sum, allreduce_async_, broadcast_async_,
         alltoall_async, poll, synchronize. ``on_gpu``: tensors on a GPU are reduced there."""
 
-    # -- sums and exchanges --
+    # -- sums --
 
     def lend(self, tensor: Any, *, natively: bool) -> Any:
         """What an engine works on, and may overwrite: the tensor's own memory if that can be.
@@ -67,9 +67,6 @@ class TensorAdapter(Protocol):
 
     def summed(self, tensor: Any, result: Any) -> Any:
         """What the caller gets for the tensor that it has given, from what the engine has made of that: in place if it can be."""
-
-    def arrived(self, tensor: Any, result: Any) -> Any:
-        """What the caller gets, from what an exchange has brought: on the device and of the type of the tensor that it has given."""
 
     # -- a state as bytes --
 
@@ -103,10 +100,9 @@ TORCH, TORCH_NCCL = "torch", "torch with NCCL"
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A collective under way."""
+    """A sum under way."""
 
     tensor: Any  # as the caller has given it
-    deliver: Any = None  # called with the given tensor and the engine's result, returns the caller's
     handle: Any = None  # the engine's
 
 
@@ -195,27 +191,19 @@ class Collective:
 
     def begin_sum(self, tensor: Any, name: str) -> Transfer:
         """As `sum`, without waiting for it: `finish` does. All members begin in the same order."""
-        return self._begin(tensor, name, lambda lent: self._begin_sum(lent, name), self.tensors.summed)
-
-    def exchange(self, tensor: Any, sent: Sequence[int], received: Sequence[int], name: str) -> Any:
-        """The parts of the tensor go to the ranks in turn, one to each. Returns what has come from the ranks in turn.
-
-        ``sent``, ``received``: by rank, how many rows of the tensor's first dimension; parts may be unequal, or empty. What
-        one member sends to another is what that one expects from it.
-        """
-        return self.finish([self.begin_exchange(tensor, sent, received, name)])[0]
-
-    def begin_exchange(self, tensor: Any, sent: Sequence[int], received: Sequence[int], name: str) -> Transfer:
-        """As `exchange`, without waiting for it: `finish` does. The tensor must not change before."""
-        sizes = list(map(int, sent)), list(map(int, received))
-        return self._begin(tensor, name, lambda lent: self._begin_exchange(lent, *sizes, name), self.tensors.arrived)
+        if self.world.size == 1:
+            return Transfer(tensor)
+        with self._guard():
+            self._count(name)
+            lent = self.tensors.lend(tensor, natively=self.is_native)
+            return Transfer(tensor, self._begin_sum(lent if self.takes_gpu else self.tensors.to_host(lent), name))
 
     def finish(self, transfers: Iterable[Transfer]) -> list[Any]:
-        """Wait until all have come to their end. Returns their results."""
+        """Wait until all have come to their end. Returns the sums."""
         if self.world.size == 1:
             return [transfer.tensor for transfer in transfers]
         with self._guard():
-            return [each.deliver(each.tensor, self._wait(each.handle)) for each in transfers]
+            return [self._summed(transfer.tensor, self._wait(transfer.handle)) for transfer in transfers]
 
     def in_flight(self, transfer: Transfer) -> bool:
         """Whether what has begun may still write to its tensor, though the world is gone."""
@@ -234,9 +222,15 @@ class Collective:
 
     def broadcast_array(self, array: Bytes, name: str) -> Bytes:
         """Rank 0's array; all pass one of the same length. May be the given one, overwritten."""
-        begun = self._begin(array, name, lambda lent: self._begin_broadcast(lent, name), _as_array)
-        received: Bytes = self.finish([begun])[0]
-        return received
+        return self._move(array, name, lambda lent: self._begin_broadcast(lent, name))
+
+    def exchange(self, array: Bytes, sent: list[int], received: list[int], name: str) -> Bytes:
+        """The parts of the array go to the ranks in turn, one to each. Returns what has come from the ranks in turn.
+
+        ``sent``, ``received``: by rank, how many bytes; parts may be unequal, or empty. What one member sends to another is
+        what that one expects from it.
+        """
+        return self._move(array, name, lambda lent: self._begin_exchange(lent, sent, received, name))
 
     def send_array(self, array: Bytes, receiver: int, name: str) -> Bytes:
         """Rank 0's array on the rank ``receiver``, on the others nothing; all pass one of the same length."""
@@ -245,8 +239,7 @@ class Collective:
             sent[receiver] = len(array)
         elif self.world.rank == receiver:
             received[0] = len(array)
-        part: Bytes = self.exchange(array[: sum(sent)], sent, received, name)
-        return part
+        return self.exchange(array[: sum(sent)], sent, received, name)
 
     def broadcast_bytes(self, data: bytes, name: str) -> bytes:
         """The bytes of rank 0; what the others pass is not looked at."""
@@ -292,17 +285,16 @@ class Collective:
 
     # -- what engines have --
 
-    def _begin(
-        self, tensor: Any, name: str, begin: Callable[[Any], Any], deliver: Callable[[Any, Any], Any]
-    ) -> Transfer:
+    def _summed(self, tensor: Any, result: Any) -> Any:
+        return np.asarray(result) if isinstance(tensor, np.ndarray) else self.tensors.summed(tensor, result)
+
+    def _move(self, array: Bytes, name: str, begin: Callable[[Any], Any]) -> Bytes:
+        """What an operation on the host makes of the array."""
         if self.world.size == 1:
-            return Transfer(tensor)
+            return array
         with self._guard():
             self._count(name)
-            lent = self.tensors.lend(tensor, natively=self.is_native)
-            if not self.takes_gpu:
-                lent = self.tensors.to_host(lent)
-            return Transfer(tensor, _as_array if isinstance(tensor, np.ndarray) else deliver, begin(lent))
+            return np.asarray(self._wait(begin(self.tensors.lend(array, natively=self.is_native))))
 
     def _sum_asked(self, tensor: Any) -> None:
         self.sum_([tensor], "elasticdl.asked")
@@ -349,14 +341,11 @@ class Collective:
     def _begin_broadcast(self, lent: Any, name: str) -> Any:
         """From rank 0. What is lent is on the host."""
 
-    def _begin_exchange(self, lent: Any, sent: list[int], received: list[int], name: str) -> Any: ...
+    def _begin_exchange(self, lent: Any, sent: list[int], received: list[int], name: str) -> Any:
+        """As the last one."""
 
     def _wait(self, handle: Any) -> Any:
         """The result, in the memory that was lent or in other."""
-
-
-def _as_array(_: Any, result: Any) -> Any:
-    return np.asarray(result)
 
 
 def world_broken(what: str, error: BaseException) -> WorldBroken:

@@ -1,7 +1,7 @@
 """torch.distributed behind the port: each world has process groups of its own, made and dropped inside the process.
 
 Gloo moves what is on the host, and what is on a GPU where NCCL can't: it brings that to pinned memory itself, on streams of
-its own. Where each worker has a GPU to itself a second group (`elasticdl.elastic.collectives.nccl`) moves what is there.
+its own. Where each worker has a GPU to itself a second group (`NcclGroup`) moves what is there.
 
 Nothing global of torch.distributed is touched: `init_process_group` is the user's.
 
@@ -29,15 +29,15 @@ import torch
 import torch.distributed as dist
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.collectives import nccl
 from elasticdl.elastic.collectives.port import TORCH, TORCH_NCCL, Collective, TensorAdapter, Transfer, world_broken
 from elasticdl.elastic.collectives.torch_groups import (
+    COLLECTIVE_TIMEOUT,
     CONNECT_SECONDS,
-    Begun,
+    NcclGroup,
+    NcclWork,
     WorldStore,
     all_reduce,
-    all_to_all,
-    broadcast,
+    open_nccl,
 )
 from elasticdl.elastic.core.protocol import World, WorldBroken
 from elasticdl.elastic.link.store import Endpoint, break_connections
@@ -49,7 +49,7 @@ DEVICE_SECONDS = 60.0  # at most until a world's group for its GPUs is connected
 Group: Any = dist.ProcessGroupGloo  # of which torch's annotations tell nothing
 
 
-Groups = tuple[Any, nccl.NcclGroup | None]  # for the host; for the device
+Groups = tuple[Any, NcclGroup | None]  # for the host; for the device
 
 
 class _Attempt:
@@ -117,7 +117,7 @@ class _GlooWork:
         return True
 
 
-Work = _GlooWork | nccl.NcclWork
+Work = _GlooWork | NcclWork
 
 
 class TorchDistributed(Collective):
@@ -130,7 +130,7 @@ class TorchDistributed(Collective):
         super().__init__(tensors, endpoint.store)
         self.engine = TORCH_NCCL if by_nccl else TORCH
         self._endpoint, self._by_nccl = endpoint, by_nccl
-        self._device_group: nccl.NcclGroup | None = None
+        self._device_group: NcclGroup | None = None
         self._device: object | None = None  # of Gloo; its thread serves one world after another
         self._changing = threading.Lock()
         self._attempt: _Attempt | None = None
@@ -181,7 +181,7 @@ class TorchDistributed(Collective):
         group = Group(store, world.rank, world.size, options)
         if not by_nccl:
             return group, None
-        return group, nccl.open_group(store.beside("device"), world.rank, world.size, is_given_up)
+        return group, open_nccl(store.beside("device"), world.rank, world.size, is_given_up)
 
     def stop(self) -> None:
         if not all(begun.is_completed() for begun in self._works):
@@ -232,23 +232,24 @@ class TorchDistributed(Collective):
         return from_gloo or isinstance(error, dist.DistBackendError)
 
     def _begin_sum(self, lent: Any, name: str) -> Work:
-        return self._begin_work(all_reduce, lent)
-
-    def _begin_broadcast(self, lent: Any, name: str) -> Work:
-        return self._begin_work(broadcast, lent)
-
-    def _begin_exchange(self, lent: Any, sent: list[int], received: list[int], name: str) -> Work:
-        return self._begin_work(all_to_all, lent, sent, received)
-
-    def _begin_work(self, begin: Callable[..., Begun], lent: Any, *sizes: list[int]) -> Work:
-        assert self._group is not None, "a world of several workers is connected"
         tensor = _as_torch(lent)
         if tensor.device.type != "cpu" and self._device_group is not None:
-            return self._device_group.begin(begin, tensor, *sizes)
-        return self._begin_by_gloo(begin(self._group, tensor, *sizes))
+            return self._device_group.begin_sum(tensor)
+        return self._by_gloo(all_reduce(self._group, tensor), tensor)
 
-    def _begin_by_gloo(self, begun: Begun) -> _GlooWork:
-        self._works.append(_GlooWork(*begun))
+    def _begin_broadcast(self, lent: Any, name: str) -> Work:
+        options, tensor = dist.BroadcastOptions(), _as_torch(lent)
+        options.rootRank, options.rootTensor, options.timeout = 0, 0, COLLECTIVE_TIMEOUT
+        return self._by_gloo(self._group.broadcast([tensor], options), tensor)
+
+    def _begin_exchange(self, lent: Any, sent: list[int], received: list[int], name: str) -> Work:
+        options, tensor = dist.AllToAllOptions(), _as_torch(lent)
+        options.timeout = COLLECTIVE_TIMEOUT
+        arrived = tensor.new_empty(sum(received))
+        return self._by_gloo(self._group.alltoall_base(arrived, tensor, received, sent, options), arrived)
+
+    def _by_gloo(self, work: Any, result: torch.Tensor) -> _GlooWork:
+        self._works.append(_GlooWork(work, result))
         return self._works[-1]
 
     def _sum_asked(self, tensor: torch.Tensor) -> None:
@@ -258,10 +259,10 @@ class TorchDistributed(Collective):
             if self._group_asked is None:
                 self._asked.meet()
                 self._group_asked, _ = self._connect("asked.gloo", by_nccl=False)
-            self._wait(self._begin_by_gloo(all_reduce(self._group_asked, tensor)))
+            self._wait(self._by_gloo(all_reduce(self._group_asked, tensor), tensor))
 
     def _wait(self, handle: Work) -> torch.Tensor:
-        if isinstance(handle, nccl.NcclWork):
+        if isinstance(handle, NcclWork):
             handle.wait()
             return handle.result
         began = time.monotonic()

@@ -76,10 +76,8 @@ class TensorFlowTensors:
         return lent
 
     def summed(self, tensor: tf.Tensor, result: Any) -> tf.Tensor:
-        is_done = not isinstance(result, tf.Tensor) and _is_on_host(tensor)  # in the tensor's own memory
-        return tensor if is_done else self.arrived(tensor, result)
-
-    def arrived(self, tensor: tf.Tensor, result: Any) -> tf.Tensor:
+        if not isinstance(result, tf.Tensor) and _is_on_host(tensor):  # in the tensor's own memory
+            return tensor
         return result if isinstance(result, tf.Tensor) else tf.experimental.dlpack.from_dlpack(result.__dlpack__())
 
     def size(self, tensor: tf.Tensor) -> int:
@@ -121,7 +119,7 @@ class _Operations:
             return self._hvd.broadcast(tensor, root_rank, name=name)
 
     def alltoall_async(self, tensor: Any, splits: Any, name: str) -> Any:
-        with tf.device(HOST if isinstance(tensor, np.ndarray) else self._device):
+        with tf.device(HOST):
             return tuple(self._hvd.alltoall(tensor, splits, name=name))
 
     def poll(self, handle: Any) -> bool:

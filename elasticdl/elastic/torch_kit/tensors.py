@@ -289,10 +289,6 @@ class TorchTensors:
             target.copy_(result, non_blocking=True)
         return tensor
 
-    def arrived(self, tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-        made = result.to(tensor.device, _real(tensor).dtype)
-        return torch.view_as_complex(made) if tensor.is_complex() else made
-
     def size(self, tensor: torch.Tensor) -> int:
         return tensor.numel() * tensor.element_size()
 
