@@ -78,7 +78,6 @@ def test_odd_ends_that_do_not_fail_a_job(tmp_path):
     with start(tmp_path, "run", "--num_workers", "2", "--", "python", str(script)) as job:
         assert job.finish() == 0, job.describe()
         assert "succeeded: 8 steps" in job.output
-        assert job.output.count("training has ended in epoch 4 of the 5 that its loop plans, after step 8") == 1
         assert len(job.entries("worker_started")) == 3
         (early, *_) = job.entries("worker_left")
         assert early["reason"] == "ended with exit code 0 before its training was complete"

@@ -43,7 +43,7 @@ def test_shutting_wakes_who_waits_and_spares_other_connections(family, host):
         published.settimeout(10)
         (a, b), (c, d) = connect(published), connect(others)
         with a, b, c, d:
-            assert shut_published(b"before" + as_gloo_publishes(published), listening=True) == 3
+            assert shut_published([b"before", as_gloo_publishes(published)], listening=True) == 3
             assert b.recv(1) == b""
             assert a.recv(1) == b""
             with pytest.raises(OSError, match="Invalid argument"):  # not a timeout: nobody will ever come
@@ -59,7 +59,7 @@ def test_who_listens_elsewhere_goes_on_whatever_numbers_are_published(family, ho
         socket.create_server((host, 0), family=family) as others,
     ):
         numbered = b"".join(as_gloo_publishes(published, number) for number in range(16))
-        assert shut_published(numbered + bytes(32), listening=True) == 1
+        assert shut_published([numbered, bytes(32)], listening=True) == 1
         client, peer = connect(others)
         client.close()
         peer.close()
@@ -72,7 +72,7 @@ def test_who_is_still_connecting_is_shut_too():
         assert late.connect_ex(full.getsockname()) != 0
         with pytest.raises(OSError, match="not connected"):
             late.getpeername()
-        assert shut_published(as_gloo_publishes(full), listening=True) >= 2
+        assert shut_published([as_gloo_publishes(full)], listening=True) >= 2
         late.settimeout(10)
         with pytest.raises(ConnectionResetError):  # else it would be tried for two minutes
             late.recv(1)

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from elasticdl.common.credentials import SHARED_GPU, refuse_variables
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Collective, TensorAdapter, naps, world_broken
 from elasticdl.elastic.core.protocol import World
-from elasticdl.elastic.link.store import LOOPBACK, KvServer, break_connections
+from elasticdl.elastic.link.store import LOOPBACK, KvServer, shut_published
 
 RAISERS = ("horovod", "tensorflow")  # packages
 TENSORFLOW_ERRORS = frozenset({"UnknownError", "AbortedError", "CancelledError"})
@@ -32,14 +32,6 @@ def prepare_horovod(environ: Mapping[str, str]) -> None:
     """
     refuse_variables(environ)
     os.environ["HOROVOD_ELASTIC"] = "1"
-
-
-class HorovodModule(Protocol):
-    """The part of ``horovod.torch`` (or ``.tensorflow``) that is the same for all frameworks."""
-
-    def init(self) -> None: ...
-    def shutdown(self) -> None: ...
-    def is_initialized(self) -> bool: ...
 
 
 def is_failure(error: BaseException) -> bool:
@@ -68,7 +60,7 @@ def horovod_host(world: World) -> str:
 class HorovodWorld:
     """Starts, stops and breaks Horovod's Gloo world inside this process."""
 
-    def __init__(self, hvd: HorovodModule, server: KvServer, interface: str) -> None:
+    def __init__(self, hvd: Any, server: KvServer, interface: str) -> None:
         self.store = server.store
         self._hvd = hvd
         self._server = server
@@ -92,7 +84,7 @@ class HorovodWorld:
 
     def break_world(self, version: int) -> None:
         """From any thread, also while the world is being connected."""
-        break_connections(self.store.values(version), listening=True)
+        shut_published(self.store.values(version), listening=True)
 
     def close(self) -> None:
         self._server.close()

@@ -40,7 +40,7 @@ from elasticdl.elastic.collectives.torch_groups import (
     open_nccl,
 )
 from elasticdl.elastic.core.protocol import World, WorldBroken
-from elasticdl.elastic.link.store import Endpoint, break_connections
+from elasticdl.elastic.link.store import Endpoint, shut_published
 
 # In a broken world: until a collective has failed by itself, or is left alone.
 GRACE_SECONDS = 0.05
@@ -216,7 +216,7 @@ class TorchDistributed(Collective):
                 self._attempt.give_up()
             if self._device_group is not None:
                 self._device_group.abort()
-        break_connections(self._endpoint.store.values(version), listening=False)
+        shut_published(self._endpoint.store.values(version), listening=False)
 
     # -- operations --
 

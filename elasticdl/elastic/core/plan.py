@@ -15,7 +15,7 @@ import hashlib
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, Self
@@ -241,15 +241,17 @@ class StepPlan:
         return checksum_of(self.whole) ^ self.epoch
 
 
+@lru_cache(maxsize=1)  # it is cut anew in each world, and making the order of many samples takes seconds
 def epoch_order(samples: int, seed: int, epoch: int, *, shuffle: bool = True) -> npt.NDArray[np.int64]:
     """Indices of all samples in the order of this epoch, shape (samples,); every index exactly once.
 
     A pure function, so that no history of workers can change it. Philox is counter-based: (seed, epoch) select independent streams, on every platform the same.
     """
-    if not shuffle:
-        return np.arange(samples, dtype=np.int64)
-    generator = np.random.Generator(np.random.Philox(key=[seed, epoch]))
-    return generator.permutation(samples).astype(np.int64, copy=False)
+    order = np.arange(samples, dtype=np.int64)
+    if shuffle:
+        np.random.Generator(np.random.Philox(key=[seed, epoch])).shuffle(order)
+    order.setflags(write=False)  # plans are slices of it
+    return order
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +265,6 @@ class SampleOrder:
     drop_last: bool = False  # whether a pass ends where no whole global batch is left
     steps_per_epoch: int = 0  # an epoch is so many steps of a pass, or what is left of it; 0: a whole pass
     least: int = 1  # samples of a micro-batch, if the global batch has as many
-    # Of the pass that was asked for last, which is cut anew in each world: making the order of many samples takes seconds.
-    _order: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def remaining_steps(self, progress: Progress, workers: int) -> int:
         """Steps to the end of the epoch, if the number of workers stays as it is."""
@@ -323,13 +323,7 @@ class SampleOrder:
 
     def _of_epoch(self, epoch: int) -> npt.NDArray[np.int64]:
         number, first, end = self._place_of(epoch)
-        order = self._order.get(number)
-        if order is None:
-            self._order.clear()  # two orders of many samples may be too much for the memory
-            order = epoch_order(self.samples, self.seed, number, shuffle=self.shuffle)
-            order.setflags(write=False)  # plans are slices of it
-            self._order[number] = order
-        return order[first:end]
+        return epoch_order(self.samples, self.seed, number, shuffle=self.shuffle)[first:end]
 
     def _place_of(self, epoch: int) -> tuple[int, int, int]:
         """The pass that this epoch is part of, and where in it the epoch begins and ends, in samples."""

@@ -214,10 +214,6 @@ class Position:
         """Where training stands if the present world breaks."""
         return self.progress if self.unsaved or self.is_stale else self.saved
 
-    def require_fresh(self) -> None:
-        """Raises AssertionError if what was saved is out of date: nobody may go back to it."""
-        assert not self.is_stale, f"what was saved after step {self.saved.step} is out of date: nothing is saved alone"
-
     def at_end(self, workers: int) -> bool:
         """Whether no step is left of the present epoch."""
         return self.order is not None and not self.order.remaining_steps(self.progress, workers)
@@ -296,7 +292,6 @@ class Position:
         self.leave()
         self.progress = self.saved
         self._committed = None
-        self.require_fresh()
         if self._keeper is not None:
             self._keeper.restore()
 
@@ -329,25 +324,16 @@ class Position:
         cure = f": {remedy}" if remedy else ""
         return f"step {batch.step} was made on {vote.samples} samples instead of {batch.batch}{cure}"
 
-    def oversights(self, planned_epochs: int, workers: int) -> list[str]:
-        """What looks forgotten in a training that has ended, a line each. ``planned_epochs``: 0 if not known."""
-        found = []
+    def oversight(self) -> str:
+        """What looks forgotten in a training that has ended; empty if nothing does."""
         if self.progress.step == 0:
-            found.append(
-                "training has ended without a step: no optimizer.step() of the optimizer that the state was given"
-            )
-        elif self.made and not self.commits:
-            found.append(
+            return "training has ended without a step: no optimizer.step() of the optimizer that the state was given"
+        if self.made and not self.commits:
+            return (
                 f"{self.made} steps were made without a state.commit(): no worker could join or leave meanwhile; call it "
                 "after each step"
             )
-        epoch = self.progress.epoch
-        if self.progress.step and self.order and epoch + self.at_end(workers) < planned_epochs:
-            found.append(
-                f"training has ended in epoch {epoch + 1} of the {planned_epochs} that its loop plans, after step "
-                f"{self.progress.step}"
-            )
-        return found
+        return ""
 
     def _save(self) -> None:
         if self.is_stale:

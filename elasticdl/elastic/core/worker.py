@@ -135,7 +135,11 @@ class WorkerCore(StepCore):
                 return self._world_trigger(world)
             case p.Said(m.Finished() | m.Failed()):
                 return Trigger.LAST_WORD if self.under_master else None
-        return _TRIGGERS.get(type(event))
+            case p.WorldLeft():
+                return Trigger.LEFT
+            case p.CollectiveFailed():
+                return Trigger.FAILURE
+        return None
 
     def _world_trigger(self, world: World) -> Trigger | None:
         if self._refused or world.version < self._broken or world.version <= self.left_version:
@@ -326,9 +330,3 @@ class WorkerCore(StepCore):
 
 def _send(*messages: m.Message | None) -> list[p.Instruction]:
     return [p.Send(message) for message in messages if message is not None]
-
-
-_TRIGGERS: Mapping[type[p.Event], Trigger] = {
-    p.WorldLeft: Trigger.LEFT,
-    p.CollectiveFailed: Trigger.FAILURE,
-}

@@ -19,10 +19,11 @@ import time
 from collections.abc import Callable, MutableMapping
 from traceback import walk_stack
 from types import TracebackType
+from typing import Any
 
 from elasticdl.common.credentials import CONNECTED, MASTER, WorkerEnvironment
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.elastic.collectives.horovod import HorovodModule, HorovodWorld, is_failure, prepare_horovod
+from elasticdl.elastic.collectives.horovod import HorovodWorld, is_failure, prepare_horovod
 from elasticdl.elastic.collectives.port import world_broken
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import Progress
@@ -106,7 +107,7 @@ class ScriptWorker:
         self._stillness = Stillness()
         self._ended = threading.Event()
         self._connection: HorovodWorld | None = None
-        self._hvd: HorovodModule | None = None
+        self._hvd: Any = None
         self._end_told = False  # the master knows how this worker ends, or will see it by itself
 
     # -- whose process this is --
@@ -148,7 +149,7 @@ class ScriptWorker:
 
     # -- worlds --
 
-    def init(self, hvd: HorovodModule) -> None:
+    def init(self, hvd: Any) -> None:
         """Enter the next world; a world that breaks while it forms is followed by another try.
 
         Raises:
@@ -198,7 +199,7 @@ class ScriptWorker:
     def cast_end_vote(self) -> None:
         raise AssertionError("a script of Horovod's never waits for the others' ends")
 
-    def holds(self, hvd: HorovodModule) -> bool:
+    def holds(self, hvd: Any) -> bool:
         """Whether it is by this one that the present world was entered."""
         return self.takes_part and self._hvd is not None and self._hvd == hvd
 

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from elasticdl.common.credentials import CONNECTED, WorkerEnvironment
 from elasticdl.common.reason import one_line
@@ -28,7 +28,7 @@ from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.link.store import Endpoint, Key, KvStore
 from elasticdl.elastic.link.stream import MasterStream
 from elasticdl.elastic.link.wire import to_event
-from elasticdl.elastic.link.witness import DUMP_SHARE, TOLD_SECONDS, DumpTimer, Operations, SlowStart, Witness, stack_of
+from elasticdl.elastic.link.witness import DUMP_SHARE, TOLD_SECONDS, DumpTimer, SlowStart, Witness, stack_of
 from elasticdl.job import messages as m
 from elasticdl.job.messages import FACTS, MOST_FACTS
 from elasticdl.job.spec import JobSpec
@@ -39,15 +39,6 @@ CLOSE_SECONDS = 2.0
 WELCOME_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
-
-
-class Breakable(Protocol):
-    """What connects the members of a world."""
-
-    def break_world(self, version: int) -> None:
-        """Called from any thread: whoever waits for another member is woken."""
-
-    def last_operations(self) -> Operations: ...
 
 
 class Session:
@@ -62,7 +53,9 @@ class Session:
         """``dump_timer``: is put off as long as heartbeats are sent."""
         self.core = core
         self.store = KvStore(self._put)
-        self.break_collective: Callable[[int], None] = lambda version: None
+        self.break_collective: Callable[[int], None] = lambda version: (
+            None
+        )  # from any thread: wakes who waits in that world
         self.witness = Witness()
         self._dump_timer = dump_timer
         self._stream = stream
@@ -76,10 +69,6 @@ class Session:
         self._start = SlowStart()
         self._closing = threading.Event()
         self._beat = threading.Thread(target=self._tick, name="elasticdl-heartbeat", daemon=True)
-
-    def serve(self, collective: Breakable) -> None:
-        """Break it when that is ordered, and tell of it where this process stands."""
-        self.break_collective, self.witness.operations = collective.break_world, collective.last_operations
 
     def open(self) -> None:
         if self._stream is not None:

@@ -68,17 +68,7 @@ def _sockaddr(family: int, host: str, port: int) -> bytes:
     return struct.pack("=H", family) + struct.pack("!H", port) + flow + address
 
 
-def break_connections(published: Iterable[bytes], *, listening: bool) -> None:
-    """As `shut_published`; if it can't be done it is logged."""
-    try:
-        count = shut_published(b"".join(published), listening=listening)
-    except OSError as error:
-        log.warning("the world's sockets could not be found: %s", error)
-    else:
-        log.debug("shut %d sockets of the world", count)
-
-
-def shut_published(published: bytes, *, listening: bool) -> int:
+def shut_published(published: Iterable[bytes], *, listening: bool) -> int:
     """Shut this process's TCP sockets that have an end among the published addresses; returns how many.
 
     Those that are connecting, too: while Gloo forms a world, it may wait there for somebody who never comes.
@@ -86,12 +76,12 @@ def shut_published(published: bytes, *, listening: bool) -> int:
     ``listening``: also those that listen. Horovod's Gloo waits there for a member; torch's ends the process then.
     ``published``: what the members of the world have published; an address in it is a C ``sockaddr``.
     """
-    done = 0
+    done, addresses = 0, b"".join(published)
     for handle in tcp_sockets():
         with contextlib.suppress(OSError):  # it was closed meanwhile, or has nothing to shut
             if not listening and handle.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 continue
-            if any(end in published for end in ends(handle) if end):
+            if any(end in addresses for end in ends(handle) if end):
                 handle.shutdown(socket.SHUT_RDWR)
                 done += 1
     return done

@@ -128,7 +128,6 @@ class Ordered:
         self.settings_changed: Callable[[], bool] = lambda: False  # of the optimizer, since they were saved
         self.step_begins: Callable[[], None] = lambda: None  # the state looks at itself
         self._over = (-1, Progress())  # world and place in which the last batch of an epoch was behind
-        self.planned_epochs = 0  # that the training function goes up to, if it says so
         self._job = job
 
     @property
@@ -137,7 +136,6 @@ class Ordered:
 
     def epochs(self, count: int) -> Iterator[int]:
         """Epochs from the present one up to ``count``, the first perhaps partly done."""
-        self.planned_epochs = count
         while self.progress.epoch < count:
             epoch = self.progress.epoch
             yield epoch

@@ -267,7 +267,8 @@ class JobContext(ABC):
                 link.close()
             raise
         context = cls(link.session, collective, policy, seed)
-        link.session.serve(collective)
+        link.session.break_collective = collective.break_world
+        link.session.witness.operations = collective.last_operations
         if not opened:
             link.open()
         context._closers.callback(collective.close)

@@ -397,9 +397,8 @@ class ScriptRuntime(Generic[ContextT]):
         """
         if self._last is not None and self.context().under_master:
             self._last.require_steps()
-        if self._last is not None and self.rank() == 0:
-            for oversight in self._last.oversights():
-                self.context().warn(oversight)
+        if self._last is not None and self.rank() == 0 and (oversight := self._last.oversight()):
+            self.context().warn(oversight)
 
     def _tell_end(self) -> None:
         """Tell the master how it ended, as far as that is known here and not there."""

@@ -197,7 +197,6 @@ class TrainingState(ABC):
 
     def restore(self) -> None:
         """Go back to what was saved."""
-        self._position.require_fresh()
         for piece in self.pieces:
             piece.undo()
 
@@ -300,10 +299,9 @@ class TrainingState(ABC):
                 "trains, or each batch was left out"
             )
 
-    def oversights(self) -> list[str]:
-        """What looks forgotten in a training that has ended, a line each."""
-        planned = self.sampler.planned_epochs if self.sampler is not None else 0
-        return self._position.oversights(planned, self._job.world.size)
+    def oversight(self) -> str:
+        """What looks forgotten in a training that has ended; empty if nothing does."""
+        return self._position.oversight()
 
     # -- the end --
 
