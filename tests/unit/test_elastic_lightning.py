@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 from trainers_kit import make_data, process_is_kept  # noqa: F401
 
-from elasticdl.elastic.lightning import private, strategy
+from elasticdl.elastic.lightning import inside, strategy
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -153,8 +153,8 @@ def test_a_worker_whose_step_the_others_have_made_takes_their_state(tmp_path, mo
 def test_private_names_of_lightning_are_all_in_one_file():
     """What a release of Lightning may rename is to be found at once."""
     found = []
-    for path in sorted(Path(private.__file__).parent.glob("*.py")):
-        if path.name == "private.py":
+    for path in sorted(Path(inside.__file__).parent.glob("*.py")):
+        if path.name == "inside.py":
             continue
         tree = ast.parse(path.read_text())
         own = {name for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) for name in [each.name]}
@@ -175,18 +175,16 @@ def is_of_self(node):
 def test_the_private_names_are_there():
     trainer, module = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False), Module()
     trainer.strategy.connect(module)
-    assert private.devices_and_nodes(trainer) == (1, 1)
-    assert not private.syncs_batch_norm(trainer)
-    assert not private.validates_by_the_clock(trainer)
-    assert private.results_of(trainer) == {}
-    assert private.arguments_of_step(trainer, "batch", 3) == ("batch", 3)
-    with private.in_training_step(module):
-        assert private.is_in_training_step(module)
-    assert [each == {} for each in private.metrics_of(trainer)] == [True] * 3
-    private.set_logging_place(trainer, private.logging_place(trainer))
-    loops = private.loops_of(trainer.fit_loop)
-    names = {type(each).__name__ for each in (*loops, *private.counts_of(loops))}
+    assert not [*inside.cant_be_had(trainer)]
+    assert trainer.fit_loop.epoch_loop._results == {}
+    assert inside.arguments_of_step(trainer, "batch", 3) == ("batch", 3)
+    with inside.in_training_step(module):
+        assert inside.is_in_training_step(module)
+    assert [each == {} for each in inside._metrics_of(trainer)] == [True] * 3
+    assert vars(trainer._logger_connector).keys() >= {"_current_fx", "_first_loop_iter"}
+    loops = inside.loops_of(trainer.fit_loop)
+    names = {type(each).__name__ for each in (*loops, *inside.counts_of(loops))}
     assert {"_FitLoop", "_TrainingEpochLoop", "_BatchProgress", "_ReadyCompletedTracker"} <= names
     assert callable(importlib.import_module("lightning.pytorch.loggers.utilities")._log_hyperparams)
     for callback in (ModelCheckpoint(),):
-        assert all(any(name.startswith(each) for name in vars(callback)) for each in private.OF_SAVED[:2])
+        assert all(any(name.startswith(each) for name in vars(callback)) for each in inside.OF_SAVED[:2])

@@ -9,8 +9,7 @@ from lightning.pytorch.loggers import CSVLogger
 from trainers_kit import process_is_kept  # noqa: F401
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.lightning.fit_host import FitHost
-from elasticdl.elastic.lightning.trainer_state import Writing
+from elasticdl.elastic.lightning.fit_host import FitHost, Writing
 from elasticdl.elastic.torch_kit.participant import Participant
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -12,8 +12,7 @@ from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 
 from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.reporting import Activity
-from elasticdl.elastic.lightning.fit_host import Gradients
-from elasticdl.elastic.lightning.manual import Manual
+from elasticdl.elastic.lightning.manual import Gradients, Manual
 from elasticdl.elastic.torch_kit import reducer as buckets
 
 

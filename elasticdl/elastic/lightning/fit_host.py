@@ -9,9 +9,11 @@ import contextlib
 import functools
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from itertools import count
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy.typing as npt
@@ -22,14 +24,9 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import MicroBatch, Progress
 from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.reporting import Activity
-from elasticdl.elastic.lightning import private
-from elasticdl.elastic.lightning.logged import GivenBatch, Logged, Part
-from elasticdl.elastic.lightning.manual import Manual
-from elasticdl.elastic.lightning.trainer_state import (
-    Told,
-    TrainerState,
-    Writing,
-)
+from elasticdl.elastic.lightning import inside
+from elasticdl.elastic.lightning.inside import GivenBatch, Logged, Part, TrainerState
+from elasticdl.elastic.lightning.manual import MANUAL, Gradients, Manual
 from elasticdl.elastic.torch_kit.agreements import ScriptPosition
 from elasticdl.elastic.torch_kit.loop_state import IN_PLACE, LoopState
 from elasticdl.elastic.torch_kit.movable_host import MovableHost
@@ -48,7 +45,6 @@ from elasticdl.elastic.torch_kit.tensors import ElasticContext, refuse_others
 from elasticdl.elastic.torch_kit.torch_state import holders_of_callbacks
 from elasticdl.elastic.training.attributes import Holder
 from elasticdl.elastic.training.kept_state import require_origin
-from elasticdl.elastic.training.pieces import Piece
 from elasticdl.elastic.training.runtime import ScriptRuntime
 
 LIGHTNINGS = ("lightning", "pytorch_lightning")
@@ -66,29 +62,8 @@ def holders_of(trainer: Any) -> Iterator[Holder]:
 
 def of_lightning(module: Any) -> frozenset[str]:
     """Attributes that each module has of Lightning."""
-    kind = next(each for each in type(module).__mro__ if each.__module__.partition(".")[0] in PACKAGES)
-    return frozenset(vars(kind()))
-
-
-# What manual optimization trains: its parameters change in the middle of a step.
-MANUAL = replace(IN_PLACE, updates_within=True)
-
-
-class Gradients(Piece):
-    """As they are between two steps: a script may accumulate them over several batches. They are sums, which are not compared."""
-
-    name = "gradients"
-    is_value = True
-
-    def __init__(self, parameters: Callable[[], Sequence[torch.nn.Parameter]]) -> None:
-        self._parameters = parameters
-
-    def dump(self) -> dict[str, Any]:
-        return {"gradients": [parameter.grad for parameter in self._parameters()]}
-
-    def load(self, dumped: dict[str, Any]) -> None:
-        for parameter, gradient in zip(self._parameters(), dumped["gradients"], strict=True):
-            parameter.grad = None if gradient is None else gradient.to(parameter.device)
+    plain = next(each for each in type(module).__mro__ if each.__module__.partition(".")[0] in PACKAGES)()
+    return frozenset({*vars(plain), "_hparams"})  # which Lightning gives to each that has none
 
 
 # What can't be had of a trainer of Lightning or its module with workers that come and go: each is refused in one line.
@@ -116,19 +91,10 @@ CANT_BE_HAD = {
 }
 
 
-def require_trainer(trainer: Any) -> None:
-    """Raises:
-    UserError: it is told what only one that trains otherwise on several devices can do.
-    """
-    refuse(WHO, _of_trainer(trainer))
-
-
-def require_one_training(trainer: Any) -> None:
-    """Raises:
-    UserError: a callback, which may be a Tuner's, trains before the training, or changes what newcomers can't be sent.
-    """
+def of_callbacks(trainer: Any) -> Iterator[str]:
+    """Those, which may be a Tuner's, that train before the training, or change what newcomers can't be sent."""
     kinds = (kind.__name__ for callback in trainer.callbacks for kind in type(callback).__mro__)
-    refuse(WHO, (f"{name} {CANT_BE_HAD[name]}" for name in kinds if name in CANT_BE_HAD))
+    return (f"{name} {CANT_BE_HAD[name]}" for name in kinds if name in CANT_BE_HAD)
 
 
 def require_module(module: Any, optimizers: list[Any]) -> None:
@@ -141,27 +107,91 @@ def require_module(module: Any, optimizers: list[Any]) -> None:
         require_plain(module, optimizer, WHO)
 
 
-def require_loader(loader: Any) -> None:
-    """Raises:
-    UserError: it is divided among devices already, or can't be divided.
-    """
-    refuse(WHO, of_loader(loader))
+def of_train_loader(loader: Any) -> Iterator[str]:
+    """One that is divided among devices already, or can't be divided."""
+    yield from of_loader(loader)
     for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
         if isinstance(sampler, DistributedSampler):
-            name = type(sampler).__name__
-            refuse(WHO, [f"the train loader has a {name}; leave it out, as each batch is divided anyway"])
+            yield f"the train loader has a {type(sampler).__name__}; leave it out, as each batch is divided anyway"
 
 
-def _of_trainer(trainer: Any) -> Iterator[str]:
-    devices, nodes = private.devices_and_nodes(trainer)
-    if nodes > 1:
-        yield f"num_nodes={nodes}; leave it out, as the job gives each worker its machine"
-    if devices > 1 and devices != trainer.accelerator.auto_device_count():
-        yield f"devices={devices}; expected one, as the job starts a worker for each device"
-    if private.syncs_batch_norm(trainer):
-        yield "sync_batchnorm=True needs a process group: leave it out"
-    if private.validates_by_the_clock(trainer):
-        yield "val_check_interval is a time, which each worker would measure for itself: give batches or a part of an epoch"
+# What rank 0 alone does, whichever worker that is: it writes files, shows the progress bar, and tells the job of validations and checkpoints.
+
+# Before there is a world nobody writes: which worker is to do that is not known.
+NOBODY = 1
+
+
+class Writing:
+    """Tells Lightning of this worker's rank."""
+
+    def __init__(self, trainer: Any, rank_zero_only: Any) -> None:
+        self.rank = NOBODY
+        self._trainer = trainer
+        self._rank_zero_only = rank_zero_only
+        rank_zero_only.rank = NOBODY
+
+    def take_rank(self, rank: int, *, is_first: bool, goes_on: bool = False) -> None:
+        """``is_first``: the world is the job's first. ``goes_on``: with the training of an earlier job, which has written files."""
+        if rank == self.rank:
+            return
+        self.rank = self._rank_zero_only.rank = rank
+        if rank == 0:
+            if goes_on or not is_first:
+                self._put_files_aside()
+            if is_first:
+                self._say_what_was_not_said()
+
+    def stop(self) -> None:
+        """This worker leaves; another writes from now on."""
+        if self.rank == 0:
+            for logger in self._trainer.loggers:
+                logger.save()
+        self.rank = self._rank_zero_only.rank = NOBODY
+
+    def _say_what_was_not_said(self) -> None:
+        """What Lightning has rank 0 write before the loops begin."""
+        trainer = self._trainer
+        bar = trainer.progress_bar_callback
+        if bar is not None:
+            bar.enable()
+        for callback in trainer.callbacks:
+            if any(kind.__name__ == "ModelSummary" for kind in type(callback).__mro__):
+                callback.on_fit_start(trainer, trainer.lightning_module)
+        inside.log_hyperparameters(trainer)
+
+    def _put_files_aside(self) -> None:
+        """A CSVLogger that begins would remove what the last rank 0 has written."""
+        for logger in self._trainer.loggers:
+            path = Path(getattr(logger, "log_dir", None) or "", "metrics.csv")
+            if any(kind.__name__ == "CSVLogger" for kind in type(logger).__mro__) and path.is_file():
+                free = (path.with_stem(f"metrics_{number}") for number in count())
+                path.rename(next(each for each in free if not each.exists()))
+
+
+class Told:
+    """So that their time does not count as training."""
+
+    def __init__(self, trainer: Any, job: ElasticContext) -> None:
+        self._trainer = trainer
+        self._job = job
+        self._began = 0.0
+        self._before: dict[str, Any] = {}  # metrics
+
+    def validation_begins(self) -> None:
+        self._began, self._before = time.monotonic(), dict(self._trainer.callback_metrics)
+
+    def validation_ends(self) -> None:
+        trainer = self._trainer
+        if trainer.is_global_zero and not trainer.sanity_checking:
+            found = trainer.callback_metrics.items()
+            metrics = {name: float(value) for name, value in found if value is not self._before.get(name)}
+            about = {"step": trainer.global_step, "epoch": trainer.current_epoch}
+            self._job.tell_work("evaluation", **about, metrics=metrics, seconds=time.monotonic() - self._began)
+
+    def saved(self, path: str, seconds: float) -> None:
+        if self._trainer.is_global_zero:
+            step = self._trainer.global_step
+            self._job.tell_work("checkpoint", step=step, path=path, seconds=seconds, held=seconds)
 
 
 # What moves a batch to its device draws from another stream than what loads it, and so does a training step.
@@ -183,7 +213,6 @@ class FitHost(MovableHost):
         self._writing = writing
         self.told = Told(trainer, job)
         self._knows_files = False  # where the others have written
-        self._begins_within = False  # an epoch, of which Lightning calls no hooks then
         self._given: GivenBatch | None = None  # the batch in hand; before the first one the others may not be there
         self._moves_by_hooks = False  # of the script
         self._is_last = False  # the pass that is made next is the step's last
@@ -231,18 +260,15 @@ class FitHost(MovableHost):
             refuse_new_groups(
                 state.optimizer, "give all parameters in configure_optimizers, and freeze those that are to train later"
             )
-        if self.is_catching_up:
-            self._begins_within = self._place.enter(self.participant.state.weights)
-            if not self._begins_within:
-                self.participant.arrive()  # or hooks would draw what is not the script's
+        if self.is_catching_up and not self._place.enter(self.participant.state.weights):
+            self.participant.arrive()  # or hooks would draw what is not the script's
         self._knows_files = True
         self.rank_known()
-        if threading.current_thread() is threading.main_thread():
-            self._on_sigterm = signal.getsignal(signal.SIGTERM)
+        self._on_sigterm = signal.getsignal(signal.SIGTERM)
 
     def keep_sigterm(self) -> None:
         """Lightning has set its own handler, which would end the loops with an error."""
-        if self._on_sigterm is not None and self.job.under_master:
+        if self.job.under_master and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
     # -- for the loader --
@@ -255,15 +281,16 @@ class FitHost(MovableHost):
         state.sources = [data.source]
         if self.is_catching_up and state.resumed is not None:
             require_origin(*state.resumed, state.origin, state.progress.position)
-        if self._begins_within:
-            private.begin_epoch(self._trainer)  # what hooks change of the job's state is replaced, the rest stays
-            self._begins_within = False
-        if self.go_to(self._trainer.current_epoch) is not None:
+        first = self.go_to(self._trainer.current_epoch)
+        if first is not None:
+            inside.begin_with(self._trainer, first)
             yield from self.take(data.order_of)
 
     def asks_for(self, batch: GlobalBatch) -> bool:
         # Lightning clears gradients of which no step was made.
-        return bool(self.participant.open_batches) and self._begins_step
+        trainer = self._trainer
+        begins_step = (trainer.fit_loop.epoch_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        return begins_step and bool(self.participant.open_batches)
 
     def opened(self, batch: GlobalBatch, part: MicroBatch, sample: Any) -> OpenBatch:
         self._given = GivenBatch(batch, part, index=self._trainer.fit_loop.epoch_loop.batch_idx + 1)
@@ -325,14 +352,25 @@ class FitHost(MovableHost):
         if self._manual is not None:
             self.participant.state.reducer.weighed.look(loss, len(given.part.indices))
             # Each pass is summed by itself.
-            make = functools.partial(self._backward, given, given.part.weight, loss, scaled, run, last=False)
-            self._manual.sum(make)
+            self._manual.sum(lambda: self._backward(given, given.part.weight, loss, scaled, run))
             return
         if self.participant.is_reduced and self.job.size > 1:
             raise UserError(SECOND_PASS)
         self._backward(given, given.part.weight, loss, scaled, run, last=self._is_last)
         if self._is_last:
             self._reduce()
+
+    def _backward(
+        self,
+        given: OpenBatch,
+        weight: float,
+        loss: torch.Tensor,
+        scaled: torch.Tensor,
+        run: Callable[..., Any],
+        *,
+        last: bool = False,
+    ) -> None:
+        self.participant.backward(given, weight, loss, lambda factor: run(scaled * factor), last=last)
 
     @contextlib.contextmanager
     def making_last(self) -> Iterator[None]:
@@ -383,9 +421,8 @@ class FitHost(MovableHost):
 
     @contextlib.contextmanager
     def as_before_step(self) -> Iterator[None]:
-        if (
-            self._manual is not None
-        ):  # a newcomer begins the whole training step, in which other parameters may be trained by now
+        if self._manual is not None:
+            # A newcomer begins the whole training step, in which other parameters may be trained by now.
             self._manual.begin_again()
         yield
 
@@ -403,7 +440,7 @@ class FitHost(MovableHost):
         part = Part(weight, samples or len(given.part.indices), samples)
         asked, answers.asked = answers.asked, given.asked  # which are the same once more
         try:
-            with private.moved(trainer, sample) as moved:
+            with inside.moved(trainer, sample) as moved:
                 again = functools.partial(trainer.strategy.step_again, moved, given.index)
                 result = self._run(given, part, functools.partial(self._manual.run, again) if self._manual else again)
         finally:
@@ -417,7 +454,7 @@ class FitHost(MovableHost):
         loss = loss / trainer.accumulate_grad_batches
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         scaled = loss if scaler is None else scaler.scale(loss)
-        self._backward(given, weight, loss, scaled, trainer.lightning_module.backward, last=False)
+        self._backward(given, weight, loss, scaled, trainer.lightning_module.backward)
 
     # -- the end --
 
@@ -446,26 +483,6 @@ class FitHost(MovableHost):
         trainer = self._trainer
         batches = trainer.fit_loop.epoch_loop.batch_progress.current
         return bool(trainer.training and batches.ready > batches.completed)
-
-    @property
-    def _begins_step(self) -> bool:
-        trainer = self._trainer
-        return bool((trainer.fit_loop.epoch_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0)
-
-    def _backward(
-        self,
-        given: OpenBatch,
-        weight: float,
-        loss: torch.Tensor,
-        scaled: torch.Tensor,
-        run: Callable[..., Any],
-        *,
-        last: bool,
-    ) -> None:
-        def make(factor: float) -> None:
-            run(scaled if factor == 1.0 else scaled * factor)
-
-        self.participant.backward(given, weight, loss, make, last=last)
 
     def _reduce(self, failure: WorldBroken | None = None) -> None:
         self._step_before = self.participant.state.progress.step

@@ -7,20 +7,46 @@ with them next, it does on one device. A sum that fails ends the training step b
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.reporting import Activity
+from elasticdl.elastic.torch_kit.loop_state import IN_PLACE
 from elasticdl.elastic.torch_kit.reducer import GradientReducer
 from elasticdl.elastic.torch_kit.refusals import Optimizers
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.training.check import require_one
+from elasticdl.elastic.training.pieces import Piece
 
 OTHERS = (
     "the workers made gradients of different parameters in one manual_backward, which of them are trained being each worker's own choice: let "
     "toggle_optimizer and requires_grad depend on the batch's number, the epoch or the step, and not on what one worker has seen or counted"
 )
+
+
+# What manual optimization trains: its parameters change in the middle of a step.
+MANUAL = replace(IN_PLACE, updates_within=True)
+
+
+class Gradients(Piece):
+    """As they are between two steps: a script may accumulate them over several batches. They are sums, which are not compared."""
+
+    name = "gradients"
+    is_value = True
+
+    def __init__(self, parameters: Callable[[], Sequence[torch.nn.Parameter]]) -> None:
+        self._parameters = parameters
+
+    def dump(self) -> dict[str, Any]:
+        return {"gradients": [parameter.grad for parameter in self._parameters()]}
+
+    def load(self, dumped: dict[str, Any]) -> None:
+        for parameter, gradient in zip(self._parameters(), dumped["gradients"], strict=True):
+            parameter.grad = None if gradient is None else gradient.to(parameter.device)
 
 
 class TornStep(BaseException):

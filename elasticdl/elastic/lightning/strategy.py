@@ -21,17 +21,17 @@ from elasticdl.common.credentials import MASTER
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.lightning import private
+from elasticdl.elastic.lightning import inside
 from elasticdl.elastic.lightning.fit_host import (
     WHO,
     FitHost,
-    require_loader,
+    Writing,
+    of_callbacks,
+    of_train_loader,
     require_module,
-    require_one_training,
-    require_trainer,
 )
-from elasticdl.elastic.lightning.trainer_state import Writing
 from elasticdl.elastic.torch_kit.own_loader import OwnLoader
+from elasticdl.elastic.torch_kit.refusals import refuse
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, choose_device
 from elasticdl.elastic.training.runtime import ScriptRuntime, require_guard
 
@@ -125,7 +125,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
 
         def setup_environment(self) -> None:
             trainer = self.lightning_module.trainer
-            require_trainer(trainer)
+            refuse(WHO, inside.cant_be_had(trainer))
             super().setup_environment()
             if trainer.state.fn == "fit" and (self.takes_part_alone or MASTER in os.environ):
                 self._begin(trainer)
@@ -133,7 +133,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
         def _begin(self, trainer: Any) -> None:
             if self._host is not None:
                 raise UserError(f"{WHO}: trainer.fit was called before: under `elasticdl run` a script trains once")
-            require_one_training(trainer)
+            refuse(WHO, of_callbacks(trainer))
             job = runtime.init_in_place(global_batch_size=1)
             # Processes that load data are forked from one that has imported what takes long.
             multiprocessing.set_forkserver_preload([package, __package__])
@@ -146,16 +146,16 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
                 require_module(self.lightning_module, self.optimizers)
 
         def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
-            if name is not None and name.endswith(private.LOADER_ASKED):
+            if name is not None and name.endswith(inside.LOADER_ASKED):
                 self._asked, self._train_loaders = name, 0
             host = self._host
             if host is None:
                 return
-            if name == private.RESTORED and self.lightning_module.trainer.state.fn == "fit":
+            if name == inside.RESTORED and self.lightning_module.trainer.state.fn == "fit":
                 host.begin()
-            elif name == private.READY:
+            elif name == inside.READY:
                 host.keep_sigterm()
-            elif name == private.SAVED:
+            elif name == inside.SAVED:
                 host.of_first(None)  # which waits for all
 
         def on_train_end(self) -> None:
@@ -174,14 +174,14 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
         # -- a batch --
 
         def process_dataloader(self, dataloader: Any) -> Any:
-            if self._asked != private.TRAIN_LOADER_ASKED:
+            if self._asked != inside.TRAIN_LOADER_ASKED:
                 if self._host is not None:
                     start_safely(dataloader)
                 return dataloader
             self._train_loaders += 1
             if self._train_loaders > 1:
                 raise UserError(f"{WHO}: there are several train loaders; expected one")
-            require_loader(dataloader)
+            refuse(WHO, of_train_loader(dataloader))
             if self._host is None:
                 return dataloader
             loader = TrainLoader(dataloader, self._host)
@@ -217,8 +217,8 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
         def step_again(self, batch: Any, index: int) -> Any:
             """The training step on another part of a batch."""
             module = self.lightning_module
-            arguments = private.arguments_of_step(module.trainer, batch, index)
-            with private.in_training_step(module):
+            arguments = inside.arguments_of_step(module.trainer, batch, index)
+            with inside.in_training_step(module):
                 return super().training_step(*arguments)
 
         def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -237,9 +237,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
 
         def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
             host = self._host
-            if host is None:
-                return super().optimizer_step(optimizer, closure, model, **kwargs)
-            if host.is_manual:
+            if host is None or host.is_manual:
                 return super().optimizer_step(optimizer, closure, model, **kwargs)
             with host.making_last():
                 result = closure()
@@ -255,7 +253,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             if host is None or str(reduce_op).lower() not in ("mean", "avg"):
                 return tensor
             module = self.lightning_module
-            if private.is_in_training_step(module) or not module.trainer.training:
+            if inside.is_in_training_step(module) or not module.trainer.training:
                 return tensor
             return host.mean(tensor) if isinstance(tensor, torch.Tensor) else tensor
 
