@@ -111,16 +111,6 @@ def test_what_a_dead_writer_left_goes_with_the_next_newer_checkpoint(store, url)
     assert files(url) == [".checkpoint-0000000009.pt.alive", "checkpoint-0000000006.pt", "notes.txt"]
 
 
-def test_one_set_aside_is_neither_listed_nor_counted(store, url):
-    for step in (1, 2, 3):
-        save(store, step)
-    store.set_aside(3)
-    assert steps(store) == [2, 1]
-    save(store, 4)
-    assert steps(store) == [4, 2, 1]
-    assert "checkpoint-0000000003.pt.unreadable" in files(url)
-
-
 @pytest.mark.parametrize("place", ["nosuchkind://bucket/x", "s3://bucket/x"])
 def test_an_unknown_kind_of_place_is_the_users_mistake(monkeypatch, place):
     monkeypatch.setitem(sys.modules, "s3fs", None)

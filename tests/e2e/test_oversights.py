@@ -58,7 +58,7 @@ def loop(each_epoch="pass", processes=0):
         (loop("if elastic.rank() == 0: return"), 2, [], "1 of 2 workers ended their training after step 2 and the others go on"),
         (loop("epoch == 1 and exit(0)"), 2, [], "sys.exit(0) was called within training: return from the function below @elastic.run"),
         (NO_HOROVOD + loop(), 1, ["--collective", "horovod"], "Horovod with PyTorch is needed and can't be imported"),
-        (loop(processes=2), 1, [], "{script}:26: with num_workers=2 each process that loads data imports this script and would train"),
+        (loop(processes=2), 1, [], "which imports the script anew: put what the script does below"),
     ],
     ids=["a loop of one's own", "different steps", "sys.exit", "no Horovod", "no guard"],
 )  # fmt: skip

@@ -17,7 +17,6 @@ from elasticdl.elastic.core.plan import BatchPolicy, Progress, epoch_order, equa
 from elasticdl.elastic.core.protocol import Member, World
 from elasticdl.elastic.torch_kit.loaders import ElasticSampler
 from elasticdl.elastic.torch_kit.own_loader import OwnCursor, OwnLoader
-from elasticdl.elastic.training.cursor import Cursor
 
 
 def nothing(*_, **__): ...
@@ -209,7 +208,7 @@ def ours(stands):
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("stands", [0, 2, 4])
 def test_a_cursor_gives_the_batches_that_are_left_divided_among_the_workers(stands, workers):
-    cursor: Cursor = ours(stands)
+    cursor = ours(stands)
     wholes = [list(range(50))[start : start + 16] for start in range(0, 50, 16)][stands:]
     for _ in range(2):  # it is not moved on by asking
         plans = list(cursor.batches(workers))

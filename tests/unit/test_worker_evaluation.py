@@ -7,7 +7,6 @@ from refusal_kit import refused
 from session_kit import JobStub
 from torch.utils.data import TensorDataset
 
-from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.torch_kit.tensors import TorchTensors
@@ -138,19 +137,3 @@ def test_only_rank_0_receives_the_outputs_of_others_and_computes_the_metrics_and
     assert [each[-2:] for each in said] == [[Activity.WAIT, Activity.ALIVE]] * 3
     assert received[0] > 0
     assert received[1:] == [0, 0]
-
-
-def test_another_type_on_another_worker_is_refused():
-    board = Board(2)
-
-    def evaluate(rank):
-        model = Shaped(torch.Tensor.double) if rank else torch.nn.Identity()
-        try:
-            make_evaluator(SumOfThreads(rank, board), data(8), model=model).evaluate()
-        except Exception as error:  # noqa: BLE001
-            board.barrier.abort()  # the other waits for the metrics
-            return error
-
-    first, _ = in_threads(evaluate, range(2))
-    assert isinstance(first, UserError)
-    assert "another shape or type on another worker" in str(first)

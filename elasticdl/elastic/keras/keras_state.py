@@ -187,7 +187,6 @@ class KerasState(state.TrainingState):
     """See `elasticdl.elastic.training.state.TrainingState`."""
 
     _remedy = "call state.accumulate(inputs, labels) exactly once for each micro-batch"
-    _own_names = state.TrainingState._own_names | {"model", "optimizer", "loader", "train_step"}
     _job: ElasticContext
 
     def _shapes(self) -> dict[str, str]:

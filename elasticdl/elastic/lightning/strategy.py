@@ -33,7 +33,7 @@ from elasticdl.elastic.lightning.fit_host import (
 from elasticdl.elastic.torch_kit.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.refusals import refuse
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, choose_device
-from elasticdl.elastic.training.runtime import ScriptRuntime, require_guard
+from elasticdl.elastic.training.runtime import ScriptRuntime
 
 # The train loader: of each of its batches, which are the global ones, this worker loads its part.
 
@@ -41,7 +41,6 @@ from elasticdl.elastic.training.runtime import ScriptRuntime, require_guard
 def start_safely(loader: Any) -> None:
     """A fork would take the session's threads and locks along into the processes that load data."""
     if isinstance(loader, DataLoader) and loader.num_workers and loader.multiprocessing_context is None:
-        require_guard(loader.num_workers)
         loader.multiprocessing_context = "forkserver"
 
 

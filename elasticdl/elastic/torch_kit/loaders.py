@@ -20,7 +20,6 @@ from elasticdl.elastic.torch_kit.tensors import ElasticContext, seed_generators
 from elasticdl.elastic.training import cursor
 from elasticdl.elastic.training.cursor import ElasticLoader, Ordered
 from elasticdl.elastic.training.pieces import mapped
-from elasticdl.elastic.training.runtime import require_guard
 
 Collate = Callable[[list[Any]], Any]
 # Reduces the gradients of a step, the last of which a given call makes; None: they are there.
@@ -130,7 +129,6 @@ class ElasticSampler(Ordered, Sampler[list[int]]):
         self._reducer: GradientReducer | None = None
         self._reduce: Reduce = lambda backward: None
         self._ahead: Iterator[StepPlan] | None = None
-        self.guarded = False  # the script was read: it may be edited while it runs
 
     def attach(self, reducer: GradientReducer, reduce: Reduce, least: int = 1) -> None:
         """Say where gradients are accumulated, and what reduces them; done by the training state. ``least``: samples of a micro-batch."""
@@ -187,9 +185,6 @@ def _require_usable(loader: DataLoader[Any], own: ElasticSampler) -> None:
             "sampler.steps(loader): its processes would be forked, and take this one's threads and locks along; "
             'make it DataLoader(..., num_workers=..., multiprocessing_context="forkserver")'
         )
-    if loader.num_workers and not own.guarded:
-        require_guard(loader.num_workers)
-        own.guarded = True
 
 
 class ElasticDataLoader(ElasticLoader[ElasticSampler]):

@@ -23,7 +23,6 @@ from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.torch_kit.refusals import of_loader, refuse
 from elasticdl.elastic.training.data_facts import TRAINING, Source
 from elasticdl.elastic.training.pieces import leaves_of
-from elasticdl.elastic.training.runtime import require_guard
 
 # A batch that stands in for one that the job has trained on already, for a script that must not notice.
 
@@ -201,7 +200,6 @@ class OwnLoader:
         self.loader = loader
         self.draws = Draws(loader)
         self.source = replace(Source.of(TRAINING, loader.dataset), batch=loader.batch_size)
-        self._guarded = False
 
     @property
     def size(self) -> int:
@@ -224,9 +222,6 @@ class OwnLoader:
     def load(self, parts: Iterable[MicroBatch], seed: int) -> Iterator[Any]:
         """By as many processes as the script's loader has. ``parts`` are taken as they are needed. ``seed``: of what the processes draw at random."""
         given = self.loader
-        if given.num_workers and not self._guarded:
-            require_guard(given.num_workers)
-            self._guarded = True
         return iter(
             DataLoader(
                 given.dataset,

@@ -413,7 +413,6 @@ class TorchState(state.TrainingState):
     """
 
     _value_piece = TorchValue
-    _own_names = state.TrainingState._own_names | {"model", "optimizer", "loader", "attributes", "reducer"}
     sampler: ElasticSampler | None
     _job: ElasticContext
 

@@ -84,22 +84,20 @@ class CheckpointStore:
             return load(file)
 
     def read_newest(self, load: Callable[[IO[bytes]], Content], remedy: str) -> tuple[Checkpoint, Content] | None:
-        """The newest that can be read, if there are any. Newer ones are passed over, with a line in the log, and set aside.
+        """The newest that can be read, if there are any. Newer ones are passed over, with a line in the log.
 
         Raises:
             UserError: not one of them can be read. ``remedy``: what the user can do about it.
         """
         found = self.newest_first()
         why = ""
-        for number, checkpoint in enumerate(found):
+        for checkpoint in found:
             try:
                 content = self.read(checkpoint.step, load)
             except Exception as error:  # noqa: BLE001 - the unpickler raises anything over a damaged file
                 why = one_line(error).partition(". ")[0].rstrip(".")  # torch says much of a damaged file
                 log.warning("%s can't be read and is passed over: %s", checkpoint.path, why)
                 continue
-            for unreadable in found[:number]:
-                self.set_aside(unreadable.step)
             return checkpoint, content
         if found:
             older = f", nor can the {len(found) - 1} older ones" * (len(found) > 1)
@@ -132,14 +130,6 @@ class CheckpointStore:
             step = int(match[1]) if (match := self._whole.fullmatch(name)) else but
             if step != but and (before is None or (step is not None and step < before)):
                 self._remove(self._at(name))
-
-    def set_aside(self, step: int) -> None:
-        """Rename a checkpoint that can't be read: it is neither listed any more nor counted among those to keep."""
-        path = self._at(self._name(step))
-        try:
-            self._fs.mv(path, f"{path}.unreadable")
-        except OSError as error:
-            log.warning("%s can't be renamed either: %s", path, one_line(error))
 
     def _name(self, step: int) -> str:
         return f"{self._stem}-{step:010d}{self._suffix}"

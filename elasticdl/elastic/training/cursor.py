@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sized
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -24,20 +24,6 @@ def seed_generators(seed: int) -> None:
     """Python's and NumPy's global ones."""
     random.seed(seed)
     np.random.seed(seed)
-
-
-class Cursor(Protocol):
-    """Where training stands in the data. It gives plans, and nothing else divides batches.
-
-    What `Progress` does not say of the place is a part of the training state: of a script's loader, what its order is
-    drawn from; of an order of ours, nothing.
-    """
-
-    def batches(self, workers: int) -> Iterator[BatchPlan]:
-        """The global batches from here to the end of the epoch, divided among so many workers.
-
-        Each is divided when it is asked for: a change of workers takes no longer where more is left.
-        """
 
 
 class StepBatch:

@@ -115,11 +115,8 @@ class KeptState:
         if not self._resume or not self._is_there():
             return ""
         store = self._store()
-        newest = next(iter(store.newest_first()), None)
-        if newest is not None and not self._is_further(newest, state, tell):
-            return ""
         readable = store.read_newest(functools.partial(_unpack, state), REMEDY)
-        if readable is None or not self._is_further(readable[0], state, tell):  # the newest may be damaged
+        if readable is None or not self._is_further(readable[0], state, tell):
             return ""
         found, loaded = readable
         about = loaded.pop(KEPT)

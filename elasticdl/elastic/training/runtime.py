@@ -7,11 +7,9 @@ And what begins and ends a script's part: seeds, its children, how a failure is 
 
 from __future__ import annotations
 
-import ast
 import atexit
 import contextlib
 import functools
-import inspect
 import logging
 import multiprocessing
 import os
@@ -20,8 +18,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
-from types import FrameType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -53,36 +49,6 @@ def imports_the_script_anew() -> bool:
 def belongs_to_a_worker(environ: Mapping[str, str]) -> bool:
     """Whether the process that started this one, or one before, is the worker: it has set the variable."""
     return MASTER in environ and environ.get(CONNECTED) == environ[MASTER]
-
-
-def require_guard(processes: int) -> None:
-    """Before processes are started that import the script.
-
-    Raises:
-        UserError: the script trains at its top level, where each of them would train, too.
-    """
-    main = vars(sys.modules["__main__"])
-    frame = _top_level_of(main)
-    path = main.get("__file__")
-    if frame is None or path is None or not Path(path).is_file():  # `python -c`: nothing can be imported anew
-        return
-    if (getattr(main.get("__spec__"), "name", None) or "").rpartition(".")[2] == "__main__":  # a package's: it is not
-        return
-    # Whatever the condition is: where it does not tell children apart, they refuse to train themselves.
-    ifs = [node for node in ast.walk(ast.parse(Path(path).read_bytes())) if isinstance(node, ast.If)]
-    if not any(node.lineno <= frame.f_lineno <= (node.end_lineno or node.lineno) for node in ifs):
-        raise UserError(
-            f"{path}:{frame.f_lineno}: with num_workers={processes} each process that loads data imports this script and "
-            f"would train as well: put what the script does below `{GUARD}`"
-        )
-
-
-def _top_level_of(main: Mapping[str, object]) -> FrameType | None:
-    """Where the main script is at present."""
-    frame = inspect.currentframe()
-    while frame is not None and not (frame.f_code.co_name == "<module>" and frame.f_globals is main):
-        frame = frame.f_back
-    return frame
 
 
 # What the master is told of an error that ends a worker.

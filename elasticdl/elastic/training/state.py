@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import IO, Any, ClassVar
+from typing import IO, Any, ClassVar, NoReturn
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import memory_of_the_worker
@@ -44,17 +44,8 @@ class TrainingState(ABC):
     _remedy: str  # for a step on too few samples
     _ends_with_function = True  # training is over when the script's function returns
     _value_piece: ClassVar[type[Value]] = Value
-    _own_names: ClassVar[frozenset[str]] = frozenset(  # beside those of the class
-        {
-            "sampler",
-            "settings",
-            "values",
-            "sources",
-            "stopping",
-            "resumed",
-            "cannot_be_kept",
-        }
-    )
+    _is_made = False  # till then it sets its own names
+    values: dict[str, Any]
 
     def __init__(
         self,
@@ -72,14 +63,12 @@ class TrainingState(ABC):
         Raises:
             UserError: a value has the name of what the state has itself.
         """
+        self.__dict__["values"] = values
         for name in values:
-            if name in self._own_names or name.startswith("_") or hasattr(type(self), name):
-                raise UserError(
-                    f"{type(self).__name__}({name}=...): the state has a {name} of its own: give the value another name"
-                )
+            if name == "values" or name.startswith("_") or hasattr(type(self), name):
+                self._refuse(name)
         self.sampler = sampler
         self.settings = settings
-        self.values = values
         self.sources = list(sampler.sources) if sampler is not None else []  # the data, as others must have them
         self.stopping = False  # this member's vote for ending the training; only rank 0's is looked at
         self.resumed: tuple[str, Mapping[str, Any]] | None = None  # a kept state that was loaded, and its origin
@@ -103,6 +92,7 @@ class TrainingState(ABC):
     def _hold(self, *pieces: Piece) -> None:
         """Have these pieces of a framework, which are loaded and undone in this order, before all others."""
         self._framework_pieces = pieces
+        self._is_made = True
         for piece in self.pieces:
             piece.keep()
 
@@ -131,11 +121,17 @@ class TrainingState(ABC):
             raise AttributeError(f"the state has no {name!r}; give it as {title}({name}=...)") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        values = self.__dict__.get("values")
-        if values is not None and name in values:
-            values[name] = value
-        else:
+        if name not in self.values:
             super().__setattr__(name, value)
+        elif self._is_made:
+            self.values[name] = value
+        else:
+            self._refuse(name)
+
+    def _refuse(self, name: str) -> NoReturn:
+        raise UserError(
+            f"{type(self).__name__}({name}=...): the state has a {name} of its own: give the value another name"
+        )
 
     @property
     def progress(self) -> Progress:
