@@ -28,7 +28,7 @@ from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.link.store import Endpoint
 from elasticdl.elastic.torch_kit.refusals import each_of
 from elasticdl.elastic.training.job import JobContext
-from elasticdl.elastic.training.pieces import COLUMNS, WEIGHTS, WORD, Array, Marks, as_array, mark
+from elasticdl.elastic.training.pieces import Array, Marks, as_array, mark
 from elasticdl.elastic.training.runtime import SEED, ScriptRuntime
 
 TensorT = TypeVar("TensorT", bound=torch.Tensor)
@@ -187,8 +187,14 @@ def _new_event() -> torch.cuda.Event:
     return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # else who waits for it spins
 
 
-# A number that stands for a tensor's bits: `elasticdl.elastic.training.pieces.mark`, computed where the tensor is.
+# A number that stands for a tensor's bits, computed where the tensor is: a sum of its words with weights, by 2**64, which is the same in
+# whatever order a device adds.
 
+# A plain sum of words says nothing of their order, so the words of each column have a weight. That the columns are a prime number
+# keeps the rows of a matrix from being taken for one another.
+COLUMNS = 1021
+WEIGHTS: Array = (np.random.PCG64(0).random_raw(COLUMNS) | np.uint64(1)).view(np.int64)
+WORD = 8  # bytes
 _UNSIGNED = (1 << 64) - 1
 
 
@@ -199,10 +205,10 @@ def marks_of(tensors: Sequence[Any]) -> Marks:
     for number, each in enumerate(tensors):
         if is_lazy(each):
             continue
-        if isinstance(each, torch.Tensor) and each.device.type != "cpu":
+        if isinstance(each, torch.Tensor):
             on_devices.setdefault(each.device, []).append(number)
         else:
-            made[number] = mark(_on_host(each) if isinstance(each, torch.Tensor) else np.asarray(each))
+            made[number] = mark(np.asarray(each))
     copies = {device: HostCopy(device_marks([tensors[i] for i in found])) for device, found in on_devices.items()}
 
     def wait() -> list[int]:
@@ -232,13 +238,6 @@ def _device_mark(raw: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         total = total + (words[:square].view(-1, COLUMNS).sum(0) * weights).sum()
     rest, tail = words[square:], raw[whole:].long()
     return total + (rest * weights[: len(rest)]).sum() + (tail * weights[COLUMNS - len(tail) :]).sum()
-
-
-def _on_host(tensor: torch.Tensor) -> Any:
-    """Its bits, without a copy where that can be."""
-    if tensor.layout is torch.strided and tensor.dtype in (torch.float32, torch.float64, torch.int64):
-        return tensor.detach().numpy()
-    return _bits(tensor).numpy()
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

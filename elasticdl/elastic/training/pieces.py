@@ -31,14 +31,8 @@ UNCHANGING = (type(None), bool, int, float, complex, str, bytes)
 Array = npt.NDArray[Any]
 Marks = Callable[[], list[int]]  # waits for them, if a device is at work on them
 
-# A plain sum of words says nothing of their order, so the words of each column have a weight. That the columns are a prime number
-# keeps the rows of a matrix from being taken for one another.
-COLUMNS = 1021
-WEIGHTS: Array = (np.random.PCG64(0).random_raw(COLUMNS) | np.uint64(1)).view(np.int64)
-WORD = 8  # bytes
 MOST_NESTED = 12
 MOST_SHOWN = 60  # characters of a value
-_MASK = (1 << 64) - 1
 
 
 # -- values by name --
@@ -134,21 +128,10 @@ def _number(value: Any) -> str:
 
 
 def mark(array: Array) -> int:
-    """A sum of its words with weights, by 2**64: the same in whatever order a device adds."""
+    """Of its bits, and their order."""
     if array.dtype.hasobject:
         return zlib.crc32(plain_text(array).encode())
-    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    whole = raw.size // WORD * WORD
-    words = raw[:whole].view(np.int64)
-    square = words.size // COLUMNS * COLUMNS
-    total = raw.size
-    if square:
-        total += int(words[:square].reshape(-1, COLUMNS).sum(0) @ WEIGHTS)
-    if square < words.size:
-        total += int(words[square:] @ WEIGHTS[: words.size - square])
-    if whole < raw.size:
-        total += int(raw[whole:].astype(np.int64) @ WEIGHTS[-(raw.size - whole) :])
-    return total & _MASK
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def array_marks(arrays: Sequence[Array]) -> Marks:
@@ -415,7 +398,9 @@ class InHand(Local):
 class Tensors:
     """What is done with the tensors of a framework."""
 
-    marks_of: Callable[[Sequence[Any]], Marks]  # what `mark` is for an array; on a GPU the host goes on meanwhile
+    marks_of: Callable[
+        [Sequence[Any]], Marks
+    ]  # numbers below 2**64 that stand for their bits; on a GPU the host goes on meanwhile
     host_array: Callable[[Any], Array]  # numbers as they are; anything else as text
     broadcast: Callable[..., Any]  # rank 0's, on members that stand elsewhere; or ``to_all``
     write: Callable[[Any, IO[bytes]], object]
