@@ -29,7 +29,7 @@ test: setup  ## run the tests but the slow ones; ARGS="-k batch_plan" passes opt
 build/unit-env/made: requirements/lock.txt pyproject.toml
 	rm -rf $(@D)
 	$(or $(PYTHON),python3) -m venv $(@D)
-	$(@D)/bin/python -m pip install -q --disable-pip-version-check -c requirements/lock.txt -e ".[worker,kubernetes,parquet]" \
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check -c requirements/lock.txt -e ".[worker,kubernetes]" \
 		hypothesis kubernetes-validate pytest pytest-timeout pytest-xdist
 	touch $@
 

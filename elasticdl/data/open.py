@@ -10,14 +10,13 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from elasticdl.common.errors import UserError, how_to_install
-from elasticdl.data.numpy_file import NumpyFile
+from elasticdl.common.errors import UserError
 from elasticdl.data.records import RecordFile, Records
 from elasticdl.data.storage import Storage, find_files
 from elasticdl.data.text import open_csv, open_text
 from elasticdl.data.tfrecord import open_tfrecord
 
-Kind = Literal["TFRecord", "CSV", "Text", "Parquet", "NumPy"]
+Kind = Literal["TFRecord", "CSV", "Text"]
 
 THREADS = 8  # that open files at once; it matters where they are far away
 SUFFIXES: Mapping[str, Kind] = {
@@ -27,11 +26,7 @@ SUFFIXES: Mapping[str, Kind] = {
     ".csv": "CSV",
     ".tsv": "CSV",
     ".txt": "Text",
-    ".parquet": "Parquet",
-    ".npz": "NumPy",
-    ".npy": "NumPy",
 }
-BEGINNINGS: Mapping[bytes, Kind] = {b"PAR1": "Parquet", b"\x93NUM": "NumPy"}
 _GZIP = b"\x1f\x8b"
 _RECORDIO = struct.pack("<I", 0x01020304)
 
@@ -50,12 +45,11 @@ class ReaderParams(BaseModel):
 def _open(name: str, storage: Storage, params: ReaderParams) -> RecordFile | None:
     """None if the file is empty."""
     kind = params.reader_type or _kind(name, storage)
-    if kind in ("TFRecord", "CSV", "Text", None):
-        size = storage.size(name)
-        if not size:
-            return None
-        if storage.read(name, [(0, min(size, 2))])[0] == _GZIP:
-            raise UserError(f"{name}: compressed, so no record can be read by itself; expected a plain file: unpack it")
+    size = storage.size(name)
+    if not size:
+        return None
+    if storage.read(name, [(0, min(size, 2))])[0] == _GZIP:
+        raise UserError(f"{name}: compressed, so no record can be read by itself; expected a plain file: unpack it")
     match kind:
         case "TFRecord":
             return open_tfrecord(name, storage)
@@ -64,16 +58,9 @@ def _open(name: str, storage: Storage, params: ReaderParams) -> RecordFile | Non
             return open_csv(name, storage, sep, params.columns, header=params.header)
         case "Text":
             return open_text(name, storage)
-        case "NumPy":
-            return NumpyFile(name, storage, params.columns)
-        case "Parquet":
-            try:
-                from elasticdl.data.parquet import ParquetFile
-            except ModuleNotFoundError as error:
-                raise UserError(f"{name}: {error.name} is not installed: {how_to_install('parquet')}") from error
-            return ParquetFile(name, storage, params.columns)
     raise UserError(
-        f"{name}: of no known format; expected {', '.join(SUFFIXES)}, or --data_reader_params \"reader_type='CSV'\""
+        f"{name}: of no known format; expected {', '.join(SUFFIXES)}, or --data_reader_params \"reader_type='CSV'\", or a module "
+        "whose dataset(mode, path) reads it"
     )
 
 
@@ -88,7 +75,7 @@ def _kind(name: str, storage: Storage) -> Kind | None:
     if beginning.startswith(_RECORDIO):
         raise UserError(f"{name}: a RecordIO file; expected a TFRecord: write its records with tf.io.TFRecordWriter")
     is_tfrecord = beginning[4:8] == bytes(4)  # the upper half of the length of the first record
-    return BEGINNINGS.get(beginning[:4], "TFRecord" if is_tfrecord else None)
+    return "TFRecord" if is_tfrecord else None
 
 
 def open_records(where: str, params: Mapping[str, object]) -> Records:

@@ -122,17 +122,6 @@ class Records:
         return f"record {index - (int(self._ends[number]) - len(file)):,} of {file.name}"
 
 
-def chosen_columns(where: str, asked: Sequence[str] | None, there: Sequence[str]) -> list[str]:
-    """Those that were asked for, in that order, or all there are.
-
-    Raises:
-        UserError: one is not there.
-    """
-    if missing := [column for column in asked or () if column not in there]:
-        raise UserError(f"{where}: no column {missing[0]!r}; its columns are {', '.join(there)}")
-    return list(asked or there)
-
-
 def by_column(function: Callable[[list[Any]], Any], parts: list[Any]) -> Any:
     """What a function makes of each column of several batches, or of each field of several records."""
     match parts[0]:

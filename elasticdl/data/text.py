@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.common.errors import UserError
-from elasticdl.data.records import Batch, Metadata, PieceFile, chosen_columns
+from elasticdl.data.records import Batch, Metadata, PieceFile
 from elasticdl.data.storage import Storage
 
 _BOM = b"\xef\xbb\xbf"
@@ -71,12 +71,23 @@ def open_csv(name: str, storage: Storage, sep: str, columns: list[str] | None, *
     names = [field.decode() for field in first] if header else columns or []
     if names and len(names) != len(first):
         raise UserError(f"{name}: {len(first)} fields in the first line, but there are {len(names)} names of columns")
-    kept = chosen_columns(name, columns, names)
+    kept = _chosen(name, columns, names)
     chosen = tuple(names.index(column) for column in kept) or tuple(range(len(first)))
     file = CsvFile(text, Metadata(kept or None), sep, len(first), chosen, int(header))
     if len(file):
         file.read([len(file) - 1])  # where a file that was cut short shows
     return file
+
+
+def _chosen(where: str, asked: Sequence[str] | None, there: Sequence[str]) -> list[str]:
+    """Those that were asked for, in that order, or all there are.
+
+    Raises:
+        UserError: one is not there.
+    """
+    if missing := [column for column in asked or () if column not in there]:
+        raise UserError(f"{where}: no column {missing[0]!r}; its columns are {', '.join(there)}")
+    return list(asked or there)
 
 
 def _fields(line: bytes, sep: str) -> list[bytes]:

@@ -5,7 +5,6 @@ import gzip
 import multiprocessing
 import os
 import pickle
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
@@ -133,6 +132,7 @@ def test_a_remote_tfrecord_file_is_indexed_by_windows(tmp_path, reads, sizes):
         # Without a suffix a file is told by its beginning.
         ("part-0", b"\x04\x03\x02\x01" + bytes(20), "a RecordIO file; expected a TFRecord"),
         ("part-0", b"what is this, then?", "of no known format; expected .tfrecord,"),
+        ("x.parquet", b"PAR1\x15\x04\x15\x80" + bytes(20), "or a module whose dataset(mode, path) reads it"),
         # CSV.
         ("x.csv", b"a,b\n1,2\n3", "x.csv: record 1 (at byte 8) has 1 fields, expected 2; is the file cut short"),
         ("x.csv", b'a,b\n1,"2', "ends within a quoted field"),
@@ -203,49 +203,6 @@ def test_text_by_line(tmp_path):
     assert open_records(str(tmp_path), {}).read([2, 1, 0]).tolist() == [b"three", b'two, "2', b"one"]
     text(tmp_path / "x.csv", "1,2\n")
     assert open_records(str(tmp_path / "x.csv"), {"reader_type": "Text"}).read([0]).tolist() == [b"1,2"]
-
-
-# NumPy
-
-
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_npz_by_index(tmp_path, save):
-    for start, name in ((0, "a"), (10, "b")):
-        x = np.arange(start, start + 10, dtype=np.float32)
-        save(tmp_path / f"{name}.npz", x=np.stack([x, -x], 1), y=x.astype(np.int64), name=x.astype("U4"))
-    records = open_records(str(tmp_path), {})
-    assert records.metadata.column_names == ["x", "y", "name"]
-    batch = records.read([12, 3])
-    assert batch["x"].tolist() == [[12, -12], [3, -3]]
-    assert (batch["y"].tolist(), batch["name"].tolist()) == ([12, 3], ["12.0", "3.0"])
-    assert list(open_records(str(tmp_path), {"columns": ["y"]}).read([0])) == ["y"]
-
-
-def test_npy_by_index(tmp_path):
-    np.save(tmp_path / "x.npy", np.arange(6).reshape(3, 2))
-    assert open_records(str(tmp_path), {}).read([2, 0]).tolist() == [[4, 5], [0, 1]]
-    np.save(tmp_path / "x.npy", np.array([(1, 2.5), (3, 4.5)], [("a", int), ("b", float)]))
-    assert open_records(str(tmp_path), {}).read([1])["b"].tolist() == [4.5]
-
-
-def test_numpy_files_that_are_wrong(tmp_path):
-    np.savez(tmp_path / "x.npz", x=np.zeros((3, 2)), y=np.zeros(2))
-    assert "arrays x (3, 2), y (2,); expected arrays with equally many rows" in refusal(tmp_path)
-    np.savez(tmp_path / "x.npz", x=np.zeros(100))
-    assert "no column 'z'; its columns are x" in refusal(tmp_path, columns=["z"])
-    np.save(tmp_path / "y.npy", np.zeros(1000))
-    for file, cut in ((tmp_path / "x.npz", 50), (tmp_path / "y.npy", 8)):
-        file.write_bytes(file.read_bytes()[:-cut])
-        assert "not a whole NumPy file" in refusal(file)
-    np.save(tmp_path / "y.npy", np.array([{}], object))
-    assert "or one of objects" in refusal(tmp_path / "y.npy")
-    np.save(tmp_path / "y.npy", np.zeros(3))
-    (tmp_path / "y.npy").rename(tmp_path / "x.npz")
-    assert "not an archive of arrays" in refusal(tmp_path / "x.npz")
-    np.savez(tmp_path / "x.npz", x=np.zeros(3))
-    with zipfile.ZipFile(tmp_path / "x.npz", "a") as archive:
-        archive.writestr("README.txt", "of these arrays")
-    assert "README.txt is no array" in refusal(tmp_path / "x.npz")
 
 
 # All of them
