@@ -107,7 +107,7 @@ def test_other_parameters_than_the_states_are_told():
     other.body.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
     rarely(one)
     host = other.script.host
-    host._begin(host._data.of_epoch(0)[0])
+    host._begin((0, 0))
     sent = one.script.host.participant.state.state_dict()
     with pytest.raises(UserError, match=r"not the model's, here of the shapes \[\(1,\), \(2,\)\], and of \[\(1,\)\]"):
         host.participant.state.load_state_dict(sent)

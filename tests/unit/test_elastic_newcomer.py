@@ -162,7 +162,7 @@ def test_a_newcomer_passes_by_once_more_what_others_were_given_once_more():
     member = Member()
     train(member)
     kept = member.kept[STANDS[0] * BATCHES + STANDS[1]]
-    kept["values"]["place"]["repeats"] = [(0, 1, 2), (1, 2, 1), (1, 3, 1)]
+    kept["values"]["place"]["repeats"] = {0: 2, 1: 2}
     late, passes = late_of(member), []
     for epoch in range(EPOCHS):
         for number, (x, y) in enumerate(late.loader):

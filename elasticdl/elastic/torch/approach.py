@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -145,26 +144,16 @@ def _is_own(hook: Any) -> bool:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class InLoops:
-    """How far a script is in its loops, in batches and in samples of the epoch."""
-
-    epoch: int = 0
-    batches: int = 0
-    samples: int = 0
-
-    @classmethod
-    def behind(cls, batch: GlobalBatch) -> InLoops:
-        return cls(batch.epoch + 1, 0, 0) if batch.is_last else cls(batch.epoch, batch.number + 1, batch.end)
-
-
 class Approach:
     """Of one script."""
 
     def __init__(self, job: ElasticContext, model: torch.nn.Module, data: OwnLoader, start: int) -> None:
         """``start``: the epoch with which the script's first loop begins."""
-        self.begins = InLoops(start)  # the script, its first loop
-        self.stands = self.begins  # behind the last batch that it was given, or a stand-in for that
+        self.begins = start
+        self.stands = (
+            start,
+            0,
+        )  # epoch and position, behind the last batch that the script was given, or a stand-in for that
         # Epochs, and batches of the next, that are passed by before this worker asks for a world.
         self.jobs_place = 0, 0
         self._job = job
@@ -175,10 +164,6 @@ class Approach:
         """The script begins its first loop."""
         self.jobs_place = self._job.session.jobs_place()
 
-    def epoch_after(self, loops: int) -> int:
-        """Of the job, that follows so many loops of the script."""
-        return self.begins.epoch + loops
-
     def joins(self, at: Progress) -> None:
         """This worker is in a world; the job stands ``at`` this place.
 
@@ -186,9 +171,9 @@ class Approach:
             UserError: the script's loop has begun elsewhere.
         """
         # Where the others wait at their end the last epoch is not over, though the script has read its checkpoint.
-        if self.begins.epoch > at.epoch + 1:
+        if self.begins > at.epoch + 1:
             raise UserError(
-                f"elastic.prepare(start_epoch={self.begins.epoch}) is ahead of the job, which stands in epoch {at.epoch + 1}: after `elasticdl stop` "
+                f"elastic.prepare(start_epoch={self.begins}) is ahead of the job, which stands in epoch {at.epoch + 1}: after `elasticdl stop` "
                 "the job goes on from what was kept: give --no_resume if the script's own checkpoint is to count"
             )
 
@@ -198,15 +183,15 @@ class Approach:
         number = 0
         while number < len(drawn) and (drawn[number].epoch, number) < self.jobs_place:
             batch = drawn[number]
-            self.stands = InLoops.behind(batch)
-            self.pass_by()
+            self.pass_by(batch)
             stand_in = stand_in or self._data.stand_in(batch, self._job.most_workers)
             yield stand_in.take()
             number += 1
         return number
 
-    def pass_by(self) -> None:
-        """The script is given a stand-in next."""
+    def pass_by(self, batch: GlobalBatch) -> None:
+        """The script is given a stand-in next, in the place of this batch."""
+        self.stands = (batch.epoch + 1, 0) if batch.is_last else (batch.epoch, batch.end)
         self._from_memory.begin_batch()
 
     def ends(self) -> None:
@@ -217,13 +202,8 @@ class Approach:
     @property
     def has_passed_by(self) -> bool:
         """The script was given stand-ins, or a loop without a batch."""
-        return self.stands != self.begins
-
-    @property
-    def is_short(self) -> bool:
-        """Whether the script stands before the place at which this worker would have asked for a world. Not without any loop, as after
-        reading the last checkpoint: then it waits for the others' end."""
-        return self.has_passed_by and (self.stands.epoch, self.stands.batches) < self.jobs_place
+        return self.stands != (self.begins, 0)
 
     def is_short_of(self, at: Progress) -> bool:
-        return (at.epoch, at.position) > (self.stands.epoch, self.stands.samples)
+        """Whether the script stands before this place of the job's."""
+        return (at.epoch, at.position) > self.stands

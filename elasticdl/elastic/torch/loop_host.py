@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.elastic.core.plan import MicroBatch, Progress
 from elasticdl.elastic.torch import loop_faults
-from elasticdl.elastic.torch.approach import Approach, InLoops
+from elasticdl.elastic.torch.approach import Approach
 from elasticdl.elastic.torch.loop_faults import place_in_script
 from elasticdl.elastic.torch.torn_step import CannotRemake, NotedBatch, Tape, Watch, storage_of, weighed_backward
 from elasticdl.elastic.torch_kit.agreements import EpochBegin, ScriptPosition
@@ -206,7 +206,6 @@ class LoopHost(JoinedHost):
         # The script must be given this one again, and those after it; and why.
         self._repeats: tuple[OpenBatch, Exception] | None = None
         self._passes_more = 0  # by this script, than there were batches
-        self._is_owed = False  # the batch in hand is a stand-in for one that others were given once more
         self._watch = Watch(model, self)
         self._approach = Approach(job, model, data, start or 0)
         self._epochs = 0  # begun by the script
@@ -215,7 +214,6 @@ class LoopHost(JoinedHost):
         self._gradients = LoopGradients(optimizer)
         self._scalers: list[torch.amp.GradScaler] = []
         self._unused: list[Tape] = []  # of batches of this loop since the last step, without gradients
-        self._is_fresh = True  # no gradient was made of the open batches
         self._unsure: list[Callable[[], object]] = []  # what rank 0 may not have done: gradients were not summed since
         self._looked_at = ""  # the place in the script where it has looked at gradients last
         if job.under_master:
@@ -257,9 +255,9 @@ class LoopHost(JoinedHost):
             self._turn(is_new_loop=True)
         if self._epochs == 0:
             self._approach.begin()
-        if self._joined is None and (self._approach.epoch_after(self._epochs), 0) >= self._approach.jobs_place:
-            self._begin(GlobalBatch(self._approach.epoch_after(self._epochs), 0, 0, ()))
-        epoch = self._approach.epoch_after(self._epochs)
+        epoch = self._next_epoch
+        if self._joined is None and (epoch, 0) >= self._approach.jobs_place:
+            self._begin((epoch, 0))
         self._epochs += 1
         if self._joined is not None and not self._joined.is_catching_up:
             self._joined.position.note_streams(epoch, self._data.draws, since=self._joined.state.progress.epoch)
@@ -281,11 +279,11 @@ class LoopHost(JoinedHost):
             first = yield from self._approach.stand_ins(self._order.drawn)
             if first == len(self._order.drawn):
                 return
-            self._begin(self._order.drawn[first])
+            self._begin(self._order.drawn[first].start)
             self._draw(self._order.drawn[first].epoch)
         for sample in self.participant.batches(first):
             if self.participant.open_batches and self._owes_passes:
-                self.participant.drop(CannotRemake(loop_faults.OTHERS_REPEAT))
+                self.participant.drop(CannotRemake())
             with self._watch.around_batch() if self.participant.open_batches else contextlib.nullcontext():
                 yield sample
 
@@ -297,7 +295,7 @@ class LoopHost(JoinedHost):
     def end_epoch(self) -> None:
         """There is no further batch in this epoch."""
         self.pause()
-        self._approach.stands = InLoops(self._approach.epoch_after(self._epochs))
+        self._approach.stands = self._next_epoch, 0
         participant = self._joined
         if participant is None:
             return
@@ -318,9 +316,14 @@ class LoopHost(JoinedHost):
         if joined is not None:
             joined.drawn = self._order.drawn
 
-    def _begin(self, batch: GlobalBatch) -> None:
-        """Be in a world. The script asks for this batch."""
-        position, start = ScriptPosition(), self._approach.begins.epoch
+    @property
+    def _next_epoch(self) -> int:
+        """Of the job, with which the script's next loop begins."""
+        return self._approach.begins + self._epochs
+
+    def _begin(self, here: tuple[int, int]) -> None:
+        """Be in a world. The script stands at this epoch and position."""
+        position, start = ScriptPosition(), self._approach.begins
         if self._epochs == 0:
             position.note_streams(start, self._data.draws, since=start)
         values = {**self._values, "place": position}
@@ -332,7 +335,7 @@ class LoopHost(JoinedHost):
             self.job.loaded(Progress(start))
         self._joined.join()
         self._approach.joins(at := state.progress)
-        if self._approach.has_passed_by and batch.start > (at.epoch, at.position):
+        if self._approach.has_passed_by and here > (at.epoch, at.position):
             self._fail_alone(loop_faults.NOBODY_IS_LEFT)
             sys.exit(1)
 
@@ -344,11 +347,10 @@ class LoopHost(JoinedHost):
     # -- a batch, as the participant sees it --
 
     def next_number(self, number: int) -> int:
-        number, self._is_owed = number - self._is_owed, False
         if self._repeats is None:
             return number
         (first, why), self._repeats = self._repeats, None
-        if self.job.rank == 0:
+        if self.job.rank == 0 and str(why):
             self.job.warn(loop_faults.given_again(self.participant.state.step + 1, why))
         self._passes_more += number - first.batch.number
         place = self.participant.position
@@ -363,24 +365,16 @@ class LoopHost(JoinedHost):
 
     @lasting
     def asks_for(self, batch: GlobalBatch) -> bool:
-        if self.participant.is_catching_up:
-            self._approach.stands = InLoops.behind(batch)
         self._turn()
         return False
-
-    def owes(self, batch: GlobalBatch) -> bool:
-        here = batch.epoch, batch.number
-        return self.participant.position.passes_more(self._approach.begins.epoch, here) > self._passes_more
 
     @property
     def _owes_passes(self) -> bool:
         """The job's workers have made a pass more through their loops than this one, or will."""
-        return self.participant.position.passes_more(self._approach.begins.epoch) > self._passes_more
+        return self.participant.position.passes_more(self._approach.begins) > self._passes_more
 
     def passed_by(self, batch: GlobalBatch) -> None:
-        self._approach.pass_by()
-        self._is_owed = self.owes(batch)
-        self._passes_more += self._is_owed
+        self._approach.pass_by(batch)
 
     def loading(self, batch: GlobalBatch) -> contextlib.AbstractContextManager[None]:
         self.participant.seed(batch)  # also for what the script does with the batch
@@ -388,7 +382,6 @@ class LoopHost(JoinedHost):
 
     def opened(self, batch: GlobalBatch, part: MicroBatch, sample: Any) -> OpenBatch:
         if not self.participant.open_batches:
-            self._is_fresh = True
             self.participant.state.reducer.weighed.accept()
         self._means.steps_loss = None
         tape = Tape(sample, unused=self._unused, others=self._others_storages)
@@ -403,7 +396,6 @@ class LoopHost(JoinedHost):
         self._means.steps_loss = open_batches[0].loss if len(open_batches) == 1 else None
         self._gradients.close_step()
         self._unused.clear()
-        self._is_fresh = True
         self._watch.tape = None
 
     def arrives(self, batch: GlobalBatch | None) -> None:
@@ -441,7 +433,7 @@ class LoopHost(JoinedHost):
 
     @lasting
     def before_look(self, tensor: torch.Tensor) -> None:
-        if not self.is_idle and isinstance(tensor, torch.nn.Parameter) and not self._is_fresh:
+        if not self.is_idle and isinstance(tensor, torch.nn.Parameter) and self._has_gradients:
             self._looked_at = self._looked_at if self.participant.is_reduced else place_in_script("")
             self.reduce()
         elif self._last is not None:
@@ -459,7 +451,7 @@ class LoopHost(JoinedHost):
 
     def _note_dropped(self, tensors: Sequence[torch.Tensor]) -> None:
         given = self._last
-        if given and not self.is_idle and not self._is_fresh and not self.participant.is_reduced:
+        if given and self._has_gradients and not self.participant.is_reduced:
             given.tape.note_dropped()
             self.participant.state.reducer.require_not_begun(tensors)
 
@@ -477,7 +469,6 @@ class LoopHost(JoinedHost):
             raise UserError(loop_faults.looked_between(self._looked_at))
         assert given is not None, "it is in hand"
         self._gradients.begin(self.participant.state)
-        self._is_fresh = False
         given.tape.note_backward(loss, kwargs)
         given.backwards += 1
         given.loss = weakref.ref(loss) if given.backwards == 1 else None
@@ -487,8 +478,6 @@ class LoopHost(JoinedHost):
     def zero_gradients(self, optimizer: torch.optim.Optimizer, clear: Callable[[], None]) -> None:
         """``clear`` clears the gradients of this optimizer, as the script asks."""
         self._note_dropped([each for group in optimizer.param_groups for each in group["params"]])
-        if (self._joined is None or not self._joined.is_reduced) and optimizer is self._optimizer:
-            self._is_fresh = True
         with self._watch.paused():
             clear()
             if self._joined is not None:
@@ -505,7 +494,7 @@ class LoopHost(JoinedHost):
                 loss = closure()
         with self._watch.paused():
             has_batch = self._joined and self._joined.open_batches and not self._gradients.has_stepped(optimizer)
-            is_within = self._watch.is_active or any(each.backwards for each in self.open_batches or ())
+            is_within = self._watch.is_active or self._has_gradients
             if not self.is_idle and not (has_batch and is_within):
                 raise UserError(loop_faults.NO_BATCH if self._watch.is_active else loop_faults.OUTSIDE)
             self.reduce()
@@ -547,17 +536,13 @@ class LoopHost(JoinedHost):
     @lasting
     def finish(self) -> LoopState | None:
         """Return when the scripts of all workers are done; the state that they end with, if there is one."""
-        epoch = self._approach.epoch_after(self._epochs)
         if self._joined is None:
-            if not (self._epochs or self.job.comes_later or self._approach.begins.epoch):
+            if not (self._next_epoch or self.job.comes_later):
                 return None
-            if self._approach.is_short:
-                self._fail_alone(loop_faults.ended_on_stand_ins(epoch, self._approach.jobs_place[0] + 1))
-                return None
-            self._begin(GlobalBatch(epoch, 0, 0, ()))
+            self._begin(self._approach.stands)
         at = self.participant.state.progress
         if self.is_catching_up and self._approach.is_short_of(at):
-            self._fail_alone(loop_faults.ended_on_stand_ins(epoch, at.epoch + 1))
+            self._fail_alone(loop_faults.ended_on_stand_ins(self._next_epoch, at.epoch + 1))
             return None
         if state := super().finish():
             self._make_up()
@@ -616,8 +601,12 @@ class LoopHost(JoinedHost):
     def _note_repeat(self, first: OpenBatch, last: OpenBatch) -> None:
         """The script is given these once more, and so is that of every other worker: loops count alike."""
         if not self._owes_passes:
-            number = first.batch.number
-            self.participant.position.repeats.append((first.batch.epoch, number, last.batch.number + 1 - number))
+            self.participant.position.repeat(first.batch.epoch, last.batch.number + 1 - first.batch.number)
+
+    @property
+    def _has_gradients(self) -> bool:
+        """Backward passes were made of the open batches."""
+        return any(each.backwards for each in self.open_batches or ())
 
     @property
     def _is_in_batch(self) -> bool:

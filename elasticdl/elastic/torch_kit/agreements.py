@@ -237,8 +237,7 @@ class ScriptPosition(Piece):
         self.streams: dict[int, bytes] = {}  # of an epoch, the random streams with which it begins
         self.draws: dict[int, bytes] = {}  # of an epoch, what else its order is drawn from
         self.answers = Answers()
-        # Epoch, number of the first batch, and how many were given once more.
-        self.repeats: list[tuple[int, int, int]] = []
+        self.repeats: dict[int, int] = {}  # of an epoch, how many batches were given once more
         self._seed = (-1, 0)  # of the epoch that was asked for last
 
     def seed_of(self, epoch: int) -> int:
@@ -274,9 +273,13 @@ class ScriptPosition(Piece):
         if epoch in self.draws:
             draws.restore(self.draws[epoch])
 
-    def passes_more(self, since: int, here: tuple[int, int] | None = None) -> int:
-        """How many the job's scripts make than there are batches, from this epoch on. ``here``: up to this epoch and batch; None: all."""
-        return sum(count for *at, count in self.repeats if since <= at[0] and (here is None or tuple(at) <= here))
+    def repeat(self, epoch: int, batches: int) -> None:
+        """So many batches of this epoch are given once more."""
+        self.repeats = {**self.repeats, epoch: self.repeats.get(epoch, 0) + batches}
+
+    def passes_more(self, since: int) -> int:
+        """How many the job's scripts make than there are batches, from this epoch on."""
+        return sum(_from(since, self.repeats).values())
 
     def agree(self, collective: Collective) -> bool:
         """Have all members of a new world know the answers, and the repetitions, that one of them knows. Returns whether any of them
@@ -309,13 +312,13 @@ class ScriptPosition(Piece):
 
     def dump(self) -> dict[str, Any]:
         kept = {"streams": dict(self.streams), "draws": dict(self.draws), "answers": self.answers.state_dict()}
-        return {**kept, "repeats": list(self.repeats)}
+        return {**kept, "repeats": self.repeats}
 
     def load(self, dumped: dict[str, Any]) -> None:
         self.streams, self.draws, self._seed = dict(dumped["streams"]), dict(dumped["draws"]), (-1, 0)
         self.answers.load_state_dict(dumped["answers"])
-        self.repeats = list(dumped.get("repeats", []))
+        self.repeats = dict(dumped.get("repeats", {}))
 
 
-def _from(since: int, kept: dict[int, bytes]) -> dict[int, bytes]:
+def _from(since: int, kept: dict[int, T]) -> dict[int, T]:
     return {epoch: each for epoch, each in kept.items() if epoch >= since}

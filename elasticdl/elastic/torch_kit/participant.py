@@ -141,10 +141,6 @@ class Host:
     def stands_before(self, batch: GlobalBatch) -> None:
         """The script is between two steps, and asks for this batch: from here a newcomer goes on. The world changes next, perhaps."""
 
-    def owes(self, batch: GlobalBatch) -> bool:
-        """Whether this worker, which is catching up, is given a stand-in more before it stands before this batch: others were given one again."""
-        return False
-
     def passed_by(self, batch: GlobalBatch) -> None:
         """The script is given a stand-in next, in the place of this batch."""
 
@@ -341,7 +337,7 @@ class Participant:
             self.close()
         while not self.open_batches:
             at = self.state.progress
-            if self.is_catching_up and (batch.start < (at.epoch, at.position) or self._host.owes(batch)):
+            if self.is_catching_up and batch.start < (at.epoch, at.position):
                 if self.may_pass_by():
                     self._host.passed_by(batch)
                     return False
