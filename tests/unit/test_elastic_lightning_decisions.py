@@ -8,20 +8,10 @@ from elastic_lightning_kit import Module, lightning, loader_of, trainer_with
 from lightning.pytorch.loggers import CSVLogger
 from trainers_kit import process_is_kept  # noqa: F401
 
-from elasticdl.common.errors import UserError
-from elasticdl.elastic.lightning.fit_host import FitHost, Writing
+from elasticdl.elastic.lightning.fit_host import Writing
 from elasticdl.elastic.torch_kit.participant import Participant
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def test_a_closure_that_is_evaluated_again_is_refused_where_there_are_others():
-    """As sharpness-aware minimization does: the second gradients would be each worker's own."""
-    taking_part = FitHost.__new__(FitHost)
-    taking_part._given, taking_part._manual = object(), None
-    taking_part._joined, taking_part.job = SimpleNamespace(is_reduced=True), SimpleNamespace(size=2)
-    with pytest.raises(UserError, match="sharpness-aware minimization"):
-        taking_part.backward(torch.ones(()), torch.ones(()), lambda loss: None)
 
 
 def test_a_csv_logger_of_another_rank_0_keeps_what_the_last_one_has_written(tmp_path):

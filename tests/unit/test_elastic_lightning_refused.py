@@ -11,7 +11,7 @@ from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities.data import has_len_all_ranks
 from refusal_kit import refused
 from torch.nn.functional import cross_entropy
-from torch.utils.data import ChainDataset, DataLoader, DistributedSampler
+from torch.utils.data import ChainDataset, DataLoader
 from trainers_kit import make_data, process_is_kept  # noqa: F401
 
 from elasticdl.elastic.lightning import fit_host as requirements
@@ -46,7 +46,6 @@ def quasi_newton():
             marks=pytest.mark.skipif(lightning.__version__ < "2.6", reason="Lightning 2.5 has no such thing"),
         ),
         (Module, DataLoader(ChainDataset([])), {}, "what is only iterated over can't be divided"),
-        (Module, loader_of(sampler=DistributedSampler(make_data(50), 2, 0)), {}, "the train loader has a DistributedS"),
         (Module, [loader_of(), loader_of()], {}, "there are several train loaders"),
     ],
 )

@@ -368,8 +368,17 @@ class ModulePast(Module):
         self.optimizers().step()
 
 
-def test_gradients_past_lightning_make_two_models(tmp_path, monkeypatch):
-    said, _, _ = run_trainers(ModulePast, tmp_path, monkeypatch, epochs=2)
+class ModuleEvaluatesTwice(Module):
+    """As for sharpness-aware minimization: the second gradients come after the sum."""
+
+    def optimizer_step(self, epoch, batch, optimizer, closure):
+        closure()
+        optimizer.step(closure)
+
+
+@pytest.mark.parametrize("kind", [ModulePast, ModuleEvaluatesTwice])
+def test_gradients_that_are_not_summed_make_two_models(tmp_path, monkeypatch, kind):
+    said, _, _ = run_trainers(kind, tmp_path, monkeypatch, epochs=2)
     (line,) = set(map(str, said))
     assert line.startswith(f"after step {STEPS} worker 0 and worker 1 hold different states: "), line
 

@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy.typing as npt
 import torch
-from torch.utils.data.distributed import DistributedSampler
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import MicroBatch, Progress
@@ -36,7 +35,6 @@ from elasticdl.elastic.torch_kit.passes import Remedy
 from elasticdl.elastic.torch_kit.reducer import Rides
 from elasticdl.elastic.torch_kit.refusals import (
     TRAINS_ONCE,
-    of_loader,
     refuse,
     refuse_new_groups,
     require_plain,
@@ -49,7 +47,6 @@ from elasticdl.elastic.training.runtime import ScriptRuntime
 
 LIGHTNINGS = ("lightning", "pytorch_lightning")
 PACKAGES = (*LIGHTNINGS, "lightning_fabric", "elasticdl")  # whose callbacks have a state of their own
-T = TypeVar("T")
 
 # The training state of a script that calls ``Trainer.fit``, with automatic and with manual optimization.
 
@@ -69,10 +66,6 @@ def of_lightning(module: Any) -> frozenset[str]:
 # What can't be had of a trainer of Lightning or its module with workers that come and go: each is refused in one line.
 
 WHO = 'Trainer(strategy="elastic")'
-SECOND_PASS = (
-    f"{WHO}: the closure of a step was evaluated again after its gradients were summed, as for sharpness-aware minimization; of the new "
-    "gradients each worker would have its own part's: take manual optimization"
-)
 LEFT_OUT = (
     "training_step returned None for a part of a batch on some workers and a loss on others, as it went by what is in this worker's part: go by "
     "the batch's number or the epoch, or return a loss of each part, multiplied by zero where it is not to count"
@@ -105,14 +98,6 @@ def require_module(module: Any, optimizers: list[Any]) -> None:
         refuse(WHO, ["configure_optimizers returns no optimizer; expected one"])
     for optimizer in optimizers:
         require_plain(module, optimizer, WHO)
-
-
-def of_train_loader(loader: Any) -> Iterator[str]:
-    """One that is divided among devices already, or can't be divided."""
-    yield from of_loader(loader)
-    for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
-        if isinstance(sampler, DistributedSampler):
-            yield f"the train loader has a {type(sampler).__name__}; leave it out, as each batch is divided anyway"
 
 
 # What rank 0 alone does, whichever worker that is: it writes files, shows the progress bar, and tells the job of validations and checkpoints.
@@ -215,7 +200,6 @@ class FitHost(MovableHost):
         self._knows_files = False  # where the others have written
         self._given: GivenBatch | None = None  # the batch in hand; before the first one the others may not be there
         self._moves_by_hooks = False  # of the script
-        self._is_last = False  # the pass that is made next is the step's last
         self._on_sigterm: Any = None
         self._manual: Manual | None = None  # if the module's training step makes its own updates
 
@@ -321,7 +305,7 @@ class FitHost(MovableHost):
         given.left_out = part.samples if result is None else 0
         return result
 
-    def _run(self, given: GivenBatch, part: Part, run: Callable[[], T]) -> T:
+    def _run(self, given: GivenBatch, part: Part, run: Callable[[], Any]) -> Any:
         """The training step on a part of a batch."""
         collects = self.job.size > 1 or self.participant.is_torn
         with (
@@ -354,10 +338,9 @@ class FitHost(MovableHost):
             # Each pass is summed by itself.
             self._manual.sum(lambda: self._backward(given, given.part.weight, loss, scaled, run))
             return
-        if self.participant.is_reduced and self.job.size > 1:
-            raise UserError(SECOND_PASS)
-        self._backward(given, given.part.weight, loss, scaled, run, last=self._is_last)
-        if self._is_last:
+        is_last = not inside.accumulates(self._trainer)
+        self._backward(given, given.part.weight, loss, scaled, run, last=is_last)
+        if is_last:
             self._reduce()
 
     def _backward(
@@ -371,15 +354,6 @@ class FitHost(MovableHost):
         last: bool = False,
     ) -> None:
         self.participant.backward(given, weight, loss, lambda factor: run(scaled * factor), last=last)
-
-    @contextlib.contextmanager
-    def making_last(self) -> Iterator[None]:
-        """Within, the last pass of a step may be made."""
-        self._is_last = True
-        try:
-            yield
-        finally:
-            self._is_last = False
 
     def is_to_update(self) -> bool:
         """Whether the optimizer may step now that the closure was evaluated."""

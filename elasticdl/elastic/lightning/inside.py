@@ -49,6 +49,11 @@ def begin_with(trainer: Any, number: int) -> None:
 # A training step, and the hooks of its batch.
 
 
+def accumulates(trainer: Any) -> bool:
+    """Whether the batch in hand is not the last one of its step."""
+    return bool(trainer.fit_loop.epoch_loop._should_accumulate())
+
+
 def arguments_of_step(trainer: Any, batch: Any, index: int) -> tuple[Any, ...]:
     """Of ``training_step``."""
     return tuple(trainer.fit_loop.epoch_loop._build_kwargs({}, batch, index).values())

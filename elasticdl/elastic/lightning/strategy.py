@@ -27,11 +27,10 @@ from elasticdl.elastic.lightning.fit_host import (
     FitHost,
     Writing,
     of_callbacks,
-    of_train_loader,
     require_module,
 )
 from elasticdl.elastic.torch_kit.own_loader import OwnLoader
-from elasticdl.elastic.torch_kit.refusals import refuse
+from elasticdl.elastic.torch_kit.refusals import of_loader, refuse
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, choose_device
 from elasticdl.elastic.training.runtime import ScriptRuntime
 
@@ -180,7 +179,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             self._train_loaders += 1
             if self._train_loaders > 1:
                 raise UserError(f"{WHO}: there are several train loaders; expected one")
-            refuse(WHO, of_train_loader(dataloader))
+            refuse(WHO, of_loader(dataloader))
             if self._host is None:
                 return dataloader
             loader = TrainLoader(dataloader, self._host)
@@ -238,8 +237,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             host = self._host
             if host is None or host.is_manual:
                 return super().optimizer_step(optimizer, closure, model, **kwargs)
-            with host.making_last():
-                result = closure()
+            result = closure()
             if host.is_to_update():
                 super().optimizer_step(optimizer, lambda: result, model, **kwargs)
                 host.updated()
