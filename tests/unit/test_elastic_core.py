@@ -98,10 +98,11 @@ def test_alone_nothing_is_kept_until_that_world_is_left():
     assert (worker.kept[-1], worker.core.position.progress) == ("back", plan(2).after)
 
 
-def test_a_world_that_broke_before_it_was_entered_is_asked_about_again():
+def test_a_world_that_broke_before_it_was_entered_is_left_as_all_that_break():
     worker = Worker(MADE, p.Trigger.READY, p.Ordered(m.Broken(1, "a member is gone")))
     assert worker.out[-1] == p.BreakCollective(1, "a member is gone", entered=False)
-    (asked,) = worker.do(p.WorldPublished(world(1)))
+    assert worker.do(p.WorldPublished(world(1))) == [p.Connect(world(1))]
+    (asked,) = worker.do(p.CollectiveFailed("its store says that it is broken"), p.Trigger.CLOSED)
     assert (asked.message.left_world, asked.message.broken) == (1, True)
     assert worker.do(p.WorldPublished(world(2))) == [p.Connect(world(2))]
 
@@ -329,7 +330,8 @@ def test_alone_there_is_one_world_after_the_other_and_nobody_to_tell():
     worker = Worker(MADE, under_master=False)
     assert worker.do(p.Trigger.READY) == [p.Connect(worker.core.world)]
     worker.do(p.Trigger.CONNECTED, synced(), *step(1), commit)
-    assert worker.do(p.Trigger.RETURNED)[-1] == p.Command.COMPLETE
+    assert worker.do(p.Trigger.RETURNED)[-1] == p.Command.CAST_END_VOTE
+    assert worker.do(p.Trigger.ALL_RETURNED)[-1] == p.Command.COMPLETE
     worker.do(p.Said(m.Finished(1, 1, {}, together=True)))
     assert worker.do(p.Trigger.READY) == [p.Connect(worker.core.world)], "another training may follow"
 

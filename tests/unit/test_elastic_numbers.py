@@ -105,14 +105,6 @@ def test_no_micro_batch_has_one_sample_where_two_are_needed(batch, workers, boun
     assert every.count(1) == (batch % 2 if bound == 2 else 0)
 
 
-@pytest.mark.parametrize(
-    ("given_", "message"), [((None, None), "either"), ((8, 8), "either"), ((0, None), "at least 1")]
-)
-def test_a_policy_is_one_of_two(given_, message):
-    with pytest.raises(ValueError, match=message):
-        BatchPolicy(*given_)
-
-
 def test_order_is_a_pure_function_and_differs_between_epochs_and_seeds():
     """A checkpoint must continue with the same order and the same numbers in a later version."""
     assert epoch_order(8, seed=7, epoch=3).tolist() == [4, 3, 5, 6, 0, 7, 1, 2]

@@ -187,7 +187,7 @@ class BreakingCollective(Counting):
             return work()
 
         reducer.close = lambda **votes: counted(lambda: close(**votes))
-        reducer.end = lambda: counted(end)
+        reducer.end = lambda state: counted(lambda: end(state))
 
 
 @dataclass

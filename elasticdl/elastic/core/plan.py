@@ -59,14 +59,6 @@ class BatchPolicy:
     worker_batch: int | None
     max_micro_batch: int | None = None
 
-    def __post_init__(self) -> None:
-        if (self.global_batch is None) == (self.worker_batch is None):
-            raise ValueError("give either global_batch or worker_batch")
-        for name in ("global_batch", "worker_batch", "max_micro_batch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
-
     @property
     def fixed(self) -> bool:
         """Whether the global batch stays the same when workers come and go."""

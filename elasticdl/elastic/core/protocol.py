@@ -82,11 +82,9 @@ class Trigger(Event, StrEnum):
     TICK = "time has passed"
     # What `WorkerCore` derives from those and from the events below.
     WORLD = "a world is published"
-    TORN_WORLD = "a world is published that is broken already"
     TOLD = "it is told to leave for good, or has lost its master"
     LEFT = "all members leave together"
     FAILURE = "a collective fails"
-    RETURNED_ALONE = "the training function returns in a world of one"
     LAST_WORD = "it says that it has finished or failed"
 
 

@@ -103,9 +103,7 @@ class Reporting:
         self.clock = PauseClock()
         self.times = StepClock()
         self.totals = (0, 0)  # steps and epochs that there are to do in all, as far as is known; for the time left
-        # Put in by the training thread. Without a master nobody takes them out.
-        self._made: deque[m.StepReport] = deque(maxlen=KEPT_STEPS)
-        self._steps: deque[m.StepReport] = deque(maxlen=KEPT_STEPS)
+        self._made: deque[m.StepReport] = deque(maxlen=KEPT_STEPS)  # put in by the training thread
         self._sent = (0, 0)  # world and step of the last report that was sent
         self._is_reporter = False
         self._moved = (0, Activity.UPDATE)  # how often something was done, and what is done now
@@ -180,12 +178,10 @@ class Reporting:
 
     def flush(self) -> list[m.Message]:
         """The steps that were not sent."""
-        while self._made:
-            self._steps.append(self._made.popleft())
         if not self._is_reporter:
             return []
         sent = self._sent
-        fresh = takewhile(lambda report: (report.world_version, report.step) > sent, reversed(self._steps))
+        fresh = takewhile(lambda report: (report.world_version, report.step) > sent, reversed(self._made.copy()))
         steps = tuple(fresh)[::-1]
         if not steps:
             return []

@@ -35,7 +35,6 @@ _ROWS: Sequence[tuple[tuple[WorkerState, ...], Trigger, WorkerState, str]] = (
     ((S.PREPARING, S.SYNCING, S.TRAINING, S.COMPLETE), Trigger.READY, S.WAITING, "ask"),
     ((S.LEAVING,), Trigger.CLOSED, S.WAITING, "ask"),
     ((S.WAITING,), Trigger.WORLD, S.CONNECTING, "enter"),
-    ((S.WAITING,), Trigger.TORN_WORLD, S.WAITING, "ask_again"),
     ((S.WAITING,), Trigger.TOLD, S.GONE, "leave_job"),
     # All members connect, and are brought to one state.
     ((S.CONNECTING,), Trigger.CONNECTED, S.SYNCING, "synchronize"),
@@ -45,7 +44,6 @@ _ROWS: Sequence[tuple[tuple[WorkerState, ...], Trigger, WorkerState, str]] = (
     (IN_WORLD, Trigger.FAILURE, S.LEAVING, "leave_broken"),
     # The end: nobody is done before all are, so that a member that is lost has somebody to do its part.
     ((S.TRAINING,), Trigger.RETURNED, S.ENDING, "cast_end_vote"),
-    ((S.TRAINING,), Trigger.RETURNED_ALONE, S.COMPLETE, "complete"),
     ((S.ENDING,), Trigger.ALL_RETURNED, S.COMPLETE, "complete"),
     (tuple(S), Trigger.LAST_WORD, S.GONE, "say_last_word"),
     ((S.GONE,), Trigger.READY, S.GONE, "leave_job"),
@@ -127,8 +125,6 @@ class WorkerCore(StepCore):
 
     def _trigger(self, event: p.Event) -> Trigger | None:
         match event:
-            case Trigger.RETURNED if self.world.size == 1:
-                return Trigger.RETURNED_ALONE
             case Trigger():
                 return event
             case p.WorldPublished(world):
@@ -142,9 +138,9 @@ class WorkerCore(StepCore):
         return None
 
     def _world_trigger(self, world: World) -> Trigger | None:
-        if self._refused or world.version < self._broken or world.version <= self.left_version:
-            return None
-        return Trigger.TORN_WORLD if world.version == self._broken else Trigger.WORLD
+        """A world that is broken already is entered, to leave it as all do."""
+        is_old = world.version < self._broken or world.version <= self.left_version
+        return None if self._refused or is_old else Trigger.WORLD
 
     # ---- what may happen at any time ----
 
@@ -251,21 +247,14 @@ class WorkerCore(StepCore):
             self.state = S.CONNECTING
             return [*out, *self._enter(p.WorldPublished(ALONE), before, now)]
         following, self._next = self._next, None
-        trigger = following and self._world_trigger(following.world)
-        if following and trigger:
-            self.state, action = TABLE[S.WAITING, trigger]
-            return [*out, *getattr(self, f"_{action}")(following, before, now)]
-        return [*out, *self._send_request(self.left_version, reason, broken=broken)]
-
-    def _ask_again(self, event: p.WorldPublished, before: WorkerState, now: float) -> list[p.Instruction]:
-        """The world broke before this worker had entered it."""
-        self.left_version = event.world.version
-        return self._send_request(event.world.version, "broken before it was entered", broken=True)
-
-    def _send_request(self, left: int, reason: str, *, broken: bool) -> list[p.Instruction]:
+        if following and self._world_trigger(following.world):
+            self.state = S.CONNECTING
+            return [*out, *self._enter(following, before, now)]
         at, position = self.position.progress, self.position
-        self.request = m.Ask(left, at.step, position.has_state, broken, reason, at.epoch, position.synced_in)
-        return [p.Send(self.request)]
+        self.request = m.Ask(
+            self.left_version, at.step, position.has_state, broken, reason, at.epoch, position.synced_in
+        )
+        return [*out, p.Send(self.request)]
 
     def _enter(self, event: p.WorldPublished, before: WorkerState, now: float) -> list[p.Instruction]:
         self.world, self.request = event.world, None
