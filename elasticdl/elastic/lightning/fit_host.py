@@ -334,7 +334,6 @@ class FitHost(MovableHost):
         given = self._given
         assert given is not None, "a batch is in hand"
         if self._manual is not None:
-            self.participant.state.reducer.weighed.look(loss, len(given.part.indices))
             # Each pass is summed by itself.
             self._manual.sum(lambda: self._backward(given, given.part.weight, loss, scaled, run))
             return
@@ -363,10 +362,6 @@ class FitHost(MovableHost):
             with torch.enable_grad():
                 self._reduce()
         return not self.participant.is_catching_up
-
-    def updated(self) -> None:
-        if self.participant.state.progress.step > self._step_before:
-            self.participant.close()
 
     def rides(self) -> Mapping[str, npt.ArrayLike]:
         return {"left out": [given.left_out for given in self._open_batches], **self._logged.rides(self._open_batches)}
@@ -459,7 +454,6 @@ class FitHost(MovableHost):
         return bool(trainer.training and batches.ready > batches.completed)
 
     def _reduce(self, failure: WorldBroken | None = None) -> None:
-        self._step_before = self.participant.state.progress.step
         if self.participant.settle(failure) is Outcome.MADE:
             self._logged.apply()
 

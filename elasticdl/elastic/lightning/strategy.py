@@ -240,7 +240,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             result = closure()
             if host.is_to_update():
                 super().optimizer_step(optimizer, lambda: result, model, **kwargs)
-                host.updated()
+                host.participant.close()
             return result
 
         # -- what workers say to each other --
