@@ -26,17 +26,7 @@ from elasticdl.elastic.keras.step import SEED_NAME, Part, TrainStep
 from elasticdl.elastic.training import state
 from elasticdl.elastic.training.attributes import Arrays, Attributes, Holder, is_scripts_own
 from elasticdl.elastic.training.cursor import StepBatch
-from elasticdl.elastic.training.pieces import (
-    Array,
-    InHand,
-    Local,
-    Piece,
-    Settings,
-    Tensors,
-    Trained,
-    array_marks,
-    as_array,
-)
+from elasticdl.elastic.training.pieces import Array, Local, Piece, Settings, Tensors, Trained, array_marks, as_array
 from elasticdl.tensorflow import keras, tf
 
 # The pieces of a training state of Keras'.
@@ -186,7 +176,7 @@ OTHER_VARIABLES = "the models of the workers have different variables, or train 
 class KerasState(state.TrainingState):
     """See `elasticdl.elastic.training.state.TrainingState`."""
 
-    _remedy = "call state.accumulate(inputs, labels) exactly once for each micro-batch"
+    _remedy = "call state.make_step(batch) once for each batch"
     _job: ElasticContext
 
     def _shapes(self) -> dict[str, str]:
@@ -208,15 +198,12 @@ class KerasState(state.TrainingState):
         self.optimizer = train_step.optimizer
         self.train_step = train_step
         self.loader = loader
-        self._sums: tf.Tensor | None = None
         self._agreed = -1  # version of the world whose members have found that they train the same variables
-        self._whole: tuple[Any, Any, Part] | None = None  # the step's only micro-batch, in a world of one
         self._hold(
             Variables("model", lambda: self.model.variables),
             Variables("optimizer", lambda: self.optimizer.variables),
             Variables("captured", lambda: train_step.captured),
             LayerAttributes(self.model),
-            InHand(self._drop),
         )
 
     def hold_first(self, piece: Piece) -> None:
@@ -231,65 +218,44 @@ class KerasState(state.TrainingState):
         Raises:
             WorldBroken: the step is torn; model and optimizer are untouched.
         """
-        self._drop()
-        for inputs, labels in batch:
-            self.accumulate(inputs, labels)
-        return self.update()
-
-    def accumulate(self, inputs: Any, labels: Any) -> None:
-        """Add the gradients of the present micro-batch to those of the step; once for each.
-
-        If it is the whole global batch, `update` computes them: so they need not be handed from one function to another.
-        """
-        batch = self.loader.sampler.current
-        if batch is None:
-            raise RuntimeError("state.accumulate(inputs, labels): call it within `for batch in state.loader`")
-        rank, number, size = self._job.world.rank, batch.micro_batch, batch.micro_batch_size
-        part = Part(
-            weight=size / batch.plan.batch,
-            is_first=rank == number == 0,
-            seed=batch.plan.seed,
-            count=number,
-            ballot=self._cast_vote(None if number else self._check.ballot(batch.plan), samples=size),
-        )
-        is_whole = self._job.world.size == 1 and size == batch.plan.batch
-        if is_whole and self.train_step.has_whole and self._whole is None and self._sums is None:
-            self._whole = (inputs, labels, part)
-        else:
-            self._add(inputs, labels, part)
-
-    def update(self) -> float:
-        """Sum over all workers, and update the model by the mean gradient over the global batch; returns the mean loss.
-
-        Raises:
-            WorldBroken: the step is torn; model and optimizer are untouched.
-        """
-        if self._whole is not None:
-            whole, self._whole = self._whole, None
+        step = self.train_step
+        if self._job.world.size == 1 and len(batch.plan.micro_batches) == 1 and step.has_whole:
+            ((inputs, labels),) = batch
+            part = self._part(batch)
             self._before_update()
-            self._voted(self._count_votes(self.train_step.whole(*whole)))
+            self._voted(self._count_votes(step.whole(inputs, labels, part)))
         else:
+            mine = self._sum(batch)
             self._job.advance(Activity.WAIT)
-            sums = self._reduce()
-            self._voted(self._count_votes(self.train_step.read_report(sums)))
+            sums = self._reduce(mine)
+            self._voted(self._count_votes(step.read_report(sums)))
             self._before_update()
-            self.train_step.apply(sums)
+            step.apply(sums)
         self._step_made()
         return self.loss
 
     def _cast_end_vote(self, state: int) -> Vote:
-        self._drop()
-        return self._count_votes(self.train_step.read_report(self._reduce((0, state), ended=True)))
+        mine = self.train_step.nothing(self._cast_vote((0, state), ended=True))
+        return self._count_votes(self.train_step.read_report(self._reduce(mine)))
 
-    def _drop(self) -> None:
-        self._sums = self._whole = None
+    def _sum(self, batch: StepBatch) -> tf.Tensor:
+        """Of this worker's micro-batches, which may be none."""
+        sums = None
+        for inputs, labels in batch:
+            more = self.train_step.micro(inputs, labels, self._part(batch))
+            sums = more if sums is None else self.train_step.add(sums, more)
+        return self.train_step.nothing(self._cast_vote(self._check.ballot(batch.plan))) if sums is None else sums
 
-    def _add(self, inputs: Any, labels: Any, part: Part) -> None:
-        if self._whole is not None:  # one micro-batch too many, which the vote refuses
-            before, self._whole = self._whole, None
-            self._add(*before)
-        sums = self.train_step.micro(inputs, labels, part)
-        self._sums = sums if self._sums is None else self.train_step.add(self._sums, sums)
+    def _part(self, batch: StepBatch) -> Part:
+        """The present micro-batch."""
+        number, size = batch.micro_batch, batch.micro_batch_size
+        return Part(
+            weight=size / batch.plan.batch,
+            is_first=self._job.world.rank == number == 0,
+            seed=batch.plan.seed,
+            count=number,
+            ballot=self._cast_vote(None if number else self._check.ballot(batch.plan), samples=size),
+        )
 
     def _cast_vote(self, checksums: tuple[int, int] | None, *, samples: int = 0, ended: bool = False) -> list[float]:
         """``checksums``: of batch and state; None if this worker has told them with an earlier micro-batch."""
@@ -302,13 +268,8 @@ class KerasState(state.TrainingState):
         ballot[STOPPING] = float(self._wants_to_stop)
         return ballot
 
-    def _reduce(self, checksums: tuple[int, int] | None = None, *, ended: bool = False) -> tf.Tensor:
-        """``checksums``: unless they are those of the batch in hand."""
-        sums, self._sums = self._sums, None
-        if sums is None:
-            batch = self.loader.sampler.current
-            checksums = checksums or self._check.ballot(batch.plan if batch is not None else None)
-            sums = self.train_step.nothing(self._cast_vote(checksums, ended=ended))
+    def _reduce(self, sums: tf.Tensor) -> tf.Tensor:
+        """Over all members."""
         if self._agreed != self._job.world.version and self._job.world.size > 1:
             self._check.require_one(self.train_step.trained, OTHER_VARIABLES)
             self._agreed = self._job.world.version
