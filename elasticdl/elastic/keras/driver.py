@@ -145,9 +145,9 @@ class KerasDriver(Local):
         Raises:
             WorldBroken: a member was lost meanwhile.
         """
+        if not self.may_stop_after_step:
+            return False
         if self._context.size > 1:
-            if not self.may_stop_after_step:
-                return False
             stop = bool(self._model.stop_training)
             self._model.stop_training = bool(of_all(self._context.collective, stop, "elasticdl.stop")[0])
         return bool(self._model.stop_training)

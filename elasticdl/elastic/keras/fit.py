@@ -245,7 +245,7 @@ class Fit(EpochDriver[FitLedger]):
             self.driver.after_step(self._logs())
 
     def _stops_after_step(self) -> bool:
-        return self.driver.stops_after_step()
+        return self.driver.may_stop_after_step and self.driver.stops_after_step()
 
     def _end_epoch(self, epoch: int) -> None:
         logs = self._logs()
