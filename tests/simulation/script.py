@@ -12,14 +12,13 @@ from elasticdl.elastic.core.plan import Progress, StepPlan
 from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.core.training_step import Disagreement, Position, Vote
-from elasticdl.elastic.training.data_facts import DataFacts
 from elasticdl.job import messages as m
 from elasticdl.master.core.events import ExitCause
 from tests.simulation.collectives import FAILED
 from tests.simulation.lineage import Model, State, Violation
 from tests.simulation.plan import Commits
 from tests.simulation.process import DiedError, Process, Steps
-from tests.simulation.unlike import Given, disagreement, facts_of, vote_of
+from tests.simulation.unlike import Given, disagreement, vote_of
 
 WARM_UP = 0.3
 MICRO_BATCH_SECONDS = 0.02
@@ -41,7 +40,6 @@ class Broadcast:
 
     state: State
     progress: Progress
-    facts: DataFacts
 
 
 def life(process: Process) -> Steps:
@@ -109,16 +107,13 @@ def _synchronize(process: Process, world: World) -> Steps:
         core.position.loaded(site.handover.progress)
     if world.is_first and world.rank == 0 and process.is_unlike:
         yield from _refuse(process, "what was kept is of other data")
-    facts = facts_of(process.worker_id, process.order)
     if world.needs_sync and world.size > 1:
         root = world.root.worker_id
-        given = Broadcast(process.state.copy(), core.position.progress, facts)
+        given = Broadcast(process.state.copy(), core.position.progress)
         received = yield from _collective(process, world, "broadcast", given, lambda inputs: inputs[root])
         if received is FAILED:
             process.tell(p.CollectiveFailed(BROKEN))
             return
-        if difference := facts.differs(received.facts):
-            yield from _refuse(process, difference)
         if not world.stands_with_root(world.rank):
             process.state = received.state.copy()
         progress = received.progress
@@ -161,8 +156,7 @@ def _hand_over(process: Process) -> bool:
     alone = core.world.size == 1 or process.left_broken or core.may_be_last
     leaves = site.plan.handover and core.position.has_state and alone
     if leaves:
-        facts = facts_of(process.worker_id, process.order)
-        site.hand_over(Broadcast(process.state.copy(), core.position.progress, facts))
+        site.hand_over(Broadcast(process.state.copy(), core.position.progress))
     return leaves
 
 

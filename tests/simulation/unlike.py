@@ -19,7 +19,6 @@ from elasticdl.elastic.core.training_step import (
     Vote,
     mark,
 )
-from elasticdl.elastic.training.data_facts import TRAINING, DataFacts, Source
 from tests.simulation.lineage import Model
 
 
@@ -37,10 +36,6 @@ def other_order(order: SampleOrder, reading: Reading) -> SampleOrder | None:
         case Reading.SHUFFLED:
             return replace(order, seed=order.seed + 1)
     return None
-
-
-def facts_of(worker_id: int, order: SampleOrder) -> DataFacts:
-    return DataFacts(worker_id, {}, (Source(TRAINING, order.samples),))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """What data a worker has, in a few numbers, so that no two workers train on different data in silence.
 
 A worker that comes later reads its data anew: a file may have grown meanwhile, a folder may be listed in another order, a split
-may be drawn without a seed. So rank 0 tells its facts in each world that somebody comes into, and whoever has other data
-refuses itself, before it takes the state.
+may be drawn without a seed. So rank 0 tells the master its facts, and whoever comes later and has other data refuses itself before it asks for a world.
+In the first step of each world and of each epoch all members compare them.
 
 A data set is not asked for samples: that may draw random numbers, count, or open a file before a fork. What it *holds* for
 each sample (an array of inputs, a list of paths or labels) is looked at in a few places, anew in each epoch. Floating-point numbers
@@ -21,7 +21,6 @@ from typing import Any, Self
 import numpy as np
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.plan import BatchPolicy, SampleOrder, plain_text
 
 Value = int | float | str
@@ -33,6 +32,7 @@ _COLUMNS = 16
 _DEPTH = 4  # of data sets within one another
 _TEXT = 80  # characters
 _REMEDY = "every worker must read the same data in the same order, whenever it starts"
+_OTHER_MODEL = "every worker must make the same model"
 _PARAMETER = "its model's parameter "
 _ROUNDING = 1e-3  # part of a column's largest value
 
@@ -59,7 +59,7 @@ class Column:
 @dataclass(frozen=True, slots=True)
 class Source:
     """A data set of a worker's. ``samples``: -1 if it can't tell. ``batch``: samples of one; None if its loader does not say.
-    ``data``: itself; none as it is told to others."""
+    ``data``: itself; none where it is told to others."""
 
     role: str
     samples: int
@@ -81,15 +81,7 @@ class Source:
         """With what training has put into it in the place of something else: labels that a model has made, and not a cache that fills."""
         moved = {column.name: column for column in Source.of(self.role, self.data).columns}
         columns = (moved.get(each.name, each) if len(set(each.rows)) > 1 else each for each in self.columns)
-        return replace(self, columns=tuple(columns))
-
-    def __getstate__(self) -> tuple[Any, ...]:
-        return self.role, self.samples, self.columns, self.batch
-
-    def __setstate__(self, told: tuple[Any, ...]) -> None:
-        for name, value in zip(("role", "samples", "columns", "batch"), told, strict=True):
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "data", None)
+        return replace(self, columns=tuple(columns), data=None)
 
     def differs(self, job: Source) -> str:
         """In words; empty if it does not, as far as these facts go. ``job``: of a worker that has trained, or of rank 0."""
@@ -114,7 +106,6 @@ class DataFacts:
     """All that a worker tells of its data and its model. ``settings``: by which the order of samples is made, each by its name for people.
     ``shapes``: of parameters, by their names; they never change, whatever a script freezes or adds."""
 
-    worker: int
     settings: Mapping[str, Any]
     sources: tuple[Source, ...]
     shapes: Mapping[str, str] = field(default_factory=dict)
@@ -122,7 +113,6 @@ class DataFacts:
     @classmethod
     def of(
         cls,
-        worker: int,
         policy: BatchPolicy,
         order: SampleOrder | None,
         sources: Iterable[Source],
@@ -134,7 +124,7 @@ class DataFacts:
             settings = {"global batch size": policy.global_batch, "batch size per worker": policy.worker_batch}
             settings |= {"seed": order.seed, "shuffle": order.shuffle, "drop_last": order.drop_last}
             settings |= {"steps_per_epoch": order.steps_per_epoch}
-        return cls(worker, settings, tuple(sources), shapes or {})
+        return cls(settings, tuple(sources), shapes or {})
 
     def differs(self, job: DataFacts) -> str:
         """In words; empty if it does not, as far as these facts go."""
@@ -152,7 +142,8 @@ class DataFacts:
         return replace(self, sources=tuple(source.now() for source in self.sources))
 
     def to_bytes(self) -> bytes:
-        return pickle.dumps(self)
+        """As they were at the beginning, which is where a worker stands that comes later."""
+        return pickle.dumps(replace(self, sources=tuple(replace(source, data=None) for source in self.sources)))
 
     def require_same(self, told: bytes) -> None:
         """Before this worker asks for a world. ``told``: `to_bytes` of the worker that was rank 0; empty if nobody has trained yet.
@@ -161,26 +152,8 @@ class DataFacts:
             UserError: it has other data, or another model.
         """
         if told and (found := self.differs(pickle.loads(told))):  # of another worker of the same job
-            raise UserError(f"refused: {found}: {_remedy(found)}")
-
-
-def require_same(mine: DataFacts, collective: Collective) -> None:
-    """All members of a world call it in which somebody comes in.
-
-    Raises:
-        UserError: this worker has other data than rank 0.
-        WorldBroken: a member was lost meanwhile.
-    """
-    world = collective.world
-    roots: DataFacts = pickle.loads(collective.broadcast_bytes(pickle.dumps(mine), "elasticdl.data"))
-    if found := mine.differs(roots):
-        both = f"worker {roots.worker} and worker {mine.worker} have different data"
-        who = both if world.is_first else "refused"
-        raise UserError(f"{who}: {found}: {_remedy(found)}")
-
-
-def _remedy(found: str) -> str:
-    return "every worker must make the same model" if found.startswith(_PARAMETER) else _REMEDY
+            remedy = _OTHER_MODEL if found.startswith(_PARAMETER) else _REMEDY
+            raise UserError(f"refused: {found}: {remedy}")
 
 
 def _held(data: Any, samples: int, name: str, depth: int = _DEPTH) -> Iterator[tuple[str, Any, int]]:

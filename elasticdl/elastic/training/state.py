@@ -19,7 +19,7 @@ from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.core.training_step import Position, Vote
 from elasticdl.elastic.training.check import Check
 from elasticdl.elastic.training.cursor import Ordered
-from elasticdl.elastic.training.data_facts import DataFacts, require_same
+from elasticdl.elastic.training.data_facts import DataFacts
 from elasticdl.elastic.training.job import JobContext
 from elasticdl.elastic.training.pieces import (
     FollowedRate,
@@ -212,14 +212,15 @@ class TrainingState(ABC):
         """Bring every member to rank 0's state; sends nothing when all stand after the same step.
 
         Raises:
-            UserError: this worker has other data than rank 0.
+            UserError: this worker has another model than rank 0.
             WorldBroken: this worker's own state is untouched.
         """
         if world.needs_sync and world.size > 1:
-            require_same(self._data_facts(), self._job.collective)
             is_root = world.rank == 0
             received = self._tensors.broadcast(self.sent() if is_root else {})
             if not is_root and not world.stands_with_root(world.rank):
+                if problem := self.misfit(received):
+                    raise UserError(f"rank 0 has another model: {problem}: every worker must make the same model")
                 with memory_of_the_worker("the training state"):
                     self.receive(received)
 
@@ -272,7 +273,7 @@ class TrainingState(ABC):
 
     def _data_facts(self) -> DataFacts:
         order = self.sampler.order if self.sampler is not None else None
-        return DataFacts.of(self._job.worker_id, self._job.policy, order, self.sources, self._shapes())
+        return DataFacts.of(self._job.policy, order, self.sources, self._shapes())
 
     def _shapes(self) -> dict[str, str]:
         """Of the model's parameters, with their types, by name."""
