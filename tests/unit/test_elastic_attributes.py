@@ -83,7 +83,7 @@ def test_what_cant_be_sent_is_named_once_by_its_type():
     kept.average_model, kept.hook, kept.stream = torch.nn.Linear(1, 1), print, np.random.default_rng()
     kept.own = Keeps()
     for _ in range(2):
-        assert "own" not in attributes.dump()["outline"].get("one", {})
+        assert "own" not in attributes.dump()["changed"].get("one", {})
     what = "is not sent to workers that come later: keep it as plain data"
     assert told == [
         f"the callback Keeps: average_model, a Linear, {what}",

@@ -19,7 +19,6 @@ from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.torch.loop_host import ASKED_IN_TORN
 from elasticdl.elastic.torch.prepare import PlainLoop
 from elasticdl.elastic.torch_kit.agreements import ScriptPosition
-from elasticdl.elastic.training.plain_data import put_together
 
 TORN = 2  # steps are made before
 
@@ -448,7 +447,7 @@ def test_what_a_model_counts_is_sent_as_before_the_step_that_is_torn_twice():
     def change_world(state, why):
         be_alone(members[0].script.context)
         dumped = state.sent()["attributes"]
-        sent.append(put_together(dumped["outline"], dumped["arrays"])["0:"]["calls"])
+        sent.append(dumped["changed"]["0:"]["calls"])
         if len(sent) == 1:
             members[0].script.context.advance = lambda activity: (_ for _ in ()).throw(WorldBroken("once more"))
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import sys
 import time
 
@@ -30,10 +31,11 @@ def threads_that_switch_often():
 
 
 def test_arrays_are_read_in_many_threads(threads_that_switch_often):
-    data = plain_data.dumps([np.float32(3), np.arange(3)])
+    file = io.BytesIO()
+    plain_data.write([np.float32(3), np.arange(3)], file)
 
     def read(_):
-        return [int(plain_data.loads(data)[1].sum()) for _ in range(100)]
+        return [int(plain_data.read(io.BytesIO(file.getvalue()))[1].sum()) for _ in range(100)]
 
     assert in_threads(read, range(5)) == [[3] * 100] * 5
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+
 import tensorflow as tf
 import worker_kit
 from worker_kit import Counting, Job, Script, job_of
 
 from elasticdl.elastic.keras.loader import ElasticContext
 from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
-from elasticdl.elastic.training import plain_data
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker.keras_learner import KerasLearner
 
@@ -72,8 +73,8 @@ class BreakingCollective(Counting):
         if self.world.rank == 0 or name == "elasticdl.judged":  # the others train the same
             return data
         if name == "elasticdl.evaluation.metrics":
-            return plain_data.dumps({"loss": 1.0})
-        return self.root_bytes or plain_data.dumps({"stop": False, "kept": {}})
+            return pickle.dumps({"loss": 1.0})
+        return self.root_bytes or pickle.dumps({"stop": False, "kept": {}})
 
 
 def make_job(spec: JobSpec, script: Script | None = None, failures=frozenset()) -> Job:

@@ -378,7 +378,6 @@ TENSORS = Arrays(
         *(torch.optim.Optimizer, LRScheduler, Dataset, DataLoader, Sampler, torch.nn.Parameter),
         *(torch.dtype, torch.device, torch.Size),
     ),
-    torch.Tensor.detach,
 )
 
 

@@ -48,7 +48,6 @@ class Arrays:
     fill: Callable[[Any, Any], Any] = lambda _, value: value
     on_host: Callable[[Any], Any] = np.asarray
     tools: tuple[type, ...] = ()  # kinds of objects that are never named
-    bare: Callable[[Any], Any] = lambda value: value  # the same memory, without what it was computed by
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,27 +172,23 @@ class Attributes:
     # -- to and from other workers --
 
     def dump(self) -> dict[str, Any]:
-        """What has changed between the beginning of training and the last commit. Arrays of the framework's are given by reference."""
+        """What has changed between the beginning of training and the last commit. What is large is given by reference."""
         noted, sent = {(id(owner), name): value for owner, name, value in self._noted.values}, {}
         for holder in self._holders():
             found = {}
             for name, value in holder.items():
                 value = noted.get((id(vars(holder.what)), name), value)
                 if is_plain(value, self._arrays.is_array) and self._has_moved((holder.name, name), value):
-                    found[name] = value
+                    found[name] = self._copied(value)
             if found:
                 sent[holder.name] = found
         if self._has_begun:
             self._name_what_stays()
-        outline, arrays = take_apart(sent, self._arrays.is_array)
-        arrays = {
-            name: self._arrays.bare(each) if self._arrays.is_array(each) else each for name, each in arrays.items()
-        }
-        return {"outline": outline, "arrays": arrays, "has_begun": self._has_begun}
+        return {"changed": sent, "has_begun": self._has_begun}
 
     def load(self, dumped: dict[str, Any]) -> None:
         """What this worker alone has changed, on its way to where the job stands, is as it was at first."""
-        sent = put_together(dumped["outline"], dumped["arrays"])
+        sent = dumped["changed"]
         for holder in self._holders():
             owner, received = vars(holder.what), sent.get(holder.name, {})
             self._moved.update((holder.name, name) for name in received)
@@ -232,8 +227,12 @@ class Attributes:
 
     def _taken_over(self, present: Any, value: Any) -> Any:
         """The value may be put once more, so what is small is copied."""
+        return assigned(present, self._copied(value), self._arrays)
+
+    def _copied(self, value: Any) -> Any:
+        """What is large is not."""
         kept = small_copy(value, self._arrays)
-        return assigned(present, value if kept is LARGE else kept, self._arrays)
+        return value if kept is LARGE else kept
 
     def _as_compared(self, value: Any) -> Any:
         if (kept := small_copy(value, self._arrays)) is not LARGE:

@@ -23,7 +23,6 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.plan import BatchPlan
 from elasticdl.elastic.core.reporting import Activity
-from elasticdl.elastic.training import plain_data
 from elasticdl.elastic.training.job import JobContext
 
 # Small agreements: what all members of a world must know alike, such as whether training stops.
@@ -34,7 +33,7 @@ from elasticdl.elastic.training.job import JobContext
 
 
 def from_root(collective: Collective, value: Any, name: str) -> Any:
-    """Rank 0's value, which is plain data (`plain_data`), on all members; what the others pass is not looked at.
+    """Rank 0's value on all members; what the others pass is not looked at.
 
     Raises:
         WorldBroken: a member was lost.
@@ -42,8 +41,8 @@ def from_root(collective: Collective, value: Any, name: str) -> Any:
     world = collective.world
     if world.size == 1:
         return value
-    sent = plain_data.dumps(value) if world.rank == 0 else b""
-    return plain_data.loads(collective.broadcast_bytes(sent, name))
+    sent = pickle.dumps(value) if world.rank == 0 else b""
+    return pickle.loads(collective.broadcast_bytes(sent, name))
 
 
 def of_all(collective: Collective, number: float, name: str) -> list[float]:

@@ -69,7 +69,7 @@ class Carried(Protocol):
     def misfit(self, saved: dict[str, Any]) -> str: ...
 
 
-FORMAT = 3
+FORMAT = 4
 KEPT = "kept"  # in the file, beside the state: what it is of
 REMEDY = "give --no_resume to begin anew"
 

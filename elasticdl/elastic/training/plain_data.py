@@ -7,7 +7,6 @@ back as one, a deque with its length.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import math
 import zlib
@@ -154,16 +153,6 @@ def read(file: IO[bytes]) -> Any:
     with np.load(file, allow_pickle=False) as archive:
         arrays = {name: parsed_beside_threads(partial(archive.__getitem__, name)) for name in archive.files}
     return put_together(json.loads(arrays[STRUCTURE].tobytes()), arrays)
-
-
-def dumps(value: Any) -> bytes:
-    file = io.BytesIO()
-    write(value, file)
-    return file.getvalue()
-
-
-def loads(data: bytes) -> Any:
-    return read(io.BytesIO(data))
 
 
 # -- what is written as its parts, which are plain again --
