@@ -20,9 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.elastic.torch_kit.agreements import ScriptPosition
 from elasticdl.elastic.torch_kit.loop_state import LoopState
-from elasticdl.elastic.torch_kit.movable_host import MovableHost, TrainerPlace
-from elasticdl.elastic.torch_kit.own_loader import OwnLoader
-from elasticdl.elastic.torch_kit.participant import OpenBatch, Outcome, Participant
+from elasticdl.elastic.torch_kit.own_loader import OpenBatch, OwnLoader
+from elasticdl.elastic.torch_kit.participant import MovableHost, Outcome, Participant, TrainerPlace
 from elasticdl.elastic.torch_kit.refusals import require_plain
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.torch_kit.tensors import own as runtime

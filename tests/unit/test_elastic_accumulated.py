@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch.optim import AccumulatedSteps
 from elasticdl.elastic.torch.prepare import PlainLoop
-from elasticdl.elastic.torch_kit.participant import OpenBatch
+from elasticdl.elastic.torch_kit.own_loader import OpenBatch
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.training import batch_shape
 from elasticdl.elastic.training.batch_shape import CurrentJob

@@ -4,12 +4,13 @@ import ast
 import csv
 import functools
 import importlib
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from elastic_lightning_kit import ManualModule, Module, lightning, loader_of, make_strategy
+from elastic_lightning_kit import ManualModule, Module, lightning, loader_of, make_strategy, trainer_with
 from front_end_kit import OwnJob, be_behind, come_later, keep_states
 from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
@@ -148,6 +149,21 @@ def test_a_worker_whose_step_the_others_have_made_takes_their_state(tmp_path, mo
     theirs, ours = result_of(tmp_path / "whole", *whole), result_of(tmp_path / "lost", *lost)
     assert (*ours[:3], *ours[4:]) == (*theirs[:3], *theirs[4:])
     assert metrics_of(lost[0]) == pytest.approx(metrics_of(whole[0]))
+
+
+def test_who_is_behind_in_the_last_step_ends_where_the_others_have_ended(tmp_path, monkeypatch):
+    def train(steps):
+        torch.manual_seed(3)
+        trainer, module = trainer_with(max_epochs=3, max_steps=steps), Module()
+        trainer.fit(module, loader_of(shuffle=True))
+        return trainer, module
+
+    whole, module = train(4)
+    state = pickle.dumps(whole.strategy._host.participant.state.state_dict())
+    behind, other = be_behind(monkeypatch, 4, state, lambda: train(-1))  # it would go on
+    assert behind.global_step == 4
+    for mine, its in zip(other.parameters(), module.parameters(), strict=True):
+        assert torch.equal(mine, its)
 
 
 def test_private_names_of_lightning_are_all_in_one_file():

@@ -16,7 +16,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy, Progress, epoch_order, equal_shares
 from elasticdl.elastic.core.protocol import Member, World
 from elasticdl.elastic.torch_kit.loaders import ElasticSampler
-from elasticdl.elastic.torch_kit.own_loader import OwnCursor, OwnLoader
+from elasticdl.elastic.torch_kit.own_loader import OwnLoader, PartsAhead
 
 
 def nothing(*_, **__): ...
@@ -224,7 +224,7 @@ def test_a_cursor_in_a_scripts_own_loader_loads_the_parts_that_are_left(stands, 
     members = tuple(Member(rank, "h", 0, False) for rank in range(workers))
     found = []
     for rank in range(workers):
-        cursor = OwnCursor(loader, order, lambda batch, rank=rank: batch.plan(workers).whole_run(rank))
+        cursor = PartsAhead(loader, order, lambda batch, rank=rank: batch.plan(workers).whole_run(rank))
         found.append([cursor.take(number, World.of(1, members, rank)) for number in range(stands, 3)])
     wholes = [list(chain(*parts)) for parts in zip(*found, strict=True)]
     assert wholes == [list(range(start, start + 16)) for start in (0, 16, 32)][stands:]

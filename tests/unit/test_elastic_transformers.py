@@ -121,6 +121,20 @@ class StopAt(transformers.TrainerCallback):
         control.should_epoch_stop = state.global_step == 3
 
 
+def test_who_is_behind_in_the_last_step_ends_where_the_others_have_ended(tmp_path, monkeypatch):
+    def train(*callbacks):
+        trainer = make(Trainer, tmp_path, callbacks=[*callbacks])
+        trainer.train()
+        return trainer
+
+    whole = train(StopAt())
+    state = pickle.dumps(whole._elastic.participant.state.state_dict())
+    behind = be_behind(monkeypatch, 4, state, train)  # whose callbacks do not stop it
+    assert behind.state.global_step == 4
+    assert numbers_of(behind)[:4] == numbers_of(whole)[:4]
+    assert_same_weights(behind, whole)
+
+
 def test_a_trainer_that_stops_asks_where_transformers_looks(tmp_path, monkeypatch):
     asked = []
 

@@ -28,9 +28,8 @@ from elasticdl.elastic.lightning.inside import GivenBatch, Logged, Part, Trainer
 from elasticdl.elastic.lightning.manual import MANUAL, Gradients, Manual
 from elasticdl.elastic.torch_kit.agreements import ScriptPosition
 from elasticdl.elastic.torch_kit.loop_state import IN_PLACE, LoopState
-from elasticdl.elastic.torch_kit.movable_host import MovableHost
-from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
-from elasticdl.elastic.torch_kit.participant import OpenBatch, Outcome, Participant, SubBatch
+from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OpenBatch, OwnLoader, SubBatch
+from elasticdl.elastic.torch_kit.participant import MovableHost, Outcome, Participant
 from elasticdl.elastic.torch_kit.passes import Remedy
 from elasticdl.elastic.torch_kit.reducer import Rides
 from elasticdl.elastic.torch_kit.refusals import (

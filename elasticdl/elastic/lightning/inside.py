@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from elasticdl.elastic.torch_kit.movable_host import NO_EPOCH, TrainerPlace
-from elasticdl.elastic.torch_kit.participant import OpenBatch
+from elasticdl.elastic.torch_kit.own_loader import OpenBatch
+from elasticdl.elastic.torch_kit.participant import NO_EPOCH, TrainerPlace
 from elasticdl.elastic.torch_kit.reducer import Rides
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, HostCopy, RandomStreams
 from elasticdl.elastic.training.pieces import mapped
@@ -252,7 +252,7 @@ OF_EACH_WORKER = ("time_elapsed", "current_score")
 
 
 class TrainerState(TrainerPlace):
-    """See `elasticdl.elastic.torch_kit.movable_host.TrainerPlace`."""
+    """See `elasticdl.elastic.torch_kit.participant.TrainerPlace`."""
 
     def __init__(self, job: ElasticContext, trainer: Any, logged: Logged) -> None:
         super().__init__()

@@ -35,8 +35,8 @@ from elasticdl.elastic.torch.loop_faults import place_in_script
 from elasticdl.elastic.torch.torn_step import CannotRemake, NotedBatch, Tape, Watch, storage_of, weighed_backward
 from elasticdl.elastic.torch_kit.agreements import EpochBegin, ScriptPosition
 from elasticdl.elastic.torch_kit.loop_state import LoopState
-from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
-from elasticdl.elastic.torch_kit.participant import JoinedHost, OpenBatch, Outcome, Participant, SubBatch
+from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OpenBatch, OwnLoader, SubBatch
+from elasticdl.elastic.torch_kit.participant import JoinedHost, Outcome, Participant
 from elasticdl.elastic.torch_kit.passes import Remedy
 from elasticdl.elastic.torch_kit.refusals import Optimizers, each_of
 from elasticdl.elastic.torch_kit.tensors import (
@@ -398,7 +398,7 @@ class LoopHost(JoinedHost):
         self._unused.clear()
         self._watch.tape = None
 
-    def arrives(self, batch: GlobalBatch | None) -> None:
+    def arrived(self) -> None:
         self._last = self._means.steps_loss = None
         self._gradients.close_step()
         self._approach.ends()

@@ -25,7 +25,7 @@ import torch
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch.loop_host import LoopHost
 from elasticdl.elastic.torch_kit.loaders import StepBatch
-from elasticdl.elastic.torch_kit.participant import OpenBatch
+from elasticdl.elastic.torch_kit.own_loader import OpenBatch
 from elasticdl.elastic.torch_kit.torch_state import TorchState
 from elasticdl.elastic.training.batch_shape import job
 from elasticdl.ga.torch import optim

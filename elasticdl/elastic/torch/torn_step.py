@@ -31,7 +31,7 @@ from elasticdl.elastic.torch.loop_faults import (
     place_in_script,
     works_on_another_batch,
 )
-from elasticdl.elastic.torch_kit.participant import OpenBatch
+from elasticdl.elastic.torch_kit.own_loader import OpenBatch
 from elasticdl.elastic.torch_kit.passes import modules_of
 from elasticdl.elastic.training.pieces import leaves_of
 

@@ -9,7 +9,7 @@ import copy
 import pickle
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, count, islice
 from typing import Any
 
@@ -21,6 +21,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from elasticdl.elastic.core.plan import BatchPlan, MicroBatch, Samples
 from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.torch_kit.refusals import of_loader, refuse
+from elasticdl.elastic.torch_kit.tensors import HostCopy
+from elasticdl.elastic.training.attributes import Noted
 from elasticdl.elastic.training.data_facts import TRAINING, Source
 from elasticdl.elastic.training.pieces import leaves_of
 
@@ -139,17 +141,7 @@ def _as(own: Any, value: Any) -> Any:
     if isinstance(value, bytes):
         generator = own if isinstance(own, torch.Generator) else torch.Generator()
         return generator.set_state(torch.frombuffer(bytearray(value), dtype=torch.uint8))
-    if type(own) is not type(value):
-        return value
-    if isinstance(value, np.random.Generator):
-        own.bit_generator.state = value.bit_generator.state
-    elif isinstance(value, np.random.RandomState):
-        own.set_state(value.get_state())
-    elif isinstance(value, random.Random):
-        own.setstate(value.getstate())
-    else:
-        return value
-    return own
+    return value
 
 
 def _is_torchs(holder: Any) -> bool:
@@ -185,6 +177,59 @@ class GlobalBatch:
     def plan(self, workers: int, least: int = 1, seed: int = 0) -> BatchPlan:
         """``least``: see `equal_shares`. ``seed``: of its epoch."""
         return BatchPlan.equal(self.indices, workers, least=least, seed=seed, step=self.number)
+
+
+def _contents(tensor: torch.Tensor) -> tuple[int, int]:
+    """As long as the tensor is kept, these differ from those of any other, and after a change in place."""
+    return tensor.data_ptr(), tensor._version
+
+
+@dataclass(slots=True)
+class OpenBatch:
+    """A batch that the script has been given, of whose step the parameters have not changed yet."""
+
+    batch: GlobalBatch
+    part: MicroBatch
+    sample: Any = None
+    backwards: int = 0  # backward passes that were made of it
+    most: int = 0  # samples of the part when it was given, which are those of one pass
+    noted: Noted | None = None  # in attributes, before the script has made anything of it
+    losses: list[tuple[HostCopy, float]] = field(default_factory=list)  # of its passes, and how each is weighed
+    begun: tuple[tuple[int, int], HostCopy] | None = None  # of the pass that is being made: which loss, and its copy
+
+    def begin_loss(self, loss: torch.Tensor) -> None:
+        """A pass is made of this loss next. It comes to the host while the device is on that pass, which nobody has to wait for."""
+        self.begun = _contents(loss), HostCopy(loss.detach().sum())
+
+    def add_loss(self, loss: torch.Tensor, weight: float) -> None:
+        """A pass was made, or is made next, of this loss."""
+        of, copy = self.begun or (None, None)
+        self.begun = None
+        if copy is None or of != _contents(loss):
+            copy = HostCopy(loss.detach().sum())
+        self.losses.append((copy, weight))
+
+    @property
+    def objective(self) -> float:
+        """The weighed sum of the losses of its passes."""
+        return sum(float(copy.wait()) * weight for copy, weight in self.losses)
+
+    def begin_again(self) -> None:
+        """Its gradients are made again, of another part."""
+        self.losses.clear()
+
+    def forget(self) -> None:
+        """Its step is made: what the script has computed of it may go."""
+        self.sample = None
+
+
+@dataclass(frozen=True, slots=True)
+class SubBatch:
+    """Samples of a batch as the script's loader gives them; ``weight``: their part of the mean over the batch."""
+
+    content: Any
+    weight: float
+    samples: int
 
 
 class OwnLoader:
@@ -256,8 +301,8 @@ class OwnLoader:
         return next(iter(single))
 
 
-class OwnCursor:
-    """A cursor in an epoch of the script's own loader."""
+class PartsAhead:
+    """This worker's parts of the batches of an epoch, loaded ahead for as long as the world stays."""
 
     def __init__(
         self, loader: OwnLoader, order: Sequence[GlobalBatch], part_of: Callable[[GlobalBatch], MicroBatch]
@@ -267,13 +312,11 @@ class OwnCursor:
         self._order = order
         self._part_of = part_of
         self._parts: Iterator[Any] = iter(())
-        self._next = (
-            -1,
-            -1,
-        )  # the number of the batch that comes next, and the version of the world whose parts these are
+        # The number of the batch that comes next, and the version of the world whose parts these are.
+        self._next = (-1, -1)
 
     def take(self, number: int, world: World) -> Any:
-        """This worker's part of a batch, loaded. The parts of the next ones are loaded ahead, for as long as the world stays."""
+        """This worker's part of a batch."""
         if (number, world.version) != self._next:
             parts = (self._part_of(batch) for batch in islice(self._order, number, None))
             first = next(parts)

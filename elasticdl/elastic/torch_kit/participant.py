@@ -4,7 +4,7 @@ The loop believes that it is alone and has the global batch. It is given its par
 summed before it looks at them. The world changes between two steps, or in the middle of a step that a lost worker has torn.
 The batches of a torn step are divided anew, and their gradients are made again, from the same parameters.
 
-With it what a front end adds: its `Host`.
+With it what a front end adds: its `Host`, and what the hosts of trainers have in common.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import contextlib
 import logging
 import sys
 import zlib
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -28,11 +28,11 @@ from elasticdl.elastic.core.protocol import Stopped, World, WorldBroken, WorldCh
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.torch_kit.agreements import Agreements, ScriptPosition
 from elasticdl.elastic.torch_kit.loop_state import LoopState
-from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnCursor, OwnLoader, StandIn
+from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OpenBatch, OwnLoader, PartsAhead, StandIn, SubBatch
 from elasticdl.elastic.torch_kit.passes import least_samples
 from elasticdl.elastic.torch_kit.reducer import Rides
-from elasticdl.elastic.torch_kit.tensors import ElasticContext, HostCopy, seed_generators, streams_apart
-from elasticdl.elastic.training.attributes import Noted
+from elasticdl.elastic.torch_kit.tensors import ElasticContext, RandomStreams, seed_generators, streams_apart
+from elasticdl.elastic.training.pieces import Piece
 from elasticdl.job import messages as m
 
 log = logging.getLogger(__name__)
@@ -48,59 +48,6 @@ class Outcome(Enum):
     DROPPED = "the script must be given these batches again"
 
 
-def _contents(tensor: torch.Tensor) -> tuple[int, int]:
-    """As long as the tensor is kept, these differ from those of any other, and after a change in place."""
-    return tensor.data_ptr(), tensor._version
-
-
-@dataclass(slots=True)
-class OpenBatch:
-    """A batch that the script has been given, of whose step the parameters have not changed yet."""
-
-    batch: GlobalBatch
-    part: MicroBatch
-    sample: Any = None
-    backwards: int = 0  # backward passes that were made of it
-    most: int = 0  # samples of the part when it was given, which are those of one pass
-    noted: Noted | None = None  # in attributes, before the script has made anything of it
-    losses: list[tuple[HostCopy, float]] = field(default_factory=list)  # of its passes, and how each is weighed
-    begun: tuple[tuple[int, int], HostCopy] | None = None  # of the pass that is being made: which loss, and its copy
-
-    def begin_loss(self, loss: torch.Tensor) -> None:
-        """A pass is made of this loss next. It comes to the host while the device is on that pass, which nobody has to wait for."""
-        self.begun = _contents(loss), HostCopy(loss.detach().sum())
-
-    def add_loss(self, loss: torch.Tensor, weight: float) -> None:
-        """A pass was made, or is made next, of this loss."""
-        of, copy = self.begun or (None, None)
-        self.begun = None
-        if copy is None or of != _contents(loss):
-            copy = HostCopy(loss.detach().sum())
-        self.losses.append((copy, weight))
-
-    @property
-    def objective(self) -> float:
-        """The weighed sum of the losses of its passes."""
-        return sum(float(copy.wait()) * weight for copy, weight in self.losses)
-
-    def begin_again(self) -> None:
-        """Its gradients are made again, of another part."""
-        self.losses.clear()
-
-    def forget(self) -> None:
-        """Its step is made: what the script has computed of it may go."""
-        self.sample = None
-
-
-@dataclass(frozen=True, slots=True)
-class SubBatch:
-    """Samples of a batch as the script's loader gives them; ``weight``: their part of the mean over the batch."""
-
-    content: Any
-    weight: float
-    samples: int
-
-
 def plan_of(open_batches: Sequence[OpenBatch], progress: Progress) -> StepPlan:
     """The step on these batches."""
     first, last = open_batches[0].batch, open_batches[-1].batch
@@ -113,16 +60,7 @@ def plan_of(open_batches: Sequence[OpenBatch], progress: Progress) -> StepPlan:
 class Host:
     """A front end, as its participant sees it. It must have `left` and `remake`; the other methods have a default.
 
-    What a front end calls, in this order; docs/worker_side.md says more, under "A trainer of another library":
-
-    - `ScriptRuntime.init_in_place`, and `train_in_place` with `JoinedHost.finish` (`elasticdl.elastic.training.runtime`; the process's own is
-      `elasticdl.elastic.torch_kit.tensors.own`).
-    - `Participant.join`; the `ScriptPosition` is the value ``place`` of the `LoopState`. Where another's state has come by that, the worker is catching up.
-    - For each epoch `Participant.begin_epoch` and `Participant.batches`. A loop that passes by what is done calls `Participant.arrive` before
-      them (`elasticdl.elastic.torch_kit.movable_host.MovableHost`). One that catches up by stand-ins draws as the others have drawn.
-    - For each pass `Participant.backward`; before gradients are looked at, `Participant.settle`; after the update `Participant.close`.
-      While it is catching up, none of these, and no update.
-    - After the last step `LoopState.last_step_made`.
+    docs/worker_side.md says what a front end calls, in which order, under "A trainer of another library".
 
     What loads a batch may draw from the global random streams, and so may a pass. A host puts them back after both (`Participant.apart`), so
     that all workers go on to draw alike.
@@ -173,11 +111,8 @@ class Host:
     def rank_known(self) -> None:
         """This worker's rank may be another one, or is no longer that of a worker that catches up."""
 
-    def arrives(self, batch: GlobalBatch | None) -> None:
-        """This worker stands where the job stands; the job's state takes effect next. ``batch``: the next one, if it is within an epoch."""
-
-    def arrived(self, batch: GlobalBatch | None) -> None:
-        """It has the job's state."""
+    def arrived(self) -> None:
+        """This worker stands where the job stands, and has its state."""
 
     def left(self) -> None:
         """This worker leaves for good. Its process ends with status 0."""
@@ -267,16 +202,12 @@ class Participant:
         """Leave this world for the next one, which is this worker's when this returns."""
         self._change(lambda: self.job.change_world(self.state, why))
 
-    def arrive(self, batch: GlobalBatch | None = None) -> None:
-        """The script stands where the job stands: what it has done since another's state came is undone.
-
-        ``batch``: the next one, if the script is within an epoch.
-        """
-        self._host.arrives(batch)
+    def arrive(self) -> None:
+        """The script stands where the job stands: what it has done since another's state came is undone."""
         self.state.arrive()
         self.is_reduced = self.is_torn = False
         self.open_batches.clear()
-        self._host.arrived(batch)
+        self._host.arrived()
         self._host.rank_known()
 
     def end(self) -> bool:
@@ -315,7 +246,7 @@ class Participant:
         """
         assert self.data is not None, "there is a loader"
         number = first
-        cursor = OwnCursor(self.data, self.drawn, self.part_of)
+        parts = PartsAhead(self.data, self.drawn, self.part_of)
         stand_in: StandIn | None = None
         while (number := self._host.next_number(number)) < len(self.drawn):
             if not self.begins(self.drawn[number]):
@@ -324,7 +255,7 @@ class Participant:
             else:
                 batch = self.drawn[number]
                 with self._host.loading(batch):
-                    sample = cursor.take(number, self.job.world)
+                    sample = parts.take(number, self.job.world)
                 self.give(batch, sample)
                 yield sample
             number += 1
@@ -343,7 +274,7 @@ class Participant:
                     return False
                 continue
             if self.is_catching_up:
-                self.arrive(batch)
+                self.arrive()
             self._host.stands_before(batch)
             if self.commit(batch.epoch):
                 break
@@ -447,10 +378,7 @@ class Participant:
     def tear(self, failure: WorldBroken) -> None:
         """Be in another world, in which the open batches are divided anew."""
         self.state.reducer.reset_buffers()
-        with (
-            self._host.as_before_step(),
-            self._as_before_step(),
-        ):  # others may be sent the state, and in the next world it is saved
+        with self._as_before_step():  # others may be sent the state, and in the next world it is saved
             self.leave(failure)
             self.is_torn = not self.is_catching_up
         if self.is_catching_up:
@@ -460,14 +388,13 @@ class Participant:
     def _as_before_step(self) -> Iterator[None]:
         """Within, attributes are as they were when the script had made nothing of the open batches. Afterwards they are as it has left them."""
         attributes, noted = self.state.attributes, self.open_batches[0].noted if self.open_batches else None
-        if noted is None:
+        with self._host.as_before_step():
+            counted = attributes.note() if noted is not None else None
+            if noted is not None:
+                attributes.put_back(noted)
             yield
-            return
-        counted = attributes.note()
-        attributes.put_back(noted)
-        yield
-        if not self.is_catching_up:
-            attributes.put_back(counted)
+            if counted is not None and not self.is_catching_up:
+                attributes.put_back(counted)
 
     def drop(self, error: Exception) -> None:
         """The step can't be made again of what the script has done."""
@@ -526,7 +453,7 @@ class Participant:
     def _begin_again(self) -> None:
         self.state.reducer.reset_buffers()  # the script may have gone on
         # Newcomers begin the step so, with which this worker is compared.
-        with self._host.as_before_step(), self._as_before_step():
+        with self._as_before_step():
             self.state.begin_step()
         self.state.reducer.drop_gradients()
 
@@ -545,15 +472,12 @@ class Participant:
             self.drop(error)
 
     def _ends_as_told(self) -> bool:
-        """Whether this worker was told to leave, and its script has ended for that reason; then it leaves. The others go on."""
-        at, session = self.state.progress, self.job.session
-        is_early = at.position > 0 and self._ended_epoch != at.epoch
+        """Whether this worker was told to leave, for which reason its script may have ended: then it leaves, and the others go on."""
         if not self.job.is_told_to_leave:
-            if not (self.job.under_master and self.job.sigterm.came and is_early):
+            if not self.job.sigterm.came:
                 return False
-            session.post(
-                p.Ordered(m.Drain("told to leave (SIGTERM)"))
-            )  # it does not wait for another to take its state
+            # It does not wait for another to take its state.
+            self.job.session.post(p.Ordered(m.Drain("told to leave (SIGTERM)")))
         try:
             self.job.change_world(self.state, WorldBroken("the script has ended, as this worker was told to leave"))
         except Stopped as stopped:
@@ -607,3 +531,122 @@ class JoinedHost(Host):
 
     def left(self) -> None:
         self._on_left()
+
+
+# The hosts of trainers whose loop can begin anywhere: it passes by what the job has done, and goes on from there.
+
+# Where a job stands that has no further step.
+NO_EPOCH = 2**31
+
+
+class TrainerPlace(Piece):
+    """Where a trainer stands between two steps: its next batch, the random streams, and numbers of its own.
+
+    What is received waits until the trainer stands there, as it may be in the middle of a step. A torn step is made again in place: nothing
+    has to be undone.
+    """
+
+    name = "trainer"
+    is_value = True
+    shows_the_way = True
+
+    def __init__(self) -> None:
+        self.received: dict[str, Any] | None = None
+        self.epoch = self.batch = 0  # the number of the next batch in its epoch
+        self.outside = b""  # random streams, as the script knows them outside of batches
+
+    @abstractmethod
+    def read(self) -> dict[str, Any]:
+        """The trainer's numbers, as they were when `note` was called; this may be in the middle of the step after it."""
+
+    @abstractmethod
+    def apply(self, numbers: dict[str, Any]) -> None:
+        """Set those that `read` has given, on another worker perhaps."""
+
+    def note(self, epoch: int, batch: int) -> None:
+        """The trainer is between two steps."""
+        self.epoch, self.batch = epoch, batch
+
+    def arrive(self) -> None:
+        """The trainer stands where the job stands."""
+        content, self.received = self.received, None
+        assert content is not None, "a place was received"
+        self.apply(content)
+        self.outside = content["outside"]
+        self.note(content["epoch"], content["batch"])
+
+    # -- as a piece of the training state --
+
+    def keep(self) -> None: ...
+
+    def undo(self) -> None: ...
+
+    def dump(self) -> dict[str, Any]:
+        outside = self.outside or RandomStreams.capture()
+        return {"epoch": self.epoch, "batch": self.batch, **self.read(), "outside": outside}
+
+    def load(self, dumped: dict[str, Any]) -> None:
+        self.received = dumped
+
+
+class MovableHost(JoinedHost):
+    """A host that is called where the trainer's loop comes to an epoch (`go_to`), asks for its batches (`take`), and ends (`end_of_training`)."""
+
+    def __init__(self, job: ElasticContext, on_left: Callable[[], None], place: TrainerPlace) -> None:
+        """``place``: is among the values of the training state."""
+        super().__init__(job, on_left)
+        self._place = place
+        self._begins = (0, 0)  # the present epoch, and the number of the batch that it is begun with
+
+    def join(self, participant: Participant) -> None:
+        """Be in a world. On rank 0 of the first one, which has its own state, the trainer stands where the job stands."""
+        self._joined = participant
+        self._place.outside = RandomStreams.capture()
+        participant.join()
+
+    def go_to(self, epoch: int, first: int = 0) -> int | None:
+        """The number of the batch to begin this epoch with, which is ``first`` unless the job stands elsewhere; None: not in this epoch."""
+        participant, received = self.participant, self._place.received
+        participant.close()  # a callback may have ended the last epoch in the middle of a step
+        if received is not None:
+            if epoch < received["epoch"]:
+                return None
+            participant.arrive()
+            first = received["batch"]
+        self._begins = epoch, first
+        return first
+
+    def take(self, draw: Callable[[int], Sequence[GlobalBatch]] | None = None) -> Iterator[Any]:
+        """The batches of the epoch that `go_to` was called for, each as this worker's part of it. ``draw``: the order, as `Participant.begin_epoch`."""
+        participant, (epoch, first) = self.participant, self._begins
+        participant.begin_epoch(epoch, draw)
+        if first and (self._place.epoch, self._place.batch) == self._begins:
+            # It has come within the epoch, and has drawn the order once more.
+            RandomStreams.restore(self._place.outside)
+        return participant.batches(first)
+
+    def end_of_training(self) -> None:
+        """There is no further step."""
+        if self.is_catching_up:
+            self.participant.arrive()
+        self._place.note(NO_EPOCH, 0)
+        self.participant.state.last_step_made()
+
+    # -- for the participant --
+
+    def next_number(self, number: int) -> int:
+        # Who is behind in the job's last step has no batch more to make.
+        received = self._place.received
+        return number if received is None or received["epoch"] < NO_EPOCH else len(self.participant.drawn)
+
+    def stands_before(self, batch: GlobalBatch) -> None:
+        # A step of one worker is not torn: its state is sent from here alone, with the streams as they are then.
+        self._place.outside = RandomStreams.capture() if self.job.size > 1 else b""
+        self._place.note(batch.epoch, batch.number)
+
+    def loading(self, batch: GlobalBatch) -> AbstractContextManager[None]:
+        return self.participant.apart(batch)
+
+    def arrived(self) -> None:
+        self._place.arrive()
+        RandomStreams.restore(self._place.outside)

@@ -27,9 +27,8 @@ from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.torch_kit.agreements import ScriptPosition, Wishes
 from elasticdl.elastic.torch_kit.loop_state import LoopState
-from elasticdl.elastic.torch_kit.movable_host import MovableHost, TrainerPlace
-from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
-from elasticdl.elastic.torch_kit.participant import OpenBatch, Outcome, Participant, SubBatch
+from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OpenBatch, OwnLoader, SubBatch
+from elasticdl.elastic.torch_kit.participant import MovableHost, Outcome, Participant, TrainerPlace
 from elasticdl.elastic.torch_kit.passes import Remedy
 from elasticdl.elastic.torch_kit.reducer import Rides
 from elasticdl.elastic.torch_kit.refusals import refuse_new_groups
@@ -48,7 +47,7 @@ OF_EACH_WORKER = ("log_history", "total_flos", "num_input_tokens_seen", "statefu
 
 
 class TrainerSnapshot(TrainerPlace):
-    """See `elasticdl.elastic.torch_kit.movable_host.TrainerPlace`."""
+    """See `elasticdl.elastic.torch_kit.participant.TrainerPlace`."""
 
     def __init__(self, trainer: Any) -> None:
         super().__init__()
