@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +18,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of, one_line, shown
 from elasticdl.elastic.collectives.opening import require_collective
 from elasticdl.elastic.core.plan import Progress
-from elasticdl.elastic.keras.driver import Keeper, KerasDriver, refuse_needless
+from elasticdl.elastic.keras.driver import KerasDriver, refuse_needless
 from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.loader import ElasticContext, ElasticDataLoader, fetch, load
 from elasticdl.elastic.keras.step import LossFunction, TrainStep, any_batch, widen
@@ -26,7 +26,7 @@ from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors, requir
 from elasticdl.elastic.training import plain_data
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
-from elasticdl.elastic.training.evaluation import Array, Evaluation, Evaluator, Metrics, from_root, require_rows
+from elasticdl.elastic.training.evaluation import Array, Evaluation, Evaluator, Metrics, require_rows
 from elasticdl.elastic.training.kept_state import aside
 from elasticdl.job.spec import JobSpec
 from elasticdl.tensorflow import keras, tf
@@ -138,7 +138,6 @@ class KerasLearner(Learner):
             self.state.sources.append(Source.of(EVALUATION, data.evaluation))
         made = make_callbacks(module, CALLBACKS)
         self._ours = [each for each in made if isinstance(each, Callback)]
-        self._keepers = [Keeper(each) for each in self._ours]
         self.driver: ZooDriver = ZooDriver(
             context,
             self.state,
@@ -167,21 +166,6 @@ class KerasLearner(Learner):
             evaluation = self.evaluator.evaluate(self.driver.tell)
             logs.update(evaluation.metrics)
         return evaluation
-
-    def catch_up(self, begin_epoch: Callable[[], None]) -> None:
-        """For callbacks that are not Keras's. What they have opened in ``on_train_begin`` is this worker's."""
-        world, keepers = self._context.world, self._keepers
-        for keeper in keepers:
-            if not keeper.has_begun:
-                keeper.begin()
-        if not keepers or world.size == 1 or not world.needs_sync:
-            return
-        mine = [keeper.changed() for keeper in keepers] if world.rank == 0 else []
-        roots = from_root(self._context.collective, mine, "elasticdl.own_callbacks")
-        if any(roots) and not world.stands_with_root(world.rank):
-            begin_epoch()
-            for keeper, kept in zip(keepers, roots, strict=False):
-                keeper.put(kept)
 
     def save_model(self, folder: Path) -> Path:
         """``model.keras``, and beside it a SavedModel for serving. Not every model can be traced for that: a warning."""

@@ -290,10 +290,6 @@ class Learner(ABC):
     def save_model(self, folder: Path) -> Path:
         """Write the trained model below the folder."""
 
-    def catch_up(self, begin_epoch: Callable[[], None]) -> None:  # noqa: B027
-        """In each world, when training has begun for the callbacks. A worker that has come later lets the epoch begin for them,
-        and then lets them keep what those of the others keep."""
-
 
 # Which framework a module is written for: found from the model that it makes, importing no other.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from elasticdl.elastic.collectives.opening import require_collective
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, StepBatch, fetch, to_device
 from elasticdl.elastic.torch_kit.passes import LossCheck
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, TorchTensors, streams_apart, wait_for
-from elasticdl.elastic.torch_kit.torch_state import TorchState, holders_of_callbacks
+from elasticdl.elastic.torch_kit.torch_state import TorchState
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.evaluation import Array, Evaluator, require_rows
 from elasticdl.elastic.training.kept_state import aside
@@ -84,7 +83,6 @@ class TorchLearner(Learner):
         self.callbacks = make_callbacks(module)
         self.loader = ElasticDataLoader(context, data.training, shuffle=spec.shuffle, num_workers=spec.data_workers)
         self.state = TorchState(context, self._model, self._optimizer, self.loader, {"ledger": self.ledger})
-        self.state.attributes.add(*holders_of_callbacks(self.callbacks, ("elasticdl",), is_noted=False))
         if data.evaluation is not None:
             self.state.sources.append(Source.of(EVALUATION, data.evaluation))
             self.evaluator = TorchEvaluator(
@@ -107,12 +105,6 @@ class TorchLearner(Learner):
             batch.backward(self._loss(labels, self._model(inputs)))
         self._optimizer.step()
         return self.state.loss
-
-    def catch_up(self, begin_epoch: Callable[[], None]) -> None:
-        if self.state.step and not self.state.has_trained:
-            sent = copy.deepcopy(self.state.attributes.dump())
-            begin_epoch()
-            self.state.attributes.load(sent)
 
     def save_model(self, folder: Path) -> Path:
         path = folder / "model.pt"

@@ -5,16 +5,19 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from elasticdl.callbacks import Callback
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.core.protocol import Stopped, World
 from elasticdl.elastic.core.reporting import Activity
+from elasticdl.elastic.training.attributes import Arrays, Attributes, Holder
 from elasticdl.elastic.training.epochs import EpochDriver
+from elasticdl.elastic.training.evaluation import from_root
 from elasticdl.elastic.training.job import JobContext
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker.learner import CheckpointWriter, Learner, Ledger
@@ -39,6 +42,7 @@ class Trainer(EpochDriver[Ledger]):
         self._begun = False
         self._begun_epoch = self._ended_epoch = -1
         self._told_step = 0
+        self._kept = kept_by(learner.callbacks, context.warn)
         if self._checkpoints is not None:
             context.kept = None
 
@@ -88,10 +92,26 @@ class Trainer(EpochDriver[Ledger]):
             self._begun = True
             self._told_step = self._ledger.evaluated_step
             self._call("on_train_begin")
-        self._learner.catch_up(lambda: self._tell_epoch(self.state.progress.epoch))
+            self._kept.begin()
+        self._catch_up(world)
         self._call("on_world_change", world.size, world.rank)
         self._tell_totals()
         self._stopping = self._learner.driver.agree()
+
+    def _catch_up(self, world: World) -> None:
+        """A worker that has come later lets the epoch begin for its callbacks, and then lets them keep what those of rank 0 keep. What
+        they have opened in ``on_train_begin`` is this worker's.
+
+        Raises:
+            WorldBroken: a member was lost meanwhile.
+        """
+        if world.is_first or world.size == 1 or not world.needs_sync:
+            return
+        mine = self._kept.dump() if world.rank == 0 else None
+        kept = from_root(self._context.collective, mine, "elasticdl.own_callbacks")
+        if not world.stands_with_root(world.rank):
+            self._tell_epoch(self.state.progress.epoch)
+            self._kept.load(kept)
 
     # -- training --
 
@@ -190,6 +210,17 @@ class Trainer(EpochDriver[Ledger]):
         for callback in self._learner.callbacks:
             getattr(callback, hook)(*arguments)
         self.state.keep_settings()  # no hook is called twice for one step or epoch
+
+
+def kept_by(callbacks: Iterable[Callback], warn: Callable[[str], None]) -> Attributes:
+    """What those of the module's own keep; Keras's have a way of their own."""
+    own = {f"callback {number}": each for number, each in enumerate(callbacks) if not _is_of_ours(type(each))}
+    holders = [Holder(name, f"the callback {type(each).__name__}", each) for name, each in own.items()]
+    return Attributes(lambda: holders, Arrays(), warn)
+
+
+def _is_of_ours(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "elasticdl"
 
 
 def export(folder: Path, save: Callable[[Path], Path]) -> Path:

@@ -12,9 +12,8 @@ from refusal_kit import refused
 from elasticdl.callbacks import Callback
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import SaveScope
-from elasticdl.elastic.torch_kit.torch_state import TENSORS, holders_of_callbacks
-from elasticdl.elastic.training.attributes import Attributes
 from elasticdl.elastic.training.pieces import Piece
+from elasticdl.worker.trainer import Trainer, kept_by
 
 POLICY = BatchPolicy(20, None, 10)
 
@@ -125,50 +124,33 @@ def made(tmp_path):
             os.close(each.file)
 
 
-def begun(callback):
-    attributes = Attributes(list, TENSORS, pytest.fail)
-    attributes.add(*holders_of_callbacks([callback], ("elasticdl",), is_noted=False))
-    callback.on_train_begin()
-    attributes.begin()
-    return attributes
-
-
-def test_a_newcomer_of_torch_keeps_its_own_file(made):
-    first, newcomer = made
-    sent, received = map(begun, made)
-    first.steps = newcomer.file
-    own = newcomer.file
-    received.load(sent.dump())
-    assert newcomer.file == own != first.file
-    assert newcomer.steps == first.steps, "a count that is the number of an open file travels"
-
-
-def test_a_newcomer_of_keras_keeps_its_own_file(made):
-    pytest.importorskip("keras")
-    from elasticdl.worker.keras_learner import Keeper, KerasLearner
-
-    first, newcomer = made
-    sent = []
+def test_a_newcomer_keeps_its_own_file_and_has_what_the_callbacks_of_rank_0_have_counted(made):
+    told, sent = [], []
 
     def member(callback, rank):
-        world = SimpleNamespace(size=2, needs_sync=True, rank=rank, stands_with_root=lambda rank: rank == 0)
+        world = SimpleNamespace(
+            size=2, rank=rank, is_first=False, needs_sync=True, stands_with_root=lambda rank: not rank
+        )
         sends = SimpleNamespace(broadcast_bytes=lambda value, _: sent.append(value) or sent[0], world=world)
-        learner = object.__new__(KerasLearner)
-        learner._keepers = [Keeper(callback)]
-        learner._context = SimpleNamespace(collective=sends, world=world)
-        return learner
+        trainer = object.__new__(Trainer)
+        trainer._learner = SimpleNamespace(callbacks=[callback])
+        trainer._context = SimpleNamespace(collective=sends, warn=pytest.fail)
+        trainer._kept = kept_by([callback], pytest.fail)
+        trainer._tell_epoch = told.append
+        trainer.state = SimpleNamespace(progress=SimpleNamespace(epoch=3))
+        callback.on_train_begin()
+        trainer._kept.begin()
+        return lambda: trainer._catch_up(world)
 
-    root, other = member(first, 0), member(newcomer, 1)
-    first.on_train_begin()
-    root._context.world.size = 1
-    root.catch_up(pytest.fail)
-    first.steps = 7
-    root._context.world.size = 2
-    root.catch_up(pytest.fail)
-    newcomer.on_train_begin()
+    first, newcomer = made
+    root, other = map(member, made, range(2))
+    first.steps = newcomer.file  # a count that is the number of an open file travels
     own = newcomer.file
-    other.catch_up(lambda: None)
-    assert (newcomer.file, newcomer.steps) == (own, 7)
+    root()
+    assert told == []
+    other()
+    assert newcomer.file == own != first.file
+    assert (newcomer.steps, told) == (first.steps, [3])
 
 
 def test_groups_that_were_added_since_are_missed_in_one_line():

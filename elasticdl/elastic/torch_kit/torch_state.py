@@ -336,20 +336,14 @@ def holders_of_modules(roots: Sequence[torch.nn.Module], foreign: AbstractSet[st
             yield Holder(f"{number}:{path}", title, module, OF_A_MODULE | foreign, is_own, True, remedy)
 
 
-def holders_of_callbacks(
-    callbacks: Iterable[Any],
-    packages: tuple[str, ...],
-    remedy: str = "keep it as plain data",
-    *,
-    is_noted: bool = True,
-) -> Iterator[Holder]:
-    """One for each callback of the script's own. Callbacks of these packages have a state of their own, or need none."""
+def holders_of_callbacks(callbacks: Iterable[Any], packages: tuple[str, ...], remedy: str) -> Iterator[Holder]:
+    """One for each callback of the script's own. Callbacks of these packages have a state of their own."""
     numbers: dict[str, Iterator[int]] = defaultdict(count)
     for callback in callbacks:
         kind: Any = type(callback)
         if kind.__module__.partition(".")[0] not in packages:
             name = f"callback {kind.__qualname__} {next(numbers[kind.__qualname__])}"
-            yield Holder(name, f"the callback {kind.__name__}", callback, frozenset(), is_noted, remedy=remedy)
+            yield Holder(name, f"the callback {kind.__name__}", callback, remedy=remedy)
 
 
 def _is_tensor(value: Any) -> bool:
