@@ -7,7 +7,7 @@ from session_kit import JobStub
 
 from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.reporting import Activity
-from elasticdl.elastic.torch_kit.agreements import Agreements, Answers, Wishes
+from elasticdl.elastic.torch_kit.agreements import Agreements, Answers
 
 NAMES = ("should_training_stop", "should_save", "should_log")
 
@@ -27,7 +27,7 @@ class Others:
 
     def sum_asked(self, tensor, what):
         answer = self._answer()
-        tensor += torch.tensor([float(name in answer) for name in NAMES]) if isinstance(answer, tuple) else answer
+        tensor += answer
 
     def broadcast_bytes(self, value, name):
         self.asked.append(name)
@@ -80,31 +80,3 @@ def test_a_mean_is_that_of_all_workers():
     assert agreements.mean(torch.tensor(3.0), "a mean") == 2.5
     alone, *_ = asking(is_catching_up=True)
     assert alone.mean(torch.tensor(3.0), "a mean") == 3.0
-
-
-def test_what_any_worker_wishes_all_do_and_who_is_on_its_way_wishes_nothing():
-    agreements, answers, job, *_ = asking()
-    wishes = Wishes(agreements, "the decisions", NAMES, stops=NAMES[:1])
-
-    def settled(*own, others, is_catching_up=False):
-        job.collective = Others(*others)
-        agreements.asking.is_catching_up = is_catching_up
-        return wishes.settle(own)
-
-    assert settled(others=[()]) == set()
-    assert settled("should_log", others=[("should_training_stop", "should_save")]) == set(NAMES)
-    assert settled("should_training_stop", others=[WorldBroken("a worker is gone")]) == set()
-    assert settled("should_log", others=[]) == {"should_log"}  # in that world nobody hears
-    job.world.version = 4
-    assert settled(others=[()]) == {"should_training_stop"}  # which was not heard before
-    assert settled("should_training_stop", others=[], is_catching_up=True) == set()
-    assert settled(others=[()]) == set()
-    assert wishes.settle(("should_save",), alike=True) == {"should_save"}
-    job.is_told_to_leave = True
-    assert settled("should_training_stop", "should_save", others=[()]) == {"should_save"}
-    job.is_told_to_leave = False
-    agreements.asking.open_batches.append("a batch")
-    answers.add([False] * 3)
-    others = [()]
-    assert settled("should_training_stop", others=others) == set()  # the others have gone on there
-    assert settled("should_training_stop", others=others) == {"should_training_stop"}

@@ -187,22 +187,20 @@ def test_what_is_logged_rides_in_numbers_that_do_not_grow_with_the_workers(tmp_p
     assert not told[1]
 
 
-class TrainerMayStop(Trainer): ...
+class TrainerOfOnesOwn(Trainer): ...
 
 
-@pytest.mark.parametrize(("kind", "asked"), [(Module, 0), (Trainer, 0), (TrainerMayStop, 7)])
-def test_nobody_asks_after_a_step_whether_to_stop_unless_the_script_may_wish_it_then(
-    tmp_path, monkeypatch, kind, asked
-):
-    counted, ask = [], SumOfThreads.sum_asked
-    monkeypatch.setattr(SumOfThreads, "sum_asked", lambda *given: (counted.append(given[0].world.rank), ask(*given)))
+@pytest.mark.parametrize("kind", [Module, Trainer, TrainerOfOnesOwn])
+def test_nobody_asks_after_a_step_whether_to_stop(tmp_path, monkeypatch, kind):
+    asked, ask = [], SumOfThreads.sum_asked
+    monkeypatch.setattr(SumOfThreads, "sum_asked", lambda *given: (asked.append(given), ask(*given)))
     said, made, _ = run_trainers(kind, tmp_path, monkeypatch)
     assert said == (None, None)
     assert [
         trainer.global_step if isinstance(trainer, lightning.Trainer) else trainer.state.global_step
         for trainer, _ in made
     ] == [3] * 2
-    assert counted.count(0) == counted.count(1) == asked
+    assert not asked
 
 
 class ModuleStops(Module):
@@ -226,6 +224,30 @@ def test_a_decision_to_stop_is_made_for_all_by_the_trainers_strategy_and_else_en
     assert [trainer.global_step for trainer, _ in made] == [1, 1]
     with pytest.raises(RuntimeError, match="1 of 2 workers ended their training after step 1 and the others go on"):
         run_trainers(ModuleStopsAlone, tmp_path, monkeypatch)
+
+
+class TrainerStops(transformers.TrainerCallback):
+    """One worker stops, by its own clock; or the first one, after an evaluation."""
+
+    def __init__(self, hook, stops):
+        setattr(self, hook, self.stop)
+        self.stops = stops
+
+    def stop(self, args, state, control, **_):
+        control.should_training_stop = self.stops
+
+
+def test_what_the_first_worker_decides_after_an_evaluation_all_do_and_else_the_job_ends(tmp_path, monkeypatch):
+    def run(hook, **options):
+        return run_trainers(
+            Trainer, tmp_path, monkeypatch, callbacks=lambda rank: [TrainerStops(hook, rank == 0)], **options
+        )
+
+    said, made, _ = run("on_evaluate", eval_strategy="steps", eval_steps=2)
+    assert said == (None, None)
+    assert [trainer.state.global_step for trainer, _ in made] == [2, 2]
+    with pytest.raises(RuntimeError, match="1 of 2 workers ended their training after step 1 and the others go on"):
+        run("on_step_end")
 
 
 class WithBeside:

@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
 from elasticdl.elastic.core.plan import MicroBatch
 from elasticdl.elastic.core.reporting import Activity
-from elasticdl.elastic.torch_kit.agreements import Wishes
+from elasticdl.elastic.torch_kit.agreements import Agreements
 from elasticdl.elastic.transformers import Seq2SeqTrainer, Trainer, elastic_trainer, patch
 from elasticdl.elastic.transformers.elastic_trainer import _to_resume_from, whole_checkpoint
 from elasticdl.elastic.transformers.trainer_host import TrainerHost
@@ -135,19 +135,18 @@ def test_who_is_behind_in_the_last_step_ends_where_the_others_have_ended(tmp_pat
     assert_same_weights(behind, whole)
 
 
-def test_a_trainer_that_stops_asks_where_transformers_looks(tmp_path, monkeypatch):
+def test_what_an_evaluation_decides_is_asked_of_the_first_worker(tmp_path, monkeypatch):
     asked = []
 
-    def settle(self, wished, *, alike=False):
-        asked.append(("should_epoch_stop" in wished, "should_training_stop" in wished))
-        return wished
+    def of_first(self, own, what):
+        asked.append((own["should_epoch_stop"], own["should_training_stop"]))
+        return own
 
-    monkeypatch.setattr(Wishes, "settle", settle)
+    monkeypatch.setattr(Agreements, "of_first", of_first)
     options = {"eval_strategy": "steps", "eval_steps": 3, "logging_steps": 100}
     trainer = make(Trainer, tmp_path, options, callbacks=[StopAt()])
     trainer.train()
-    # After each step, after the evaluation, and after each epoch.
-    assert asked == [(False, False)] * 3 + [(True, False)] * 2 + [(False, True)] * 2
+    assert asked == [(True, False)]
     assert trainer.state.global_step == 4
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import pickle
 import zlib
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -152,16 +152,6 @@ class Agreements:
         found = self.agree(tell, tensor, mends=mends, alone=what)
         return tensor if found is None else found.to(tensor.device)  # of another worker it may be known
 
-    def any_of(self, wishes: Sequence[bool], what: str) -> Sequence[bool] | None:
-        """For each of these, whether any worker wishes it; None: the world has broken between two steps."""
-
-        def tell() -> list[bool]:
-            flags = torch.tensor([float(each) for each in wishes])
-            self.asking.job.collective.sum_asked(flags, what)
-            return [each > 0 for each in flags.tolist()]
-
-        return self.agree(tell, wishes)
-
     def ask(self, tell: Callable[[], Any], *, mends: bool = True) -> Any | None:
         """As `agree`, with batches open that are not summed yet. None: the step was dropped, or others have made it."""
         asking, answers = self.asking, self._answers
@@ -182,36 +172,6 @@ class Agreements:
             if asking.is_catching_up or not asking.open_batches:
                 return None
         return answers[number]
-
-
-class Wishes:
-    """What scripts may wish where they are asked, by names: what any worker wishes, all do."""
-
-    def __init__(self, agreements: Agreements, what: str, names: Sequence[str], *, stops: Container[str] = ()) -> None:
-        """``what``: is asked, for people. ``stops``: which of the names say that there is less to do. Such a wish waits until the others have heard it."""
-        self._agreements = agreements
-        self._what = what
-        self._names = names
-        self._stops = stops
-        self.unheard: set[str] = set()  # by the others
-
-    def settle(self, wished: Container[str], *, alike: bool = False) -> set[str]:
-        """``wished``: by this worker, now. ``alike``: by all others as well. Returns what all workers do."""
-        asking = self._agreements.asking
-        wishes = {name for name in self._names if name in wished or name in self.unheard}
-        self.unheard.clear()
-        if (asking.job.size == 1 and not asking.is_torn) or (alike and not asking.is_catching_up):
-            return wishes
-        stops = {name for name in wishes if name in self._stops}
-        if asking.is_catching_up or asking.job.is_told_to_leave:  # the others go on
-            wishes, stops = wishes - stops, set()
-        if asking.is_catching_up:
-            return wishes
-        answer = self._agreements.any_of([name in wishes for name in self._names], self._what)
-        if answer is None:
-            self.unheard = stops
-            return wishes - stops
-        return {name for name, is_wished in zip(self._names, answer, strict=True) if is_wished}
 
 
 # Where the job stands in the script, beside its progress in the data.

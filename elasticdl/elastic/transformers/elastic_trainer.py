@@ -141,12 +141,11 @@ class Elastic:
     # -- between steps --
 
     def _maybe_log_save_evaluate(self: Any, *args: Any, **kwargs: Any) -> None:
-        self._elastic.settle()
-        control = self.control
-        if control.should_log or control.should_evaluate or control.should_save:
-            evaluates = control.should_evaluate
-            super()._maybe_log_save_evaluate(*args, **kwargs)  # type: ignore[misc]
-            self._elastic.settle(evaluated=evaluates)
+        self._elastic.leave_step()
+        evaluates = self.control.should_evaluate
+        super()._maybe_log_save_evaluate(*args, **kwargs)  # type: ignore[misc]
+        if evaluates:
+            self._elastic.decide_alike()
 
     def _evaluate(self: Any, *args: Any, skip_scheduler: bool = False) -> Any:
         began = time.monotonic()

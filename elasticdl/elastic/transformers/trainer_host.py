@@ -25,7 +25,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import MicroBatch, Progress
 from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.reporting import Activity
-from elasticdl.elastic.torch_kit.agreements import ScriptPosition, Wishes
+from elasticdl.elastic.torch_kit.agreements import ScriptPosition
 from elasticdl.elastic.torch_kit.loop_state import LoopState
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OpenBatch, OwnLoader, SubBatch
 from elasticdl.elastic.torch_kit.participant import MovableHost, Outcome, Participant, TrainerPlace
@@ -110,22 +110,10 @@ def _stateful(trainer: Any) -> list[Any]:
     return [each for each in trainer.callback_handler.callbacks if isinstance(each, ExportableState)]
 
 
-# What a trainer does next, by ``TrainerControl``: a callback of any worker decides it for all.
-#
-# A callback may go by this worker's own clock, or by its part of a batch. On one device a decision takes effect before the next
-# step, and here too.
+# What a trainer does next, by ``TrainerControl``. Callbacks decide alike on all workers, by the step, by what is logged, or by an evaluation.
 
 STOPS = ("should_training_stop", "should_epoch_stop")
-DECIDE_ALIKE = ("transformers", "elasticdl", "builtins")
 FLAGS = (*STOPS, "should_save", "should_evaluate", "should_log")
-
-
-def may_wish(trainer: Any) -> bool:
-    """Whether a callback or the trainer may decide after a step, by more than its number: those of the library that report, and what the arguments say,
-    decide alike on all workers."""
-    kinds: list[Any] = [*type(trainer).__mro__, *map(type, trainer.callback_handler.callbacks)]
-    return any(each.__module__.partition(".")[0] not in DECIDE_ALIKE for each in kinds)
-
 
 DIFFER = (
     "training_step made gradients of a batch on some workers and none on others, as it went by what is in this worker's part: go by the step "
@@ -166,9 +154,6 @@ class TrainerHost(MovableHost):
     def __init__(self, trainer: Any, job: ElasticContext, on_left: Callable[[], None]) -> None:
         super().__init__(job, on_left, TrainerSnapshot(trainer))
         self._trainer = trainer
-        self._wishes: Wishes | None = None  # from the first world on
-        self._may_wish = True  # this worker, after a step
-        self._asks = True  # after a step; it was told with the step's gradients that some worker `may_wish`
         self._iterator: Iterator[Any] | None = None  # over the present epoch
         self._is_in_step = False  # of which the trainer has a batch
         self._passes = 0  # made in this step
@@ -251,8 +236,6 @@ class TrainerHost(MovableHost):
         if done := self._place.done():  # by a checkpoint that the trainer has loaded
             self.job.loaded(done)
         participant = Participant(self.job, state, self, values["place"], data)
-        self._may_wish = may_wish(trainer)
-        self._wishes = Wishes(participant.agreements, "the callbacks' decisions", FLAGS, stops=STOPS)
         trainer.accelerator.backward = functools.partial(self._backward, trainer.accelerator.backward)
         self._step_together(trainer.optimizer)
         if self.job.under_master:
@@ -401,12 +384,11 @@ class TrainerHost(MovableHost):
             [float(given.backwards > 0), float(given.backwards == 0)] if given.part.samples else [0.0, 0.0]
             for given in self.participant.open_batches
         ]
-        return {"passes": passes, "wishes": [float(self._may_wish)]}
+        return {"passes": passes}
 
     def heard(self, rides: Rides) -> None:
         if self.job.size > 1 and bool(rides["passes"].all(axis=1).any()):
             raise UserError(DIFFER)
-        self._asks = bool(rides["wishes"].any())
 
     # -- a step that is torn --
 
@@ -420,17 +402,17 @@ class TrainerHost(MovableHost):
 
     # -- between steps --
 
-    def settle(self, *, evaluated: bool = False) -> None:
+    def leave_step(self) -> None:
         """Callbacks have said what is to be done after a step, or an epoch."""
         self._is_in_step = False
-        assert self._wishes is not None, "training has begun"
         if self.job.size > 1 and self.participant.open_batches and not self.participant.is_reduced:
             raise UserError(STOPS_WITHIN)
-        control = self._trainer.control
-        wished = {name for name in FLAGS if getattr(control, name)}
-        decided = self._wishes.settle(wished, alike=not (self._asks or evaluated))
-        for name in FLAGS:
-            setattr(control, name, name in decided)
+
+    def decide_alike(self) -> None:
+        """The trainer has evaluated: of metrics that differ by rounding, rank 0's decide. If that worker was told to leave, the others go on."""
+        control, leaves = self._trainer.control, self.job.is_told_to_leave
+        own = {name: getattr(control, name) and not (leaves and name in STOPS) for name in FLAGS}
+        vars(control).update(self.participant.agreements.of_first(own, "what an evaluation decides") or own)
 
     def note_resumed(self) -> None:
         """The random streams have been set, to those of a checkpoint."""
