@@ -16,7 +16,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of
 from elasticdl.elastic.collectives.opening import require_collective
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, StepBatch, fetch, to_device
-from elasticdl.elastic.torch_kit.passes import LossCheck
+from elasticdl.elastic.torch_kit.passes import require_mean
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, TorchTensors, streams_apart, wait_for
 from elasticdl.elastic.torch_kit.torch_state import TorchState
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
@@ -181,7 +181,7 @@ def _scalar(loss: Loss, labels: Any, outputs: Any) -> torch.Tensor:
         raise UserError(
             f"{name_of(loss)}(labels, predictions) returned {found}; expected a scalar tensor: the mean over the samples"
         )
-    LossCheck(lambda warning: None).look(value, len(labels) if isinstance(labels, torch.Tensor) and labels.dim() else 0)
+    require_mean(value, len(labels) if isinstance(labels, torch.Tensor) and labels.dim() else 0)
     return value
 
 

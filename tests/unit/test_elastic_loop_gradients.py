@@ -10,16 +10,15 @@ from session_kit import joins_others
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
-from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch.loop_host import LoopHost
-from elasticdl.elastic.torch_kit.loop_state import IN_PLACE
+from elasticdl.elastic.torch_kit.loop_state import LoopState
 from elasticdl.elastic.torch_kit.refusals import Optimizers
 from elasticdl.elastic.torch_kit.tensors import look_before_steps, refuse_others
 
 
 class Member:
-    """A body that steps on each batch, a head that steps more rarely, and parameters that no module has."""
+    """A body that steps on each batch, a head that steps more rarely, and a parameter beside the model."""
 
     def __init__(self, rank=None, board=None):
         torch.manual_seed(0)
@@ -32,7 +31,8 @@ class Member:
         self.script = None
         if board is not None:
             both = Optimizers([self.body, self.head])
-            self.script = PlainScript(rank, board, self.model, both, self.loader)
+            values = {"scales": torch.nn.ParameterList([self.scale])}
+            self.script = PlainScript(rank, board, self.model, both, self.loader, values)
             self.loader = self.script.loader
 
     def loss(self, x, y):
@@ -89,7 +89,7 @@ def test_several_optimizers_step_as_on_one_device(loop, workers):
         torch.testing.assert_close(member.weights, alone.weights, rtol=1e-4, atol=1e-5)
 
 
-def test_what_no_module_has_travels():
+def test_what_is_beside_the_model_travels():
     old, new, sent = Member(0, Board(1)), Member(0, Board(1)), []
 
     def note(number):
@@ -100,17 +100,6 @@ def test_what_no_module_has_travels():
     joins_others(new.script.context, sent[0])
     rarely(new)
     torch.testing.assert_close(new.weights, old.weights)
-
-
-def test_other_parameters_than_the_states_are_told():
-    one, other = Member(0, Board(1)), Member(0, Board(1))
-    other.body.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
-    rarely(one)
-    host = other.script.host
-    host._begin((0, 0))
-    sent = one.script.host.participant.state.state_dict()
-    with pytest.raises(UserError, match=r"not the model's, here of the shapes \[\(1,\), \(2,\)\], and of \[\(1,\)\]"):
-        host.participant.state.load_state_dict(sent)
 
 
 def for_a_gan(member, x, y):
@@ -255,27 +244,24 @@ def test_a_worker_that_ends_before_the_others_is_told_of_whatever_rides(monkeypa
     in_threads(ended, range(2))
 
 
-@pytest.mark.parametrize("is_in_place", [True, False])
-def test_a_scheduler_that_was_not_given_is_told_of_where_a_newcomer_begins_with_it_anew(is_in_place):
+def test_a_scheduler_that_was_not_given_is_told_of_where_a_newcomer_begins_with_it_anew():
     member, told = Trainee(0, Board(1), BatchPolicy(16, None)), []
     member.context.warn = told.append
     torch.optim.lr_scheduler.StepLR(member.optimizer, 1)
-    if is_in_place:
-        member.state._kind = IN_PLACE
     member.state.sync(member.context.collective.world)
-    assert ["a scheduler sets" in line for line in told] == [True] * (not is_in_place)
+    (line,) = told
+    assert line.startswith("a scheduler sets")
 
 
-@pytest.mark.parametrize("values", [{}, {"norm": torch.nn.BatchNorm1d(2)}])
-def test_parameters_that_are_in_no_module_that_was_given_are_told_of(values):
-    norm, told = values.get("norm", torch.nn.BatchNorm1d(2)), []
-    member = Trainee(0, Board(1), BatchPolicy(16, None), values=lambda _: values)
-    member.context.warn = told.append
-    member.optimizer.add_param_group({"params": norm.parameters()})
-    member.state.sync(member.context.collective.world)
-    assert [line.partition(": they")[0] for line in told] == [
-        "parameters of the optimizer, of the shapes (2,), (2,), are in no module that was given"
-    ] * (not values)
+def test_parameters_that_are_in_no_module_that_was_given_are_refused():
+    model, norm = torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(2)
+    optimizer = torch.optim.SGD([*model.parameters(), *norm.parameters()], lr=0.1)
+    context = Trainee(0, Board(1), BatchPolicy(16, None)).context
+    refused(
+        r"^parameters of the optimizer, of the shapes \(2,\), \(2,\), are in no module that was given, .* torch.nn.ParameterList",
+        lambda: LoopState(context, model, optimizer, {}),
+    )
+    LoopState(context, model, optimizer, {"norm": norm})
 
 
 @pytest.mark.parametrize("is_models", [True, False])
@@ -287,7 +273,8 @@ def test_an_optimizer_that_was_not_prepared_is_refused_within_a_loop(is_models):
         if is_models:
             member.model[1].bias = beside
         own = torch.optim.SGD([beside], lr=0.1)
-        script = PlainScript(rank, board, member.model, Optimizers([member.body, member.head]), member.loader)
+        values = {"scales": torch.nn.ParameterList([member.scale])}
+        script = PlainScript(rank, board, member.model, Optimizers([member.body, member.head]), member.loader, values)
         for x, y in script.loader:
             member.body.zero_grad()
             member.head.zero_grad()

@@ -25,9 +25,9 @@ from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.lightning import inside
 from elasticdl.elastic.lightning.inside import GivenBatch, Logged, Part, TrainerState
-from elasticdl.elastic.lightning.manual import MANUAL, Gradients, Manual
+from elasticdl.elastic.lightning.manual import Gradients, Manual
 from elasticdl.elastic.torch_kit.agreements import ScriptPosition
-from elasticdl.elastic.torch_kit.loop_state import IN_PLACE, LoopState
+from elasticdl.elastic.torch_kit.loop_state import LoopState
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OpenBatch, OwnLoader, SubBatch
 from elasticdl.elastic.torch_kit.participant import MovableHost, Outcome, Participant
 from elasticdl.elastic.torch_kit.passes import Remedy
@@ -224,12 +224,12 @@ class FitHost(MovableHost):
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         place = ScriptPosition()
         values = {"place": place, "trainer": self._place, **schedulers, **({"scaler": scaler} if scaler else {})}
-        module, optimizer, kind = trainer.lightning_module, trainer.optimizers[0], IN_PLACE
+        module, optimizer = trainer.lightning_module, trainer.optimizers[0]
         if not module.automatic_optimization:
             self._manual = manual = Manual(trainer, self.job)
-            optimizer, kind = manual.optimizers, MANUAL
+            optimizer = manual.optimizers
             values["gradients"] = Gradients(lambda: manual.optimizers.parameters)
-        state = LoopState(self.job, module, optimizer, values, kind=kind, remedy=REMEDY)
+        state = LoopState(self.job, module, optimizer, values, remedy=REMEDY, updates_within=self.is_manual)
         state.attributes.foreign = of_lightning(module)
         state.attributes.add(*holders_of(trainer))
         if trainer.global_step:  # of a checkpoint that the script has named

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.reporting import Activity
-from elasticdl.elastic.torch_kit.loop_state import IN_PLACE
 from elasticdl.elastic.torch_kit.reducer import GradientReducer
 from elasticdl.elastic.torch_kit.refusals import Optimizers
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
@@ -26,10 +24,6 @@ OTHERS = (
     "the workers made gradients of different parameters in one manual_backward, which of them are trained being each worker's own choice: let "
     "toggle_optimizer and requires_grad depend on the batch's number, the epoch or the step, and not on what one worker has seen or counted"
 )
-
-
-# What manual optimization trains: its parameters change in the middle of a step.
-MANUAL = replace(IN_PLACE, updates_within=True)
 
 
 class Gradients(Piece):

@@ -22,18 +22,11 @@ from elasticdl.elastic.torch_kit.passes import Buffers, Remedy
 from elasticdl.elastic.torch_kit.reducer import Sums
 from elasticdl.elastic.torch_kit.refusals import Optimizers
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
-from elasticdl.elastic.torch_kit.torch_state import StepKind, TorchState
+from elasticdl.elastic.torch_kit.torch_state import TorchState
 from elasticdl.elastic.training.kept_state import REMEDY
 from elasticdl.elastic.training.pieces import Piece, load_all
 
 SCHEDULED = "scheduled"  # in a state that was sent: settings that rank 0's schedulers have made since
-
-
-IN_PLACE = StepKind(
-    "the workers' loops go different ways: they must call optimizer.step() after the same batches",
-    "prepare(model, optimizer, loader, decoder)",
-    is_in_place=True,
-)
 
 
 class LoopState(TorchState):
@@ -43,6 +36,9 @@ class LoopState(TorchState):
     what the script does on its way; others are sent it as it came.
     """
 
+    _remedy = "the workers' loops go different ways: they must call optimizer.step() after the same batches"
+    _ends_with_function = False
+
     def __init__(
         self,
         job: ElasticContext,
@@ -50,10 +46,19 @@ class LoopState(TorchState):
         optimizer: torch.optim.Optimizer | Optimizers,
         values: dict[str, Any],
         batches: OwnLoader | None = None,
-        kind: StepKind = IN_PLACE,
         remedy: Remedy | None = None,
+        *,
+        updates_within: bool = False,
     ) -> None:
-        super().__init__(job, model, cast(torch.optim.Optimizer, optimizer), None, values, kind=kind, remedy=remedy)
+        super().__init__(
+            job,
+            model,
+            cast(torch.optim.Optimizer, optimizer),
+            None,
+            values,
+            remedy=remedy,
+            updates_within=updates_within,
+        )
         self._was_given = False
         self._received: dict[str, Any] | None = None
         self._is_of_file = False  # what was received last
@@ -145,7 +150,7 @@ class LoopState(TorchState):
 
     def restore(self) -> None:
         """After a torn step the script goes on with what it has, unless it begins the step again."""
-        if self._kind.updates_within:
+        if self._updates_within:
             self.go_back()
 
     @contextlib.contextmanager

@@ -13,7 +13,7 @@ pass. Gradients that come otherwise are not, so they are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -291,8 +291,8 @@ def _can_be_moved(buffer: torch.Tensor) -> bool:
 
 # Whether a loss is a mean over the samples, as far as the functions tell that have made it.
 #
-# A worker's part of a batch is weighed by its samples. So a sum over samples is refused, and a mean over something else than samples
-# (by class weights, or without what is to be ignored) is warned of. What it is otherwise nobody can tell.
+# A worker's part of a batch is weighed by its samples, so a sum over samples is refused. What a loss is otherwise, such as a mean by class weights,
+# nobody looks at.
 
 SUM = 2  # as functions of torch's keep ``reduction``
 # Through which the terms of a sum are looked for.
@@ -301,33 +301,20 @@ _PASSED = ("Add", "Sub", "Neg", "View", "Squeeze", "Unsqueeze", "Reshape", "ToCo
 _MAY_BE_MEAN = ("Mul", "Div", "Stack", "Cat", "Softmax")
 
 
-class LossCheck:
-    """Of the losses of one training."""
+def require_mean(loss: Any, samples: int, *, is_scaled: bool = False) -> None:
+    """``samples``: of which it was made. ``is_scaled``: it was multiplied last, by a GradScaler.
 
-    def __init__(self, warn: Callable[[str], None]) -> None:
-        self._warn = warn
-        self._has_looked = False  # at numbers
-
-    def look(self, loss: Any, samples: int, *, is_scaled: bool = False) -> None:
-        """``samples``: of which it was made. ``is_scaled``: it was multiplied last, by a GradScaler.
-
-        Raises:
-            UserError: it is a sum over them.
-        """
-        if not isinstance(loss, torch.Tensor) or loss.grad_fn is None:
-            return
-        for term in _terms(loss.grad_fn, is_scaled=is_scaled):
-            if _is_sum(term, samples):
-                raise UserError(
-                    f"the loss is a sum over the samples ({_name(term)} with reduction='sum', or .sum()), and each worker's part of a batch is "
-                    "weighed as a mean: divide it by the number of samples, or give reduction='mean'"
-                )
-            if not self._has_looked and (counted := _counted(term)):
-                self._warn(
-                    f"the loss is a mean over {counted} (class weights, or an ignore_index), and each worker's part of a batch is weighed by "
-                    "its samples: it differs a little from that of one device (docs/plain_loop.md)"
-                )
-        self._has_looked = True
+    Raises:
+        UserError: it is a sum over them.
+    """
+    if not isinstance(loss, torch.Tensor) or loss.grad_fn is None:
+        return
+    for term in _terms(loss.grad_fn, is_scaled=is_scaled):
+        if _is_sum(term, samples):
+            raise UserError(
+                f"the loss is a sum over the samples ({_name(term)} with reduction='sum', or .sum()), and each worker's part of a batch is "
+                "weighed as a mean: divide it by the number of samples, or give reduction='mean'"
+            )
 
 
 def _terms(node: Any, *, is_scaled: bool) -> Iterator[Any]:
@@ -357,14 +344,6 @@ def _is_sum(node: Any, samples: int) -> bool:
     return bool(shape) and shape[0] == samples and not of_parameter and not within.name().startswith(_MAY_BE_MEAN)
 
 
-def _counted(node: Any) -> str:
-    """In words, over what it is a mean; empty if over all samples, or if that is not known."""
-    if not hasattr(node, "_saved_total_weight") or node._saved_reduction == SUM:
-        return ""
-    counted, every = float(node._saved_total_weight), node._saved_target.numel()
-    return "" if abs(counted - every) <= 1e-4 * every else f"{counted:.6g} of {every} targets"
-
-
 def _name(node: Any) -> str:
     return str(node.name()).partition("Backward")[0]
 
@@ -383,10 +362,9 @@ class Remedy:
 class WeighedGradients:
     """Whether gradients were made in passes that are weighed, and not beside these: told without a look at numbers."""
 
-    def __init__(self, remedy: Remedy | None, warn: Callable[[str], None] | None) -> None:
-        """``remedy``: None if it makes no difference. ``warn``: see `LossCheck`; None: losses may be what they like."""
+    def __init__(self, remedy: Remedy | None) -> None:
+        """``remedy``: None if it makes no difference how they are made."""
         self._remedy = remedy
-        self._losses = None if warn is None else LossCheck(warn)
         self._parameters: list[torch.nn.Parameter] = []
         self._seen: list[tuple[int, int]] | None = None  # of them, after the last pass; None: no gradient
         self._is_expected = False  # a pass
@@ -407,9 +385,9 @@ class WeighedGradients:
         self._is_expected = True
 
     def look(self, loss: object, samples: int, *, is_scaled: bool = False) -> None:
-        """A pass is to be made of this loss; see `LossCheck.look`."""
-        if self._losses is not None:
-            self._losses.look(loss, samples, is_scaled=is_scaled)
+        """A pass is to be made of this loss; see `require_mean`."""
+        if self._remedy is not None:
+            require_mean(loss, samples, is_scaled=is_scaled)
 
     def require(self) -> None:
         """Raises:

@@ -105,7 +105,7 @@ class Buckets:
         self._transfers: list[Transfer] = []
         self._failure: WorldBroken | None = None  # in the middle of a backward pass
         self._present: dict[int, bool] = {}  # whether a parameter had a gradient when its sum began, by its id
-        self._late: dict[int, torch.Tensor] = {}  # gradients, by the numbers of the early parameters
+        self._late: dict[int, torch.Tensor] = {}  # gradients, by the ids of early parameters
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
             for parameter in (self._early if launches else ())
@@ -138,14 +138,16 @@ class Buckets:
 
     def take_late(self) -> bool:
         """After `begin_early`. Returns whether this worker has late gradients."""
-        for number, parameter in enumerate(self._early):
+        for parameter in self._early:
             if parameter.grad is not None:
-                self._late[number], parameter.grad = parameter.grad, None
+                self._late[id(parameter)], parameter.grad = parameter.grad, None
         return bool(self._late)
 
     def present(self) -> list[bool]:
-        """Of each parameter, whether this worker has given a gradient to its sum, or is about to."""
-        return [self._present.get(id(each), each.grad is not None) for each in self._parameters]
+        """Of each parameter, whether this worker has given a gradient to its sum, or is about to, or has a late one."""
+        return [
+            self._present.get(id(each), each.grad is not None) or id(each) in self._late for each in self._parameters
+        ]
 
     def finish(self) -> None:
         """Sum what is not under way yet, wait for all, and hand the sums out.
@@ -161,26 +163,20 @@ class Buckets:
             bucket.hand_out()
 
     @torch.no_grad()
-    def sum_late(self, workers: Sequence[float]) -> list[float]:
-        """Add what has come late, after `finish`, where any member says that it has some. ``workers``: of each parameter, those that have given a gradient
-        to its sum. Returns how many have given any.
+    def sum_late(self) -> None:
+        """Add what has come late, after `finish`, where any member says that it has some.
 
         Raises:
             WorldBroken: gradients are gone.
         """
         sums = [each.grad for each in self._early]
-        marks = torch.tensor([number in self._late for number in range(len(self._early))]).float()
-        for number, parameter in enumerate(self._early):  # some of which may be frozen by now
-            parameter.grad = self._late.get(number)
-        Buckets(self._early, [marks], self._collective, launches=False).finish()
-        given = dict(zip(map(id, self._parameters), workers, strict=True))
-        for parameter, before, late in zip(self._early, sums, marks.tolist(), strict=True):
-            given[id(parameter)] += late
-            more = parameter.grad
+        for parameter in self._early:  # some of which may be frozen by now
+            parameter.grad = self._late.get(id(parameter))
+        Buckets(self._early, [], self._collective, launches=False).finish()
+        for parameter, before in zip(self._early, sums, strict=True):
             assert before is not None, "sums were handed out"
-            assert more is not None, "these, too"
-            parameter.grad = before.add_(more) if late else before
-        return list(given.values())
+            assert parameter.grad is not None, "these, too"
+            parameter.grad = before.add_(parameter.grad)
 
     def forget(self) -> bool:
         """A step begins; the last one may be torn. Returns whether a transfer that was left alone may still write here."""
@@ -307,14 +303,13 @@ class GradientReducer:
         *,
         refuses_moved: bool = True,
         remedy: Remedy | None = None,
-        warn: Callable[[str], None] | None = None,
         require_one: Callable[[str, str], None] | None = None,
     ) -> None:
         """``parameters``: all that the optimizer has at present. ``modules``: whose buffers are summed. ``refuses_moved``: by a
         forward pass, of the parameters that are not trained. ``remedy``: for gradients that were made
-        otherwise than by `backward`, which are refused; None: they are not. ``warn``: of what may be another gradient than that of one device.
+        otherwise than by `backward`, which are refused; None: they are not.
         ``require_one``: called on all members if they differ in the first, with a line that says so; it raises an error."""
-        self.weighed = WeighedGradients(remedy, warn)
+        self.weighed = WeighedGradients(remedy)
         self._all = parameters
         self._collective = collective
         self._require_one = require_one
@@ -526,7 +521,7 @@ class GradientReducer:
         sums = self._small.tolist()
         self._votes, workers = sums[:BALLOT], sums[BALLOT + ROOM :]
         if self._votes[LATE]:
-            workers = buckets.sum_late(workers)
+            buckets.sum_late()
             self._overlaps = False  # else each step would take two sums, as with reentrant checkpoints
         for parameter, number in zip(self._trained, workers, strict=True):
             parameter.grad = parameter.grad if number else None

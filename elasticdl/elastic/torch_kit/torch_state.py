@@ -6,7 +6,6 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any
@@ -44,7 +43,7 @@ from elasticdl.elastic.training.pieces import (
 # Settings of an optimizer that say how it computes, which workers on other devices may do otherwise; and no settings.
 OF_EACH_WORKER = frozenset(("params", "foreach", "fused", "capturable"))
 MAKE_THE_MODEL = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
-COPIED_WHEN_LOADED = ("model", "optimizer", "outside")  # pieces that need not arrive on the device
+COPIED_WHEN_LOADED = ("model", "optimizer", "caches")  # pieces that need not arrive on the device
 PREPARED = "prepared_"  # begins the names of what `elastic.prepare` was given beside model, optimizer and loader
 
 
@@ -88,52 +87,26 @@ class Model(Trained):
         return difference(dumped, self.dump())
 
 
-class Outside(Trained):
-    """What is in no ``state_dict`` of the model: parameters that only the optimizer has, and buffers that are not persistent."""
+class Caches(Trained):
+    """Buffers that are not persistent, and so in no ``state_dict``. They may be caches of each worker's own, and are not compared."""
 
-    name = "outside"
+    name = "caches"
 
-    def __init__(self, modules: Modules, parameters: Callable[[], Iterable[torch.nn.Parameter]]) -> None:
-        """``parameters``: those of the optimizer."""
+    def __init__(self, modules: Modules) -> None:
         self._modules = modules
-        self._parameters = parameters
 
     def dump(self) -> dict[str, Any]:
-        """Empty if there is nothing."""
         modules = self._modules()
-        outside = [each.detach() for each in outside_parameters(modules, self._parameters())]
-        caches = {each.name_in(modules): each.tensor for each in named_buffers(modules) if each.is_cache}
-        return {**({"parameters": outside} if outside else {}), **({"buffers": caches} if caches else {})}
+        return {each.name_in(modules): each.tensor for each in named_buffers(modules) if each.is_cache}
 
     @torch.no_grad()
     def load(self, dumped: dict[str, Any]) -> None:
-        """Raises:
-        UserError: the optimizer has other parameters.
-        """
         modules = self._modules()
-        outside, theirs = outside_parameters(modules, self._parameters()), dumped.get("parameters", [])
-        own, others = ([tuple(each.shape) for each in some] for some in (outside, theirs))
-        if own != others:
-            raise UserError(
-                f"the optimizer has parameters that are not the model's, here of the shapes {own}, and of {others} where the state comes "
-                "from: make the same on every worker"
-            )
-        for parameter, value in zip(outside, theirs, strict=True):
-            parameter.copy_(value)
-        caches = dumped.get("buffers", {})
-        for named in named_buffers(modules) if caches else ():
-            value, now = caches.get(named.name_in(modules)) if named.is_cache else None, named.tensor
+        for named in named_buffers(modules) if dumped else ():
+            value, now = dumped.get(named.name_in(modules)) if named.is_cache else None, named.tensor
             # Where the shapes differ each worker has its own.
             if value is not None and now is not None and is_alike(now, value.to(now.device)):
                 now.copy_(value)
-
-    def missing(self) -> None:
-        self.load({})
-
-    def compared(self) -> dict[str, Any]:
-        """Buffers that are not persistent may be caches of each worker's own."""
-        outside = outside_parameters(self._modules(), self._parameters())
-        return {self.name: outside} if outside else {}
 
 
 def outside_parameters(
@@ -141,7 +114,7 @@ def outside_parameters(
 ) -> list[torch.nn.Parameter]:
     """Those that the optimizer has and none of the modules."""
     within = {id(each) for module in modules_of(modules) for each in module._parameters.values()}
-    return list({id(each): each for each in parameters if id(each) not in within}.values())
+    return [each for each in parameters if id(each) not in within]
 
 
 class Slots(Trained):
@@ -377,27 +350,6 @@ TENSORS = Arrays(
 
 # The state.
 
-IS_OUTSIDE = (
-    "are in no module that was given: they are trained, and what else is in their module, such as the statistics of a batch norm, is each "
-    "worker's own: give the module along, as in {}"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class StepKind:
-    """How the steps of a script are made."""
-
-    cure: str  # for a step on too few samples
-    gives_along: str  # how a further module is given
-    # The script has a control flow of its own, which goes on over changes of the world: it begins its steps itself, makes one pass of a batch
-    # while it is alone, and goes on after its training.
-    is_in_place: bool = False
-    # Parameters change within a step: each pass is summed by itself, and a step that is torn begins again as a whole, with copies.
-    updates_within: bool = False
-
-
-OF_LIBRARY = StepKind("call batch.backward(loss) exactly once for each micro-batch", "TorchState(decoder=decoder)")
-
 
 class TorchState(state.TrainingState):
     """See `elasticdl.elastic.training.state.TrainingState`.
@@ -406,6 +358,7 @@ class TorchState(state.TrainingState):
     """
 
     _value_piece = TorchValue
+    _remedy = "call batch.backward(loss) exactly once for each micro-batch"
     sampler: ElasticSampler | None
     _job: ElasticContext
 
@@ -418,35 +371,41 @@ class TorchState(state.TrainingState):
         values: dict[str, Any],
         *,
         remedy: Remedy | None = None,
-        kind: StepKind = OF_LIBRARY,
+        updates_within: bool = False,
     ) -> None:
         """``data``: what tells where training stands in the data set. ``remedy``: see `GradientReducer`, for a loop over
-        other batches.
+        other batches. ``updates_within``: parameters change within a step: each pass is summed by itself, and a step that is torn
+        begins again as a whole, with copies.
 
         Raises:
-            UserError: the optimizer is of a kind that can't be had.
+            UserError: the optimizer is of a kind that can't be had, or has parameters of nobody.
         """
         for each in each_of(optimizer):
             require_summable(each, "TorchState")
         sampler = data.sampler if isinstance(data, ElasticDataLoader) else data
         super().__init__(job, tensors_of(job), GroupSettings(optimizer), sampler, values)
-        self._kind, self._remedy, self._ends_with_function = kind, kind.cure, not kind.is_in_place
+        self._updates_within = updates_within
+        self._share = (-1, 0.0)  # of this worker in the last batch, and in which world
         self.model = model
         self.optimizer = optimizer
+        if strangers := outside_parameters(self._modules(), self.parameters()):
+            shapes = [str(tuple(each.shape)) for each in strangers[:3]] + ["..."] * (len(strangers) > 3)
+            raise UserError(
+                f"parameters of the optimizer, of the shapes {', '.join(shapes)}, are in no module that was given, so a worker that comes later would not have "
+                "them: give elastic.prepare or TorchState their module along, and a parameter by itself in a torch.nn.ParameterList; a trainer's model holds them"
+            )
         self.loader = data if isinstance(data, ElasticDataLoader) else None
         self.attributes = Attributes(
             lambda: holders_of_modules(self._modules(), self.attributes.foreign), TENSORS, job.warn
         )
-        self._share = (-1, 0.0)  # of this worker in the last batch, and in which world
         if sampler is not None and job.under_master:
             remedy = Remedy("batch.backward(loss)")
         self.reducer = GradientReducer(
             self._summed,
             self._modules(),
             job.collective,
-            refuses_moved=job.under_master and not kind.updates_within,
+            refuses_moved=job.under_master and not updates_within,
             remedy=remedy,
-            warn=job.warn if job.under_master or remedy is not None else None,
             require_one=self._check.require_one,
         )
         if sampler is not None:
@@ -454,20 +413,16 @@ class TorchState(state.TrainingState):
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(lambda *_: self._step_made())
         self._moved = MovedByPasses(self.reducer)
-        self._trained = (Model(model), Outside(self._modules, self.parameters), Slots(optimizer, job))
+        self._trained = (Model(model), Caches(self._modules), Slots(optimizer, job))
         for piece in self._trained:
-            piece.is_copied = kind.updates_within
+            piece.is_copied = updates_within
         self._hold(HeldAttributes(self.attributes, self._modules, job), self._moved, *self._trained)
 
     def sync(self, world: World) -> None:
-        if world.is_first and world.rank == 0:
-            if not self._kind.is_in_place:  # there the script itself steps it as often on every worker
-                self._warn_of_scheduler()
-            strangers = outside_parameters(self._modules(), self.parameters())
-            if strangers:
-                shapes = [str(tuple(each.shape)) for each in strangers[:3]] + ["..."] * (len(strangers) > 3)
-                what = f"parameters of the optimizer, of the shapes {', '.join(shapes)},"
-                self._job.warn(f"{what} {IS_OUTSIDE.format(self._kind.gives_along)}")
+        if (
+            world.is_first and world.rank == 0 and self.sampler is not None
+        ):  # else the script itself steps it as often on every worker
+            self._warn_of_scheduler()
         super().sync(world)
 
     def _warn_of_scheduler(self) -> None:
@@ -549,7 +504,7 @@ class TorchState(state.TrainingState):
 
     def _summed(self) -> Iterator[torch.nn.Parameter]:
         """Of which the gradients are summed in a step."""
-        return iter(()) if self._kind.updates_within else self.parameters()
+        return iter(()) if self._updates_within else self.parameters()
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """Of the optimizer; each once, also where two optimizers have it."""
