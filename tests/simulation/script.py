@@ -60,12 +60,12 @@ def life(process: Process) -> Steps:
     tell(p.Trigger.READY)
     while True:
         match (yield from process.next_order()):
-            case p.Connect(world):
-                yield from _connect(process, world)
-            case p.Synchronize(world):
-                yield from _synchronize(process, world)
-            case p.Train(world):
-                yield from _Training(process, world).run()
+            case p.Command.CONNECT:
+                yield from _connect(process, process.core.world)
+            case p.Command.SYNCHRONIZE:
+                yield from _synchronize(process, process.core.world)
+            case p.Command.TRAIN:
+                yield from _Training(process, process.core.world).run()
             case p.LeaveWorld(_, broken):
                 process.left_broken = broken
                 process.core.position.undo() if broken else process.core.position.leave()

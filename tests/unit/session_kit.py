@@ -90,7 +90,7 @@ def enter(context, world, between=lambda: None, *, may_break=True):
     between()
     core.position.synced(context.progress, core.world.version, alone=world.size == 1 and not may_break)
     session.post(p.Trigger.SYNCED)
-    assert [type(each) for each in orders(session)] == [p.Connect, p.Synchronize, p.Train]
+    assert orders(session) == [p.Command.CONNECT, p.Command.SYNCHRONIZE, p.Command.TRAIN]
 
 
 def receive(state, sent):

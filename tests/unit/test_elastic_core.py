@@ -46,11 +46,11 @@ def test_a_worker_asks_connects_is_brought_to_the_others_state_and_trains():
     worker = Worker(MADE)
     (asked,) = worker.do(p.Trigger.READY)
     assert asked == p.Send(m.Ask(0, 0, has_state=False, broken=False, reason="ready", epoch=0, synced_in=0))
-    assert worker.do(p.WorldPublished(world(1))) == [p.Connect(world(1))]
-    assert worker.do(p.Trigger.CONNECTED) == [p.Synchronize(world(1))]
+    assert (worker.do(p.WorldPublished(world(1))), worker.core.world) == ([p.Command.CONNECT], world(1))
+    assert worker.do(p.Trigger.CONNECTED) == [p.Command.SYNCHRONIZE]
     worker.kept.clear()
     worker.do(synced())
-    assert worker.out[-1] == p.Train(world(1))
+    assert worker.out[-1] == p.Command.TRAIN
     assert worker.kept == list(p.SaveScope)
     assert worker.core.position.has_state
 
@@ -101,10 +101,10 @@ def test_alone_nothing_is_kept_until_that_world_is_left():
 def test_a_world_that_broke_before_it_was_entered_is_left_as_all_that_break():
     worker = Worker(MADE, p.Trigger.READY, p.Ordered(m.Broken(1, "a member is gone")))
     assert worker.out[-1] == p.BreakCollective(1, "a member is gone", entered=False)
-    assert worker.do(p.WorldPublished(world(1))) == [p.Connect(world(1))]
+    assert (worker.do(p.WorldPublished(world(1))), worker.core.world) == ([p.Command.CONNECT], world(1))
     (asked,) = worker.do(p.CollectiveFailed("its store says that it is broken"), p.Trigger.CLOSED)
     assert (asked.message.left_world, asked.message.broken) == (1, True)
-    assert worker.do(p.WorldPublished(world(2))) == [p.Connect(world(2))]
+    assert (worker.do(p.WorldPublished(world(2))), worker.core.world) == ([p.Command.CONNECT], world(2))
 
 
 def test_a_world_that_comes_while_an_earlier_one_is_being_connected_is_entered_next():
@@ -112,7 +112,7 @@ def test_a_world_that_comes_while_an_earlier_one_is_being_connected_is_entered_n
     worker = Worker(MADE, p.Trigger.READY, p.WorldPublished(world(1)))
     assert worker.do(p.WorldPublished(world(2))) == [p.BreakCollective(1, "world 2 follows it", entered=True)]
     worker.do(p.CollectiveFailed("broken off"))
-    assert worker.do(p.Trigger.CLOSED) == [p.Connect(world(2))]
+    assert (worker.do(p.Trigger.CLOSED), worker.core.world) == ([p.Command.CONNECT], world(2))
     assert len(worker.sent(m.Ask)) == 1, "it is expected there"
 
 
@@ -313,7 +313,7 @@ def test_an_earlier_master_is_refused_and_not_obeyed():
     assert isinstance(refused, p.RefuseMaster)
     assert worker.do(p.WorldPublished(world(1)), p.Ordered(m.StopWork("old", checkpoint=False))) == []
     worker.do(p.SessionOpened(), p.Welcomed(0.5, 2))
-    assert worker.do(p.WorldPublished(world(1))) == [p.Connect(world(1))]
+    assert (worker.do(p.WorldPublished(world(1))), worker.core.world) == ([p.Command.CONNECT], world(1))
 
 
 def test_heartbeats_begin_when_the_master_has_taken_the_session_up():
@@ -328,12 +328,12 @@ def test_heartbeats_begin_when_the_master_has_taken_the_session_up():
 
 def test_alone_there_is_one_world_after_the_other_and_nobody_to_tell():
     worker = Worker(MADE, under_master=False)
-    assert worker.do(p.Trigger.READY) == [p.Connect(worker.core.world)]
+    assert worker.do(p.Trigger.READY) == [p.Command.CONNECT]
     worker.do(p.Trigger.CONNECTED, synced(), *step(1), commit)
     assert worker.do(p.Trigger.RETURNED)[-1] == p.Command.CAST_END_VOTE
     assert worker.do(p.Trigger.ALL_RETURNED)[-1] == p.Command.COMPLETE
     worker.do(p.Said(m.Finished(1, 1, {}, together=True)))
-    assert worker.do(p.Trigger.READY) == [p.Connect(worker.core.world)], "another training may follow"
+    assert worker.do(p.Trigger.READY) == [p.Command.CONNECT], "another training may follow"
 
 
 # -- any order of events --

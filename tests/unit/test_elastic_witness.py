@@ -167,7 +167,6 @@ timer = DumpTimer(os.environ, 60.0)
 timer.arm()
 pid = os.fork()
 if pid == 0:
-    timer.arm()
     sys.exit(0)  # ends Python in the usual way, which waits for a timer's thread
 os.waitpid(pid, 0)
 timer.arm()

@@ -48,19 +48,6 @@ class LearningRate:
             raise UserError(f"LearningRate(ramp_steps={self.ramp_steps}): must be at least 0")
 
 
-def scale(rule: Scaling | None, workers: int) -> float:
-    """Factor on the learning rate of one worker."""
-    return {"linear": float(workers), "sqrt": math.sqrt(workers), None: 1.0}[rule]
-
-
-def ramp(start: float, made: int, steps: int) -> float:
-    """A factor on its way to 1, in a straight line over some steps, of which so many are made.
-
-    A sudden jump of the learning rate can undo progress (Goyal et al. 2017, gradual warm-up).
-    """
-    return 1.0 if made >= steps else start + (1.0 - start) * made / steps
-
-
 @dataclass(frozen=True, slots=True)
 class RateState:
     """What the next rate depends on besides the rules; part of the training state, as `Progress` is."""
@@ -92,20 +79,18 @@ class RateControl:
         self._target = base
         self._next = self.state
 
-    def target(self, epoch: int, workers: int) -> float:
-        """The rate for this epoch and number of workers, once a ramp is over. Calls the user's schedule."""
-        value = self._base if self._rules.schedule is None else float(self._rules.schedule(epoch))
-        return value * scale(self._rules.scaling, workers)
-
     def at(self, step: int, epoch: int, world: World) -> float:
         """The rate for the step with this number."""
         if self._asked != (world.version, epoch):
-            self._target = self.target(epoch, world.size)
+            rate = self._base if self._rules.schedule is None else float(self._rules.schedule(epoch))
+            self._target = rate * {"linear": world.size, "sqrt": math.sqrt(world.size), None: 1}[self._rules.scaling]
             self._asked = (world.version, epoch)
         state = self.state
         if state.workers not in (0, world.size) and state.value and self._target:
             state = replace(state, ramp_start=state.value / self._target, ramp_step=step - 1)
-        factor = ramp(state.ramp_start, max(step - state.ramp_step, 0), self._rules.ramp_steps)
+        # A sudden jump of the learning rate can undo progress (Goyal et al. 2017, gradual warm-up).
+        made, steps = max(step - state.ramp_step, 0), self._rules.ramp_steps
+        factor = 1.0 if made >= steps else state.ramp_start + (1.0 - state.ramp_start) * made / steps
         self._next = replace(state, value=self._target * factor, workers=world.size)
         return self._next.value
 

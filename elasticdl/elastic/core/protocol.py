@@ -92,6 +92,10 @@ class Command(Instruction, StrEnum):
     """What is to be done, where there is no more to say."""
 
     DUMP_STACKS = "print the stacks of all threads"  # to the session
+    # To the training thread, about the core's present world.
+    CONNECT = "enter this world"  # answered by `CONNECTED` or `CollectiveFailed`
+    SYNCHRONIZE = "bring all members to rank 0's state"  # answered by `SYNCED` or `CollectiveFailed`
+    TRAIN = "call the training function"
     CAST_END_VOTE = "take part in a step with nothing to add"  # answered by `ALL_RETURNED` or `CollectiveFailed`
     COMPLETE = "all members' training functions have returned"
 
@@ -202,27 +206,6 @@ class BreakCollective(Instruction):
 
 
 # ---- instructions: to the training thread ----
-
-
-@dataclass(frozen=True, slots=True)
-class Connect(Instruction):
-    """Enter this world; answered by `CONNECTED` or `CollectiveFailed`."""
-
-    world: World
-
-
-@dataclass(frozen=True, slots=True)
-class Synchronize(Instruction):
-    """Bring all members to rank 0's state; answered by `SYNCED` or `CollectiveFailed`."""
-
-    world: World
-
-
-@dataclass(frozen=True, slots=True)
-class Train(Instruction):
-    """Call the training function."""
-
-    world: World
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,11 +262,11 @@ class WorkerCore(StepCore):
         self.reporting.enter(self.world)
         self.reporting.clock.mark("joined", now)
         self._entered_at = (self.position.progress.step, self.position.made)
-        return [p.Connect(self.world)]
+        return [Command.CONNECT]
 
     def _synchronize(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         self.reporting.clock.mark("started", now)
-        return [p.Synchronize(self.world)]
+        return [Command.SYNCHRONIZE]
 
     def _train(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         self.reporting.training_begins(now)
@@ -275,7 +275,7 @@ class WorkerCore(StepCore):
         if self._draining is not None and self._draining.lingers and 0 < self.world.standing < self.world.size:
             # Newcomers hold the state now. Who held it before may have been told to leave as well.
             out = self._drain(self._draining.reason)
-        return [*out, p.Train(self.world)]
+        return [*out, Command.TRAIN]
 
     def _leave_together(self, event: p.WorldLeft, before: WorkerState, now: float) -> list[p.Instruction]:
         self._fruitless = 0

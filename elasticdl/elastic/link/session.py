@@ -189,8 +189,8 @@ class Session:
             case p.RefuseMaster() | p.Command.DUMP_STACKS | p.BreakCollective():
                 errands.append(instruction)
             case _:
-                if isinstance(instruction, p.Connect):
-                    self.store.open_world(instruction.world.version)
+                if instruction is p.Command.CONNECT:
+                    self.store.open_world(self.core.world.version)
                 self._orders.append(instruction)
                 self._changed.notify_all()
 

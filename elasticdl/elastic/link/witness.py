@@ -163,7 +163,6 @@ class DumpTimer:
         except OSError:
             self._file, self._is_own = -1, False
         self._armed = math.inf  # when it was armed last
-        self._pid = os.getpid()
         self._lock = threading.RLock()  # else it might be armed again between `_disarm` and the fork itself
         # A fork has the timer's locks without its thread, and would wait for it at its end.
         os.register_at_fork(before=self._disarm, after_in_parent=self._lock.release, after_in_child=self._lock.release)
@@ -173,7 +172,7 @@ class DumpTimer:
         if not self._lock.acquire(blocking=False):
             return  # this process is being forked
         try:
-            if self._file < 0 or os.getpid() != self._pid:
+            if self._file < 0:
                 return
             with contextlib.suppress(OSError, RuntimeError):
                 self._take_back()
@@ -191,12 +190,12 @@ class DumpTimer:
 
     def close(self) -> None:
         with self._lock:
-            if self._file >= 0 and os.getpid() == self._pid:
+            if self._file >= 0:
                 faulthandler.cancel_dump_traceback_later()
                 os.close(self._file)
                 self._file = -1
 
     def _disarm(self) -> None:
         self._lock.acquire()
-        if self._file >= 0 and os.getpid() == self._pid:
+        if self._file >= 0:
             faulthandler.cancel_dump_traceback_later()

@@ -89,15 +89,15 @@ class Worlds:
         """
         while True:
             match self._session.order():
-                case p.Connect(world):
+                case p.Command.CONNECT:
                     if self._core.under_master:
-                        print_mark(self._core.worker_id, world)
-                    self.attempt(lambda world=world: member.enter(world), p.Trigger.CONNECTED)  # type: ignore[misc]
-                case p.Synchronize(world):
-                    if not self.attempt(lambda world=world: member.synchronize(world), p.Trigger.SYNCED):  # type: ignore[misc]
-                        return world
-                case p.Train(world):
-                    return world
+                        print_mark(self._core.worker_id, self._core.world)
+                    self.attempt(lambda: member.enter(self._core.world), p.Trigger.CONNECTED)
+                case p.Command.SYNCHRONIZE:
+                    if not self.attempt(lambda: member.synchronize(self._core.world), p.Trigger.SYNCED):
+                        return self._core.world
+                case p.Command.TRAIN:
+                    return self._core.world
                 case p.LeaveWorld(_, broken):
                     self._core.position.undo() if broken else self._core.position.leave()
                     member.leave()
