@@ -157,8 +157,6 @@ _TRACKER = r"resource_tracker|^  warnings\.warn"
 _MODULES = re.compile(rf"^Extension modules: .*\(total: \d+\)(\n.*({_SHELL}|{_TRACKER}).*)*\s*\Z", re.MULTILINE)
 _SAID_BEFORE = 5  # lines: C++ writes what an exception says before it aborts
 _MACHINERY = '  File "<frozen importlib.'
-# Comes after a dump in a log, which can't be taken back.
-GOES_ON = "elasticdl: this process goes on, and stands there no more"
 _LINE = re.compile(r'  File "(?P<path>.*)", line (?P<number>\d+) in (?P<function>.*)')
 
 
@@ -207,10 +205,10 @@ def describe(stack: Stack) -> list[str]:
 def parse(text: str) -> list[Stack]:
     """The stacks of the last dump of `faulthandler` in a text, the main thread's first.
 
-    Lines that others have printed in between are passed over. Empty if there is no dump, or the process went on after it.
+    Lines that others have printed in between are passed over. Empty if there is no dump.
     """
     stacks: list[Stack] = []
-    if (begin := text.rfind(DUMPED)) <= text.rfind(GOES_ON):
+    if (begin := text.rfind(DUMPED)) == -1:
         return stacks
     for line in text[begin:].splitlines():
         if line.startswith(("Thread 0x", "Current thread 0x")) and "(most recent call first)" in line:

@@ -146,13 +146,8 @@ def test_a_rate_that_is_a_tensor_stays_the_tensor_it_was():
     assert float(rate) == pytest.approx(0.1)
 
 
-def test_a_schedule_that_is_set_after_the_commit_or_not_held_is_warned_of_once(caplog):
+def test_a_schedule_that_is_not_held_is_warned_of(caplog):
     training = by_epochs()
-    for _ in training.loader.epochs(1):
-        for batch in training.loader:
-            training.make_step(batch)
-            training.schedule()
-    assert caplog.text.count("call scheduler.step() before state.commit()") == 1
     del training.state.values["scheduler"]
     training.context.run(lambda: None, training.state)
     assert "give it along, as in TorchState(scheduler=scheduler)" in caplog.text

@@ -14,7 +14,7 @@ import pytest
 from session_kit import FakeMaster
 
 from elasticdl.common.credentials import STACKS
-from elasticdl.common.reason import GOES_ON, Line, Stack, parse
+from elasticdl.common.reason import Line, Stack, parse
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.link.witness import DumpTimer, Operations, SlowStart, Witness
 from elasticdl.job import messages as m
@@ -223,7 +223,5 @@ def test_without_a_file_it_goes_to_stderr(tmp_path):
     code = HANGS.replace("os.environ,", "{},")
     ended = run(code, tmp_path, "900000")
     assert "in hang" in ended.stderr
-    assert ended.stderr.endswith(f"{GOES_ON}\n")
-    assert parse(ended.stderr) == []  # who reads this log later is not told of a hang that is over
-    assert parse(f"{ended.stderr}{ended.stderr.replace(GOES_ON, '')}")
+    assert parse(ended.stderr)
     assert ended.stdout == "done\n"

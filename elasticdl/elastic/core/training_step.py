@@ -166,12 +166,6 @@ def mark(ballot: list[float], batch: int, state: int) -> None:
     ballot[STATE : STATE + SIZE] = summands(state)
 
 
-_ORDER_WARNING = (
-    "the optimizer's learning rate (or momentum, ...) is changed after state.commit(): a change of workers there loses it; "
-    "call scheduler.step() before state.commit()"
-)
-
-
 class Keeper(Protocol):
     """Of a training state, what can be saved and gone back to."""
 
@@ -207,7 +201,6 @@ class Position:
         self._alone = True  # in a world of one, or in none
         self._keeper = keeper
         self._committed: Progress | None = None  # where training stood, if a commit was the last thing done
-        self._warned = False
 
     @property
     def safe(self) -> Progress:
@@ -222,23 +215,17 @@ class Position:
         """Whether the step that was made last is the last of its epoch."""
         return self.at_end(workers) or (self.batch is not None and self.batch.ends_epoch)
 
-    def begin(self, plan: StepPlan, settings_changed: Callable[[], bool]) -> str:
+    def begin(self, plan: StepPlan, settings_changed: Callable[[], bool]) -> None:
         """From here on a step may be torn: save what no commit has saved and can't be done again.
 
-        ``settings_changed``: whether what the optimizer is told differs from what was saved. Returns a warning for the
-        user, empty if there is none.
+        ``settings_changed``: whether what the optimizer is told differs from what was saved.
         """
-        warning = ""
-        if not self._alone and self._committed == self.progress and settings_changed():
-            if self.progress.position and not self._warned:
-                self._warned, warning = True, _ORDER_WARNING
-            self._save()
-        elif self.unsaved:
+        changed = not self._alone and self._committed == self.progress and settings_changed()
+        if self.unsaved or changed:
             self._save()
         self._committed, self.is_reduced = None, False
         self.batch = plan
         self.given += 1
-        return warning
 
     def voted(self, vote: Vote) -> bool:
         """The gradients of all members have arrived. False: no step can be made of these votes."""
@@ -392,12 +379,11 @@ class StepCore:
             self.position = position
         return self.position
 
-    def begin(self, plan: StepPlan, settings_changed: Callable[[], bool] = lambda: False) -> str:
+    def begin(self, plan: StepPlan, settings_changed: Callable[[], bool] = lambda: False) -> None:
         """A batch is given; see `Position.begin`."""
-        if self.state not in MAKES_STEPS:
-            return ""
-        self.reporting.times.samples = plan.samples
-        return self.position.begin(plan, settings_changed)
+        if self.state in MAKES_STEPS:
+            self.reporting.times.samples = plan.samples
+            self.position.begin(plan, settings_changed)
 
     def voted(self, vote: Vote, now: float, *, device_seconds: float = 0.0) -> bool:
         """The gradients of all members have arrived, and with them their votes. False: no step can be made of these.

@@ -64,8 +64,7 @@ class Session:
         self._events: deque[p.Event] = deque()
         self._stepping = False
         self._orders: deque[p.Instruction] = deque()  # to the training thread
-        self._jobs_place: tuple[int, int] | None = None
-        self._jobs_facts = b""
+        self._welcome: pb.Welcome | None = None  # the master's latest
         self._start = SlowStart()
         self._closing = threading.Event()
         self._beat = threading.Thread(target=self._tick, name="elasticdl-heartbeat", daemon=True)
@@ -115,15 +114,18 @@ class Session:
     def jobs_place(self) -> tuple[int, int]:
         """Where training stands at least, as the master said when it was last reached: epochs that are over, and steps of
         the present one. Waits for its first word, but not long."""
-        with self._changed:
-            if self._stream is not None:
-                self._changed.wait_for(lambda: self._jobs_place is not None, WELCOME_SECONDS)
-            return self._jobs_place or (0, 0)
+        welcome = self._first_word()
+        return welcome.epoch, welcome.epoch_steps
 
     def jobs_facts(self) -> bytes:
         """What rank 0 has told by `tell_facts`, if the job had trained when this worker came; else empty."""
-        self.jobs_place()
-        return self._jobs_facts
+        return self._first_word().facts
+
+    def _first_word(self) -> pb.Welcome:
+        with self._changed:
+            if self._stream is not None:
+                self._changed.wait_for(lambda: self._welcome is not None, WELCOME_SECONDS)
+            return self._welcome or pb.Welcome()
 
     def tell_facts(self, facts: bytes) -> None:
         """On rank 0, in each world: for workers that come later. Too many are left out."""
@@ -141,8 +143,7 @@ class Session:
     def receive(self, message: pb.MasterMessage) -> None:
         if message.HasField("welcome"):
             with self._changed:
-                self._jobs_place = message.welcome.epoch, message.welcome.epoch_steps
-                self._jobs_facts = message.welcome.facts
+                self._welcome = message.welcome
                 self._changed.notify_all()
         event = to_event(message)
         if event is not None:

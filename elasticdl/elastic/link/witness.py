@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 
 from elasticdl.common.credentials import STACKS
-from elasticdl.common.reason import GOES_ON, Line, Stack, describe
+from elasticdl.common.reason import Line, Stack, describe
 
 # Where the threads of this process stand.
 
@@ -162,7 +162,6 @@ class DumpTimer:
             self._is_own = path is not None and stat.S_ISREG(os.fstat(self._file).st_mode)
         except OSError:
             self._file, self._is_own = -1, False
-        self._armed = math.inf  # when it was armed last
         self._lock = threading.RLock()  # else it might be armed again between `_disarm` and the fork itself
         # A fork has the timer's locks without its thread, and would wait for it at its end.
         os.register_at_fork(before=self._disarm, after_in_parent=self._lock.release, after_in_child=self._lock.release)
@@ -175,18 +174,11 @@ class DumpTimer:
             if self._file < 0:
                 return
             with contextlib.suppress(OSError, RuntimeError):
-                self._take_back()
-                self._armed = time.monotonic()
+                if self._is_own:  # a dump says that the process hangs now
+                    os.ftruncate(self._file, 0)
                 faulthandler.dump_traceback_later(self._seconds, file=self._file)
         finally:
             self._lock.release()
-
-    def _take_back(self) -> None:
-        """A dump says that the process hangs now."""
-        if self._is_own:
-            os.ftruncate(self._file, 0)
-        elif time.monotonic() - self._armed > self._seconds:
-            os.write(self._file, f"{GOES_ON}\n".encode())
 
     def close(self) -> None:
         with self._lock:

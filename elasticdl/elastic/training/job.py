@@ -374,8 +374,7 @@ class JobContext(ABC):
         self._require_world()
         if self.record is not None:
             self.record.begin(self.world, plan)
-        if warning := self._core.begin(plan, settings_changed):
-            self.warn(warning)
+        self._core.begin(plan, settings_changed)
 
     def voted(self, vote: Vote, remedy: str = "", device_seconds: float = 0.0) -> None:
         """The gradients of all members have arrived, and with them their votes.
