@@ -79,7 +79,6 @@ MODULES = {
                 _given("TorchState, the object", f"{KIT}.torch_state.TorchState", *STATE, "reduce_gradients", "mean"),
             ],
         ),
-        Module("elasticdl.elastic.torch.optim", [Name("Optimizer", members=("micro_batches", "step"))]),
     ),
     "keras": (
         Module(

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.torch.optim import AccumulatedSteps
+from elasticdl.elastic.torch.accumulated_steps import AccumulatedSteps
 from elasticdl.elastic.torch.prepare import PlainLoop
 from elasticdl.elastic.torch_kit.own_loader import OpenBatch
 from elasticdl.elastic.torch_kit.tensors import ElasticContext

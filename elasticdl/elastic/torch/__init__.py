@@ -26,9 +26,8 @@ Started by ``elasticdl run --num_workers 2-4 -- python train.py`` the loop goes 
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sized
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elasticdl.triton_first import require_triton_first
 
@@ -44,9 +43,6 @@ from elasticdl.elastic.torch_kit.loaders import Collate, ElasticDataLoader, Elas
 from elasticdl.elastic.torch_kit.tensors import own
 from elasticdl.elastic.torch_kit.torch_state import TorchState as _State
 
-if TYPE_CHECKING:
-    from elasticdl.elastic.torch import optim
-
 __all__ = [
     "DataLoader",
     "LearningRate",
@@ -59,7 +55,6 @@ __all__ = [
     "init",
     "mean",
     "on_one",
-    "optim",
     "prepare",
     "rank",
     "run",
@@ -71,14 +66,6 @@ init, context, size, run = own.init, own.context, own.size, own.run
 _loop = PlainLoop(own)
 prepare, mean, catching_up, rank = _loop.prepare, _loop.mean, _loop.catching_up, _loop.rank
 values, on_one = _loop.values, _loop.on_one
-
-
-def __getattr__(name: str) -> Any:
-    """`optim` is imported where it is used: it imports PyTorch's compiler, which takes as long as PyTorch itself, and which
-    a process that loads data has no use for."""
-    if name != "optim":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module(f"{__name__}.optim")
 
 
 def device() -> torch.device:

@@ -105,8 +105,9 @@ class PlainLoop:
         for each in optimizers:
             speak_to(host, each)
         if given is not optimizer:
-            runai = importlib.import_module("elasticdl.elastic.torch.optim")
-            optimizer = runai.AccumulatedSteps(given, host)
+            # It imports PyTorch's compiler, which takes as long as PyTorch itself.
+            accumulated = importlib.import_module("elasticdl.elastic.torch.accumulated_steps")
+            optimizer = accumulated.AccumulatedSteps(given, host)
         return (model, optimizer, PreparedLoader(loader, host), *others)
 
     def _job_for(self, loader: Any, steps: int) -> ElasticContext:

@@ -63,10 +63,6 @@ class StepBatch(cursor.StepBatch):
         """Micro-batches that the training function has not asked for."""
         return len(self.plan.micro_batches) - 1 - self.micro_batch
 
-    def expect_backward(self) -> None:
-        """The present micro-batch's is the script's own, and comes before `weigh`."""
-        self._reducer.weighed.expect()
-
     def weigh(self, loss: torch.Tensor) -> torch.Tensor:
         """The mean loss of the present micro-batch, scaled by its part of the global batch; call it once for each.
 

@@ -135,8 +135,7 @@ class CurrentJob:
         if self._asked_whole and self.under_master:
             raise UserError(
                 "elasticdl.elastic.steps and batch_size: under `elasticdl run` the workers are not known before the function under "
-                "@elastic.run, and come and go: a loop of your own gets its batches from elastic.DataLoader, as in "
-                "`for inputs, labels in optimizer.micro_batches(state)` (docs/runai.md)"
+                "@elastic.run, and come and go: a loop of your own gets its batches from elastic.DataLoader (docs/library.md)"
             )
 
 

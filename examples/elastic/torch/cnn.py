@@ -21,18 +21,19 @@ images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
 loader = elastic.DataLoader(torch.utils.data.TensorDataset(images, torch.tensor(digits.target)))
 convolutions = (nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
 model = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(32 * 4 * 4, 10)).to(elastic.device())
-optimizer = elastic.optim.Optimizer(torch.optim.Adam(model.parameters(), lr=0.01))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 state = elastic.TorchState(model=model, optimizer=optimizer, loader=loader)
 
 
 @elastic.run
 def train(state):
     for epoch in loader.epochs(options.epochs):
-        for inputs, labels in optimizer.micro_batches(state):
+        for batch in loader:
             optimizer.zero_grad()
-            loss = cross_entropy(model(inputs), labels)
-            loss.backward()
-            optimizer.step(loss=loss)  # the last micro-batch of a global batch updates the model
+            for inputs, labels in batch:  # as many micro-batches as this worker's part of the global batch needs
+                batch.backward(cross_entropy(model(inputs), labels))
+            optimizer.step()
+            state.commit()
         if elastic.rank() == 0:
             print(f"epoch {epoch}: {elastic.size()} workers, step {state.step}, loss {state.loss:.4f}", flush=True)
 
