@@ -138,7 +138,7 @@ def test_who_is_behind_in_the_last_step_ends_where_the_others_have_ended(tmp_pat
 def test_what_an_evaluation_decides_is_asked_of_the_first_worker(tmp_path, monkeypatch):
     asked = []
 
-    def of_first(self, own, what):
+    def of_first(self, own):
         asked.append((own["should_epoch_stop"], own["should_training_stop"]))
         return own
 

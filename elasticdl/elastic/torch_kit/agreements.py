@@ -130,8 +130,8 @@ class Agreements:
                     asking.job.warn(f"{alone} is each worker's own: {failure}")
         return own if alone else None
 
-    def of_first(self, value: T, what: str, *, mends: bool = True) -> T | None:
-        """Rank 0's value. ``what``: is asked, for people."""
+    def of_first(self, value: T, what: str = "", *, mends: bool = True) -> T | None:
+        """Rank 0's value. ``what``: is asked, for people; empty if a worker's own does as well where the world breaks, which is None then."""
 
         def tell() -> T:
             told: T = pickle.loads(

@@ -412,7 +412,7 @@ class TrainerHost(MovableHost):
         """The trainer has evaluated: of metrics that differ by rounding, rank 0's decide. If that worker was told to leave, the others go on."""
         control, leaves = self._trainer.control, self.job.is_told_to_leave
         own = {name: getattr(control, name) and not (leaves and name in STOPS) for name in FLAGS}
-        vars(control).update(self.participant.agreements.of_first(own, "what an evaluation decides") or own)
+        vars(control).update(self.participant.agreements.of_first(own) or own)
 
     def note_resumed(self) -> None:
         """The random streams have been set, to those of a checkpoint."""
