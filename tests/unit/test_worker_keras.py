@@ -263,7 +263,7 @@ def test_checkpoints_of_something_else_are_refused_in_a_line(make_spec, tmp_path
     adam = function("optimizer()", "return keras.optimizers.Adam()")
     wide = function("custom_model()", "return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])")
     for extra, words in (
-        (adam, r"checkpoint-0000000004\.npz is of another training: .* another optimizer"),
+        (adam, r"checkpoint-0000000004\.npz does not fit: .* another optimizer"),
         (wide, "is of another model: it has 9 variables, and this one has 2"),
     ):
         refused(words, partial(trained, make_spec(extra, **kept)))

@@ -49,25 +49,19 @@ class Variables(Trained):
         """Raises:
         UserError: they are of another model or optimizer.
         """
-        if problem := self.misfit(dumped):
-            raise UserError(problem)
-        for variable, value in zip(self._variables(), dumped, strict=True):
-            variable.assign(value)
-
-    def missing(self) -> None:
-        self.load([])
-
-    def misfit(self, dumped: Sequence[Any]) -> str:
         variables = self._variables()
         if len(variables) != len(dumped):
             counts = f"it has {len(dumped)} variables, and this one has {len(variables)}"
-            return f"the state is of another {self.name}: {counts}"
+            raise UserError(f"the state is of another {self.name}: {counts}")
         for variable, value in zip(variables, dumped, strict=True):
             if tuple(variable.shape) != tuple(value.shape):
                 path = getattr(variable, "path", variable.name)
                 shapes = f"{path} has shape {tuple(variable.shape)}, and there it has {tuple(value.shape)}"
-                return f"the state is of another {self.name}: {shapes}"
-        return ""
+                raise UserError(f"the state is of another {self.name}: {shapes}")
+            variable.assign(value)
+
+    def missing(self) -> None:
+        self.load([])
 
     def compared(self) -> Mapping[str, Any]:
         every = [(f"{self.name}.{_path(each)}", each) for each in self._variables()]

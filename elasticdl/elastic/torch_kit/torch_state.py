@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -29,7 +30,6 @@ from elasticdl.elastic.torch_kit.refusals import each_of, is_other_kind, require
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, host_array, marks_of, sum_of_all
 from elasticdl.elastic.training import state
 from elasticdl.elastic.training.attributes import Arrays, Attributes, Holder, is_scripts_own
-from elasticdl.elastic.training.kept_state import difference
 from elasticdl.elastic.training.pieces import (
     UNCHANGING,
     Local,
@@ -44,6 +44,7 @@ from elasticdl.elastic.training.pieces import (
 OF_EACH_WORKER = frozenset(("params", "foreach", "fused", "capturable"))
 MAKE_THE_MODEL = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 COPIED_WHEN_LOADED = ("model", "optimizer", "caches")  # pieces that need not arrive on the device
+MOST_TOLD = 300  # characters of what torch says of a state that does not fit
 PREPARED = "prepared_"  # begins the names of what `elastic.prepare` was given beside model, optimizer and loader
 
 
@@ -75,16 +76,16 @@ class Model(Trained):
         try:
             self._model.load_state_dict(dumped)
         except RuntimeError as error:
+            why = textwrap.shorten(
+                str(error).partition("\n")[2] or str(error), MOST_TOLD
+            )  # its first line names the kind alone
             raise UserError(
-                f"the model here can't take that of the others: {one_line(error)}; what is put into a model while it trains, as by "
+                f"the model here can't take that of the others: {why}; what is put into a model while it trains, as by "
                 "pruning, does not reach a worker that comes later: make it with the model"
             ) from error
 
     def compared(self) -> Mapping[str, Any]:
         return {self.name: self.dump()}
-
-    def misfit(self, dumped: Any) -> str:
-        return difference(dumped, self.dump())
 
 
 class Caches(Trained):
@@ -131,6 +132,8 @@ class Slots(Trained):
         return dumped
 
     def load(self, dumped: dict[str, Any]) -> None:
+        if is_other_kind(dumped, self.dump()):
+            raise UserError("the optimizer is of another kind than that which the state is of")
         if self._job.device.type != "cpu":
             self._optimizer.state.clear()  # else the old slots and the new ones are on the device at once
         try:
@@ -146,9 +149,6 @@ class Slots(Trained):
             for one in each_of(self._optimizer)
         ]
         return {self.name: slots if len(slots) > 1 else slots[0]}
-
-    def misfit(self, dumped: Any) -> str:
-        return "its optimizer is of another kind" if is_other_kind(dumped, self.dump()) else ""
 
 
 class GroupSettings(Settings):

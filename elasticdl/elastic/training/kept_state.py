@@ -66,8 +66,6 @@ class Carried(Protocol):
 
     def load(self, unpacked: dict[str, Any]) -> None: ...
 
-    def misfit(self, saved: dict[str, Any]) -> str: ...
-
 
 FORMAT = 4
 KEPT = "kept"  # in the file, beside the state: what it is of
@@ -176,8 +174,6 @@ def load_saved(
     Raises:
         UserError: it is of another one.
     """
-    if problem := state.misfit(saved):
-        raise UserError(f"{it} is of another training: {problem}; {remedy}")
     require_origin(it, origin, state.origin, saved["progress"]["position"], remedy)
     try:
         load(saved)
@@ -201,22 +197,6 @@ def require_origin(
             raise UserError(
                 f"{it} stands within an epoch of other data: {name} was {there[name]} and is {here[name]}; {remedy}"
             )
-
-
-def difference(there: Any, here: Any) -> str:
-    """The first difference between two models by name, in words; empty if there is none, or nothing has a name."""
-    if not isinstance(here, Mapping) or not isinstance(there, Mapping):
-        return ""
-    for name in (*here, *there):
-        if name not in there:
-            return f"it has no {name}"
-        if name not in here:
-            return f"it has {name}, which this model has not"
-    for name, value in here.items():
-        was, now = (tuple(v.shape) if hasattr(v, "shape") else None for v in (there[name], value))
-        if was != now:
-            return f"{name} has shape {was} there and {now} here"
-    return ""
 
 
 class SampleRecord:

@@ -237,10 +237,6 @@ class Piece(ABC):
         """What must be the same on all workers, by titles that people know; nested."""
         return {}
 
-    def misfit(self, dumped: Any) -> str:
-        """Why what was dumped is of another training, if that is plain to see."""
-        return ""
-
 
 class Trained(Piece):
     """What an update of the parameters changes. A step that is torn has made no update, so most trainings need no copy of this."""

@@ -212,15 +212,13 @@ class TrainingState(ABC):
         """Bring every member to rank 0's state; sends nothing when all stand after the same step.
 
         Raises:
-            UserError: this worker has another model than rank 0.
+            UserError: this worker has another model or optimizer than rank 0.
             WorldBroken: this worker's own state is untouched.
         """
         if world.needs_sync and world.size > 1:
             is_root = world.rank == 0
             received = self._tensors.broadcast(self.sent() if is_root else {})
             if not is_root and not world.stands_with_root(world.rank):
-                if problem := self.misfit(received):
-                    raise UserError(f"rank 0 has another model: {problem}: every worker must make the same model")
                 with memory_of_the_worker("the training state"):
                     self.receive(received)
 
@@ -255,11 +253,6 @@ class TrainingState(ABC):
 
     def load(self, unpacked: dict[str, Any]) -> None:
         self.receive(unpacked)
-
-    def misfit(self, saved: dict[str, Any]) -> str:
-        """Why the state that was saved is not one of this model and optimizer; empty if nothing speaks against it."""
-        there = (each.misfit(saved[each.name]) for each in self._framework_pieces if each.name in saved)
-        return next(filter(None, there), "")
 
     def _stands_at(self, progress: Progress) -> None:
         """A state was loaded that stands there."""
