@@ -151,10 +151,10 @@ def _finish(process: Process) -> Steps:
 
 
 def _hand_over(process: Process) -> bool:
-    """Leave the state for those who come, if perhaps nobody else holds it."""
+    """Leave the state for those who come, unless it is certain that others hold it."""
     core, site = process.core, process.site
     alone = core.world.size == 1 or process.left_broken or core.may_be_last
-    leaves = site.plan.handover and core.position.has_state and alone
+    leaves = site.plan.handover and core.position.has_state and (alone or core.world.rank == 0)
     if leaves:
         site.hand_over(Broadcast(process.state.copy(), core.position.progress))
     return leaves

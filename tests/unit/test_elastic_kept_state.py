@@ -270,10 +270,10 @@ def test_who_finds_no_master_any_more_keeps_its_state(tmp_path):
 
 
 @pytest.mark.parametrize(("last", "left"), [(False, []), (True, ["stopped-0000000002.state"])])
-def test_of_several_only_the_last_leaves_it(tmp_path, last, left):
+def test_of_several_only_the_last_leaves_it_or_rank_0(tmp_path, last, left):
     job = Job(tmp_path).train(stop_after=2, order=LEAVES)
     job.context.kept.remove()
-    of_two = World.of(1, (Member(3, "h", 2, True), Member(4, "h", 2, True)), 0)
+    of_two = World.of(1, (Member(1, "h", 2, True), Member(3, "h", 2, True)), 1)
     job.context.collective.world, job.context.session.core.may_be_last = of_two, last
     job.leave(Stopped("told", checkpoint=False, drained=True))
     assert [path.name for path in tmp_path.glob("*")] == left

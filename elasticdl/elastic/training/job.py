@@ -508,10 +508,10 @@ class JobContext(ABC):
     # -- what a worker that leaves for good leaves behind, and one that begins takes over --
 
     def is_to_keep(self, stopped: Stopped) -> bool:
-        """Whether it is this worker that keeps the last state: of a job that is stopped rank 0, and else who is perhaps the only one to
-        hold it, as it is alone, its world broke, or all others have left before it."""
-        is_last = self.size == 1 or self._core.left_broken or self._core.may_be_last
-        return is_last if stopped.drained else stopped.checkpoint and (is_last or self.rank == 0)
+        """Whether it is this worker that keeps the last state: rank 0, as all others may leave with it, and who is perhaps the only one
+        to hold it, as its world broke, or all others have left before it."""
+        is_last = self.rank == 0 or self._core.left_broken or self._core.may_be_last
+        return (stopped.drained or stopped.checkpoint) and is_last
 
     def _keep(self, state: Carried) -> None:
         if self.kept is None or state.step == 0:
