@@ -52,7 +52,7 @@ class Member:
         self.warnings = []
         self.values = elastic.values(steps=0)
         if board is not None:
-            values = {"prepared_0": self.values}
+            values = {"prepared_0": self.values, "prepared_1": self.head}
             self.script = PlainScript(rank, board, self.model, self.optimizer, self.loader, values=values)
             self.script.context.warn = self.warnings.append
             self.script.context.change_world = self.change_world
