@@ -42,6 +42,7 @@ from elasticdl.worker.learner import (
 )
 from elasticdl.worker.zoo import (
     OWN_CALLBACKS,
+    Datasets,
     ModelModule,
     make_callbacks,
     make_metrics,
@@ -52,6 +53,7 @@ from elasticdl.worker.zoo import (
 log = logging.getLogger(__name__)
 
 CALLBACKS = MappingProxyType({**OWN_CALLBACKS, "keras.callbacks.Callback": keras.callbacks.Callback})
+METRIC_ROWS = 4096  # that a Keras metric is given at once: some need hundreds of numbers for each
 
 
 SET_RATES = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
@@ -102,7 +104,7 @@ class KerasLearner(Learner):
         _require_directions(made)
         with module.blame("eval_metrics_fn()"):
             name_metrics(make_metrics(module, nested=True))
-        training = open_datasets(module, spec).training
+        training = one_feature(model, open_datasets(module, spec)).training
         loss = _checked_loss(module)
         with tf.device("CPU:0"):
             try_first(
@@ -116,7 +118,7 @@ class KerasLearner(Learner):
 
     def _make(self, module: ModelModule) -> None:
         spec, context, model = self._spec, self._context, self._model
-        data = open_datasets(module, spec)
+        data = one_feature(model, open_datasets(module, spec))
         micro_batch = largest_micro_batch(spec, len(data.training))
         inputs, labels = load(data.training, np.arange(micro_batch, dtype=np.int64))
         if not model.built:
@@ -213,6 +215,57 @@ def _require_directions(callbacks: Sequence[Any]) -> None:
             )
 
 
+# -- samples whose features are a dict --
+
+
+def one_feature(model: keras.Model, data: Datasets) -> Datasets:
+    """Where a model has one input, and samples have their features as a dict of one, the model is to be given its value.
+
+    Keras 2 accepted the dict, and modules of ElasticDL count on it; Keras 3 refuses it unless the names agree.
+    """
+    if not _takes_one(model):
+        return data
+    wrapped = (
+        OneFeature(each) if each is not None and _is_one(each[0]) else each for each in (data.training, data.evaluation)
+    )
+    return Datasets(*wrapped)
+
+
+@dataclass(frozen=True, slots=True)
+class OneFeature:
+    """A data set whose features are the value, where they were a dict of one."""
+
+    dataset: Any
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return _bare(self.dataset[index])
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        get_many = getattr(self.dataset, "__getitems__", None)
+        got = get_many(indices) if get_many else [self.dataset[index] for index in indices]
+        return [_bare(sample) for sample in got] if isinstance(got, list) else _bare(got)
+
+
+def _takes_one(model: keras.Model) -> bool:
+    """A model whose call is Keras's own: Functional with one input that is not in a dict, or Sequential, built or not."""
+    if type(model).call.__module__.partition(".")[0] != "keras":
+        return False
+    if isinstance(model, keras.Sequential):
+        return True
+    return len(getattr(model, "inputs", None) or ()) == 1 and not isinstance(model.input, Mapping)
+
+
+def _is_one(sample: Any) -> bool:
+    return isinstance(sample, tuple) and len(sample) == 2 and isinstance(sample[0], Mapping) and len(sample[0]) == 1
+
+
+def _bare(sample: Any) -> Any:
+    return (*sample[0].values(), sample[1]) if _is_one(sample) else sample
+
+
 # -- evaluation --
 
 
@@ -241,7 +294,9 @@ class NamedMetric:
 
     def _of_keras(self, labels: Any, outputs: Any) -> Any:
         self.metric.reset_state()
-        self.metric.update_state(labels, outputs)
+        for start in range(0, len(keras.tree.flatten(outputs)[0]), METRIC_ROWS):
+            rows = slice(start, start + METRIC_ROWS)
+            self.metric.update_state(*keras.tree.map_structure(lambda leaf, rows=rows: leaf[rows], (labels, outputs)))
         return self.metric.result()
 
 

@@ -19,9 +19,9 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.keras.tensorflow_adapter import prepare_devices
 from elasticdl.worker.check import check
-from elasticdl.worker.keras_learner import KerasEvaluator, name_metrics
+from elasticdl.worker.keras_learner import KerasEvaluator, OneFeature, name_metrics, one_feature
 from elasticdl.worker.learner import build_model
-from elasticdl.worker.zoo import load_module
+from elasticdl.worker.zoo import Datasets, load_module
 
 
 class Two(elastic_keras_kit.Samples):
@@ -191,7 +191,7 @@ def dataset(mode, path):
 
 
 def custom_model():
-    inputs = keras.Input((2,), name="image")
+    inputs = keras.Input((2,), name="x")
     return keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(inputs))
 """
 
@@ -208,11 +208,47 @@ def test_trains_and_evaluates_as_without_the_dict(tmp_path, monkeypatch):
     assert results[0][0]
 
 
-def test_features_under_another_name_than_the_input_are_one_line(tmp_path, monkeypatch):
-    spec = spec_maker(tmp_path, monkeypatch)(DICTS.replace('name="image"', 'name="x"'))
-    with pytest.raises(UserError, match=r'Missing data for input "x".*keys \[\'image\'\]') as error:
-        check(spec)
-    assert "\n" not in str(error.value)
+class Own(keras.Model):
+    def call(self, features):
+        return features["a"]
+
+
+def functional(inputs):
+    return keras.Model(inputs, keras.ops.add(*(keras.tree.flatten(inputs) * 2)[:2]))
+
+
+@pytest.mark.parametrize(
+    ("make", "features", "one"),
+    [
+        (lambda: functional(keras.Input((2,))), {"a": 5}, True),
+        (lambda: functional([keras.Input((2,))]), {"a": 5}, True),
+        (lambda: keras.Sequential([keras.layers.Dense(1)]), {"a": 5}, True),
+        (lambda: functional({"a": keras.Input((2,), name="a")}), {"a": 5}, False),
+        (lambda: functional([keras.Input((2,)), keras.Input((2,))]), {"a": 5}, False),
+        (Own, {"a": 5}, False),
+        (keras.Sequential, np.ones(2), False),
+        (keras.Sequential, {"a": 5, "b": 6}, False),
+        (keras.Sequential, (5,), False),
+    ],
+)
+def test_only_for_a_model_of_one_input_without_a_name_and_a_dict_of_one(make, features, one):
+    given = [(features, 1)]
+    data = one_feature(make(), Datasets(given, None))
+    assert data.evaluation is None
+    if one:
+        assert data.training[0] == (5, 1)
+    else:
+        assert data.training is given
+
+
+def test_whole_batches():
+    class Many(list):
+        def __getitems__(self, indices):
+            return {"a": np.array(indices)}, np.array(indices)
+
+    (inputs, labels) = OneFeature(Many()).__getitems__([3, 1])
+    assert (inputs.tolist(), labels.tolist()) == ([3, 1], [3, 1])
+    assert OneFeature([({"a": 5}, 0), ({"a": 6}, 1)]).__getitems__([1, 0]) == [(6, 1), (5, 0)]
 
 
 @pytest.fixture(params=["mixed_float16", "mixed_bfloat16"])
