@@ -256,7 +256,7 @@ PLANTED = (
     PlantedFault(
         "a request to join does not say that it has the state",
         _each(WorkerCore, _claims_no_state),
-        range(100),
+        range(700, 800),
     ),
     PlantedFault("a request to join is not said again to another master", _unsaid(m.Ask), range(100)),
     PlantedFault("a last word is not said again to another master", _unsaid(m.Finished), range(1000)),
