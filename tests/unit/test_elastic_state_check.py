@@ -306,8 +306,7 @@ def test_a_value_that_differs_is_told_once_and_nobody_ends(kit):
     assert members[2].state.best == 0.2
     assert members[0].state._check._same == 3 * STEPS, "the model was compared nevertheless"
     reporting = members[0].context.session.core.reporting
-    reporting.flush()
-    assert [report.compared for report in reporting._steps] == [3, 0, 0, 0] * 4
+    assert [report.compared for report in reporting._made] == [3, 0, 0, 0] * 4
 
 
 def fit_compared(callbacks):
