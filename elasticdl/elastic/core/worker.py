@@ -272,8 +272,9 @@ class WorkerCore(StepCore):
         self.reporting.training_begins(now)
         self._entered_at = (self.position.progress.step, self.position.made)
         out: list[p.Instruction] = []
-        if self._draining is not None and self._draining.lingers and 0 < self.world.standing < self.world.size:
-            # Newcomers hold the state now. Who held it before may have been told to leave as well.
+        world = self.world
+        if self._draining is not None and self._draining.lingers and world.rank < world.standing < world.size:
+            # Others hold the state now. Who held it before may have been told to leave as well. A survivor that was behind is no newcomer, and stays.
             out = self._drain(self._draining.reason)
         return [*out, Command.TRAIN]
 
