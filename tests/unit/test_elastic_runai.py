@@ -72,6 +72,18 @@ def test_alone_the_numbers_follow_the_gpus():
     assert (job.numbers.gpus, job.numbers.steps) == (1, 4)
 
 
+def test_a_script_may_print_its_numbers_after_prepare():
+    forbidden = []
+    context = Context(under_master=True)
+    context.divides_batches, context.has_world, context.forbid_steps = True, False, forbidden.append
+    job = CurrentJob(context)
+    assert job.number("steps") == 4
+    assert len(forbidden) == 1, "an optimizer's step is of a loop that was not prepared"
+    job.take_whole()
+    assert job.number("steps") == 4
+    assert len(forbidden) == 1
+
+
 def test_before_init_there_are_no_numbers():
     with pytest.raises(UserError, match="init"):
         CurrentJob().numbers  # noqa: B018

@@ -116,6 +116,7 @@ class CurrentJob:
             context is not None
             and context.divides_batches
             and not context.has_world
+            and not self._is_whole
             and name in ("steps", "batch_size")
         ):
             self._asked_whole = True  # before there are workers: these are the numbers of one
