@@ -75,6 +75,7 @@ def test_a_newcomer_that_sets_another_rate_is_refused_and_the_job_goes_on(tmp_pa
     options = ["--num_workers", "1-2", "--collective", "torch"]
     env = {"TEST_SLOW_WHILE": str(slow), "TEST_OTHER_RATE": str(other)}
     with start(tmp_path, "run", *options, "--", *script, **env) as job:
+        job.wait_for_world(size=2)
         job.wait_for_rows(curve, 10)
         other.touch()
         job.signal(1, signal.SIGKILL)
