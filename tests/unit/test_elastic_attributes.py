@@ -1,6 +1,8 @@
 """Plain values in attributes are sent, put back and compared; what another worker can't use is named by its type."""
 
 import copy
+import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from elastic_kit import Board, Trainee, in_threads
 
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch_kit.torch_state import TENSORS
-from elasticdl.elastic.training.attributes import Attributes, Holder
+from elasticdl.elastic.training.attributes import Attributes, Holder, is_scripts_own
 
 POLICY = BatchPolicy(20, None, 10)
 
@@ -101,3 +103,19 @@ def test_what_a_forward_pass_may_read_is_compared():
     in_threads(lambda member: member.train(), members)
     (line,) = told
     assert line.startswith("after step 0 Sequential.temperature is 1 on worker 3 and 2 on worker 3: ")
+
+
+@pytest.mark.parametrize(
+    ("file", "is_own"),
+    [
+        ("/home/me/.local/lib/python3.11/site-packages/library/layers.py", False),
+        ("/usr/lib/python3/dist-packages/library/layers.py", False),
+        (sys.modules["json"].__file__, False),
+        ("/home/me/experiment/layers.py", True),
+    ],
+)
+def test_a_class_of_an_installed_package_is_no_scripts_wherever_packages_are(monkeypatch, file, is_own):
+    module = ModuleType("layers_of_somebody")
+    module.__file__ = file
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert is_scripts_own(type("Layer", (), {"__module__": module.__name__})) is is_own

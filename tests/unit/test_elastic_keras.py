@@ -21,6 +21,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.training_step import VOTE_SIZE
+from elasticdl.elastic.keras.keras_state import LayerAttributes
 from elasticdl.elastic.keras.step import Part, TrainStep
 
 WHOLE = BatchPolicy(16, None, None)
@@ -29,6 +30,20 @@ HALVES = BatchPolicy(16, None, 8)
 
 def alone(policy=HALVES, layers=lambda: (), **kwargs):
     return Trainee(0, Board(1), policy, make_model(layers), **kwargs)
+
+
+class Net(keras.Sequential):
+    """Of the script's own, so that what it keeps is compared."""
+
+
+def test_the_history_that_keras_leaves_with_a_model_of_the_scripts_own_is_not_compared():
+    model = Net([keras.Input((2,)), keras.layers.Dense(1)])
+    before = LayerAttributes(model).compared()
+    assert before == LayerAttributes(model).compared()
+    model.history = keras.callbacks.History()
+    assert LayerAttributes(model).compared() == before
+    model.temperature = 2.0
+    assert LayerAttributes(model).compared() != before
 
 
 # -- the numbers --

@@ -10,6 +10,7 @@ from session_kit import joins_others
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch.loop_host import LoopHost
 from elasticdl.elastic.torch_kit.loop_state import LoopState
@@ -238,7 +239,7 @@ def test_a_worker_that_ends_before_the_others_is_told_of_whatever_rides(monkeypa
             if rank and number == 3:
                 member.script.host.finish()
 
-        with pytest.raises(RuntimeError, match="1 of 2 workers ended their training after step 3 and the others go on"):
+        with pytest.raises(UserError, match="1 of 2 workers ended their training after step 3 and the others go on"):
             rarely(member, leave)
 
     in_threads(ended, range(2))

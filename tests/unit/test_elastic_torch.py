@@ -128,7 +128,7 @@ def test_a_forgotten_micro_batch_is_an_error():
     member = alone()
     for inputs, labels in (batch := next(iter(member.loader))):
         loss = cross_entropy(member.model(inputs), labels)
-    with pytest.raises(RuntimeError, match="made on 8 samples instead of 16"):
+    with pytest.raises(UserError, match="made on 8 samples instead of 16"):
         batch.backward(loss)
 
 

@@ -21,6 +21,8 @@ from elasticdl.elastic.transformers import Trainer
 pytestmark = pytest.mark.filterwarnings("ignore")
 STEPS = 3  # of an epoch
 
+ENDED_ALONE = "1 of 2 workers ended their training after step 1 and the others go on"
+
 
 class Fitted(Module):
     def configure_optimizers(self):
@@ -222,8 +224,8 @@ def test_a_decision_to_stop_is_made_for_all_by_the_trainers_strategy_and_else_en
     said, made, _ = run_trainers(ModuleStops, tmp_path, monkeypatch)
     assert said == (None, None)
     assert [trainer.global_step for trainer, _ in made] == [1, 1]
-    with pytest.raises(RuntimeError, match="1 of 2 workers ended their training after step 1 and the others go on"):
-        run_trainers(ModuleStopsAlone, tmp_path, monkeypatch)
+    said, *_ = run_trainers(ModuleStopsAlone, tmp_path, monkeypatch)
+    assert all(ENDED_ALONE in str(each) for each in said)
 
 
 class TrainerStops(transformers.TrainerCallback):
@@ -246,8 +248,8 @@ def test_what_the_first_worker_decides_after_an_evaluation_all_do_and_else_the_j
     said, made, _ = run("on_evaluate", eval_strategy="steps", eval_steps=2)
     assert said == (None, None)
     assert [trainer.state.global_step for trainer, _ in made] == [2, 2]
-    with pytest.raises(RuntimeError, match="1 of 2 workers ended their training after step 1 and the others go on"):
-        run("on_step_end")
+    said, *_ = run("on_step_end")
+    assert all(ENDED_ALONE in str(each) for each in said)
 
 
 class WithBeside:

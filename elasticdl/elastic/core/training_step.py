@@ -306,7 +306,8 @@ class Position:
             )
             return (
                 f"{vote.ended} of {workers} workers ended their training after step {step} and the others go on: "
-                f"{cure} after the same step on all workers"
+                f"{cure} after the same step on all workers, so decide by what all have alike (a step's number, a mean over all), "
+                "not by one worker's part of the data or its clock"
             )
         cure = f": {remedy}" if remedy else ""
         return f"step {batch.step} was made on {vote.samples} samples instead of {batch.batch}{cure}"

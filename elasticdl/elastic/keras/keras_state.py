@@ -109,7 +109,7 @@ class LayerAttributes(Local):
     name = "attributes"
 
     def __init__(self, model: keras.Model) -> None:
-        of_keras = frozenset(vars(keras.Model()))
+        of_keras = frozenset({*vars(keras.Model()), "history"})  # which Keras sets at the end of an epoch
         self._attributes = Attributes(lambda: _holders(model, of_keras), Arrays(), lambda _: None)
 
     def compared(self) -> Mapping[str, Any]:

@@ -215,6 +215,6 @@ class LoopState(TorchState):
         """These are the sums of the step that is to be made.
 
         Raises:
-            RuntimeError, UserError, WorldBroken: the workers do not make the same step.
+            UserError, WorldBroken: the workers do not make the same step.
         """
         self._voted(sums.vote, sums.seconds)

@@ -280,6 +280,9 @@ def _is_data(value: Any) -> bool:
     return isinstance(value, Collection) or is_scripts_own(kind) or any(hasattr(value, name) for name in OF_DATA)
 
 
+INSTALLED = frozenset({"site-packages", "dist-packages"})
+
+
 @functools.cache
 def is_scripts_own(kind: Any) -> bool:
     """Whether a class is the script's, and no installed package's."""
@@ -289,5 +292,6 @@ def is_scripts_own(kind: Any) -> bool:
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     if file is None or package == "elasticdl":
         return False
-    installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return not any(Path(file).is_relative_to(folder) for folder in installed)
+    library = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
+    # Packages may be a user's, or an environment's below this one.
+    return INSTALLED.isdisjoint(Path(file).parts) and not any(Path(file).is_relative_to(folder) for folder in library)

@@ -383,7 +383,7 @@ class JobContext(ABC):
         batch's begin to the end of this worker's passes, by the device's own clock; 0 where host and device go together.
 
         Raises:
-            RuntimeError: the script does what can't be made right.
+            UserError: the script does what can't be made right.
         """
         if not self._core.voted(vote, time.monotonic(), device_seconds=device_seconds):
             self._disagree(remedy)
@@ -392,7 +392,7 @@ class JobContext(ABC):
         """All members have voted on a step to which this one, at least, has nothing to add.
 
         Raises:
-            RuntimeError: others make that step.
+            UserError: others make that step.
         """
         self._core.voted(vote, time.monotonic())
         if vote.ended != self._core.world.size:
@@ -602,7 +602,7 @@ class JobContext(ABC):
             raise WorldChanged(self._core.left_because)
 
     def _disagree(self, remedy: str = "") -> NoReturn:
-        self.failure = RuntimeError(self._core.position.disagreement(self._core.world.size, remedy))
+        self.failure = UserError(self._core.position.disagreement(self._core.world.size, remedy))
         raise self.failure
 
 

@@ -333,7 +333,7 @@ class TrainingState(ABC):
         """The gradients of all members have arrived; see `JobContext.voted`.
 
         Raises:
-            RuntimeError: the members do not make the same step.
+            UserError: the members do not make the same step.
             UserError: the batch or the state of this worker, or that of others, is not the same as that of rank 0.
             WorldBroken: a worker that came later is refused.
         """
