@@ -288,6 +288,22 @@ def test_samples_that_count_are_recorded_where_they_are_numbers(tmp_path):
     assert json.loads((tmp_path / "worker-3.jsonl").read_text())["indices"] == [7, 8, 7, 8]
 
 
+def test_a_job_that_is_to_begin_anew_goes_on_from_what_its_own_workers_have_kept(tmp_path):
+    """And from nothing that an earlier job has left in the same place."""
+    place, own = tmp_path / "checkpoints", tmp_path / "job"
+    own.mkdir()
+    Job(place).train(stop_after=3)
+    spec = JobSpec(command=["s.py"], checkpoint_dir=str(place), resume=False)
+    first, second = Job(place), Job(place)
+    for job in (first, second):
+        job.context.kept = KeptState.of(spec, own)
+    assert first.context.kept.read(first.state, pytest.fail) == ""
+    first.train(stop_after=1)
+    assert first.context.kept.read(second.state, pytest.fail).startswith(str(own))
+    assert second.state.step == first.state.step == 1
+    assert KeptState(str(place)).read(Job(place).state, pytest.fail), "a job that goes on finds it as well"
+
+
 def test_a_kept_state_that_does_not_fit_a_loop_is_told_in_a_line_where_it_takes_effect(tmp_path):
     kept = KeptState(str(tmp_path))
 

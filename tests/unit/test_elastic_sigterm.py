@@ -55,10 +55,17 @@ def test_a_handler_that_ends_the_process_does_not_end_it_in_the_middle_of_a_step
 
 
 @pytest.mark.parametrize(
-    ("came", "stopping", "leaves"), [(True, None, True), (False, None, False), (False, "drained", True)]
+    ("came", "stopping", "leaves"),
+    [
+        ("before the last step", None, True),
+        ("within the last step", None, True),
+        ("behind the last step", None, False),
+        ("", None, False),
+        ("", "drained", True),
+    ],
 )
 def test_a_script_that_ends_when_it_was_told_to_leave_leaves_and_the_others_go_on(came, stopping, leaves):
-    """Also behind the last step of an epoch: nobody can tell whether there would be another one."""
+    """Behind the last step it ends with the job: its script has a last evaluation to make, and nobody should run that again."""
     session = SimpleNamespace(posted=[])
     session.post = session.posted.append
     done = []
@@ -71,15 +78,20 @@ def test_a_script_that_ends_when_it_was_told_to_leave_leaves_and_the_others_go_o
         session=session,
         is_told_to_leave=stopping is not None,
         under_master=True,
-        sigterm=SimpleNamespace(came=came),
+        sigterm=SimpleNamespace(came=came == "within the last step"),
         change_world=change_world,
         epoch_ended=lambda: None,
         end=lambda state: done.append("ended"),
     )
     participant = Participant.__new__(Participant)
     state = SimpleNamespace(progress=Progress(1, 20, 7, 140))
-    host = SimpleNamespace(left=lambda: done.append("closed"))
-    vars(participant).update(job=job, state=state, is_reduced=False, _ended_epoch=1, _host=host)
+    host = SimpleNamespace(left=lambda: done.append("closed"), step_over=lambda: None)
+    last = SimpleNamespace(batch=SimpleNamespace(is_last=came != "before the last step", epoch=1), forget=lambda: None)
+    position = SimpleNamespace(answers=SimpleNamespace(close_step=lambda: None))
+    vars(participant).update(job=job, state=state, is_reduced=False, _ended_epoch=-1, _host=host)
+    vars(participant).update(open_batches=[last], position=position)
+    participant.close()
+    job.sigterm.came = bool(came)
     assert participant.end() is not leaves
     assert done == (["left", "closed"] if leaves else ["ended"])
     assert bool(session.posted) == (leaves and stopping is None)

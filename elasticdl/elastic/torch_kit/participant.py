@@ -367,7 +367,8 @@ class Participant:
         self._host.step_over()
         for given in self.open_batches:
             given.forget()
-        if self.open_batches and self.open_batches[-1].batch.is_last:
+        # A script that was told to leave within the step may end for that reason, although the epoch is over.
+        if self.open_batches and self.open_batches[-1].batch.is_last and not self.job.sigterm.came:
             self._ended_epoch = self.open_batches[-1].batch.epoch
         self.open_batches.clear()
         self.is_reduced = self.is_torn = False
@@ -472,9 +473,14 @@ class Participant:
             self.drop(error)
 
     def _ends_as_told(self) -> bool:
-        """Whether this worker was told to leave, for which reason its script may have ended: then it leaves, and the others go on."""
+        """Whether this worker was told to leave, for which reason its script may have ended: then it leaves, and the others go on.
+
+        Told behind the last step, as in a last evaluation, it ends with the job.
+        """
+        at = self.state.progress
+        is_early = at.position > 0 and self._ended_epoch != at.epoch
         if not self.job.is_told_to_leave:
-            if not self.job.sigterm.came:
+            if not (self.job.sigterm.came and is_early):
                 return False
             # It does not wait for another to take its state.
             self.job.session.post(p.Ordered(m.Drain("told to leave (SIGTERM)")))

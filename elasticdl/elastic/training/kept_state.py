@@ -73,11 +73,16 @@ REMEDY = "give --no_resume to begin anew"
 
 
 class KeptState:
-    """``place``: a folder, or a URL; empty if there is none. ``resume``: whether training may go on from what is there."""
+    """``place``: a folder, or a URL; empty if there is none. ``resume``: whether training may go on from what is there.
 
-    def __init__(self, place: str, *, resume: bool = True) -> None:
+    ``within``: where what this job has kept itself is as well, for its own workers that come later, if it may not go on from all that
+    is in its place.
+    """
+
+    def __init__(self, place: str, *, resume: bool = True, within: Self | None = None) -> None:
         self.place = place
         self._resume = resume
+        self._within = within
 
     @classmethod
     def of(cls, spec: JobSpec, folder: Path) -> Self:
@@ -85,7 +90,8 @@ class KeptState:
         own = (
             "" if spec.image else str(folder)
         )  # what is in there is of this job, or was put there as it is to go on from that
-        return cls(spec.checkpoint_dir or own, resume=spec.resume or not spec.checkpoint_dir)
+        resume = spec.resume or not spec.checkpoint_dir
+        return cls(spec.checkpoint_dir or own, resume=resume, within=cls(own) if own and not resume else None)
 
     def write(self, state: Carried) -> str:
         """Keep this state, and no earlier one, or none of a training that this one has not gone on from; returns where.
@@ -95,6 +101,8 @@ class KeptState:
         """
         if not self.place:
             raise UserError("pods share no folder")
+        if self._within is not None:
+            self._within.write(state)
         store = self._store()
         about = {"format": FORMAT, "by": type(state).__name__, "origin": state.origin}
         store.write(state.step, lambda file: state.write(file, **{KEPT: about}))
@@ -110,6 +118,8 @@ class KeptState:
         Raises:
             UserError: it can't be read, or is of another training.
         """
+        if self._within is not None:
+            return self._within.read(state, tell)
         if not self._resume or not self._is_there():
             return ""
         store = self._store()
@@ -138,6 +148,8 @@ class KeptState:
 
     def remove(self) -> None:
         """The training is complete."""
+        if self._within is not None:
+            self._within.remove()
         if self._is_there():
             self._store().remove()
 
