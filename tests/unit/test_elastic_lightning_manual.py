@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from elastic_kit import Board, SumOfThreads, in_threads
+from refusal_kit import refused
 
 pytest.importorskip("lightning.pytorch")
 
@@ -30,7 +31,11 @@ class Member:
         self.said, self.warnings = [], []
         collective = SumOfThreads(rank, board)
         job = SimpleNamespace(
-            size=board.size, collective=collective, advance=self.said.append, warn=self.warnings.append
+            size=board.size,
+            under_master=True,
+            collective=collective,
+            advance=self.said.append,
+            warn=self.warnings.append,
         )
         self.manual = Manual(trainer, job)
         self.parameters = [*self.first.parameters(), *self.second.parameters()]
@@ -120,3 +125,19 @@ def test_gradients_between_two_steps_travel():
     Gradients(lambda: parameters).load(sent)
     assert parameters[0].grad.tolist() == [1.0, 1.0]
     assert parameters[1].grad is None
+
+
+def test_an_update_by_a_workers_own_gradients_is_refused_at_once():
+    member = Member(0, Board(1))
+
+    def train(backward):
+        backward()
+        member.loop.optim_step_progress.increment_ready()
+
+    member.manual.begin_step()
+    member.manual.run(member.of_the_first)  # which is no update
+    refused(r"call self\.manual_backward\(loss\)", lambda: member.manual.run(lambda: train(member.of_the_first)))
+    member.manual.begin_step()
+    member.manual.run(lambda: train(lambda: member.backward(torch.ones(2, 3))))
+    member.manual.begin_step()
+    member.manual.run(lambda: train(member.of_the_first))  # gradients of earlier passes may be summed already

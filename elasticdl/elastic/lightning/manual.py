@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.torch_kit.reducer import GradientReducer
@@ -63,15 +64,21 @@ class Manual:
         self._made = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress  # steps of optimizers
         self._before: tuple[dict[str, Any], list[bool]] = ({}, [])
         self.has_trained = False  # this worker has made a step of the job
+        self._has_summed = False  # gradients
 
     def run(self, training_step: Callable[[], Any]) -> None:
         """Raises:
         WorldBroken: a worker is lost, and the training step has not run to its end.
+        UserError: it updates by gradients that are this worker's own.
         """
         try:
             self._output = training_step()
         except TornStep as torn:
             raise torn.failure from None
+        if self._job.under_master and not self._has_summed and self._made.state_dict() != self._before[0]:
+            raise UserError(
+                "the training step has updated by gradients of this worker's part alone: call self.manual_backward(loss) in place of loss.backward()"
+            )
 
     def take_output(self) -> Any:
         """What the last training step has returned; it is not kept."""
@@ -103,6 +110,7 @@ class Manual:
         Raises:
             TornStep: a worker is lost.
         """
+        self._has_summed = True
         if self._job.size == 1:
             backward()
             return
