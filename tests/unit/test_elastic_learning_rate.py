@@ -88,7 +88,8 @@ def two_groups(kind=float):
 def set_rate(optimizer, rules, policy, world):
     """As a state does it before an update."""
     context = ElasticContext(FakeMaster().session, SumOfThreads(0, Board(1)), policy, seed=0)
-    state = TorchState(context, torch.nn.Linear(1, 1), optimizer, None, {})
+    model = torch.nn.ParameterList(each for group in optimizer.param_groups for each in group["params"])
+    state = TorchState(context, model, optimizer, None, {})
     state.follow(rules)
     context.collective.world = world
     state._before_update()

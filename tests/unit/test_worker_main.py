@@ -21,7 +21,6 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.protocol import Member, World
 from elasticdl.elastic.torch_kit import torch_state
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
-from elasticdl.elastic.training import state as training_state
 from elasticdl.job import messages as m
 from elasticdl.places import worker_process
 from elasticdl.places.worker_process import InFile, MemoryKills, Spawner, WorkerRun
@@ -165,7 +164,6 @@ def test_too_little_memory_for_the_job_s_own_needs_costs_only_this_worker(failur
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch_state, "broadcast_state", broadcast)
-    monkeypatch.setattr(training_state, "require_same", lambda *_: None)  # which asks rank 0
     failed = failure(answer=World.of(1, (Member(0, "here", 9, True), Member(1, "here", 0, False)), 1))
     assert not failed.users
     assert failed.message.endswith("too little memory for the training state: OutOfMemoryError: CUDA out of memory")
