@@ -1,6 +1,7 @@
-"""PyTorch for a job: tensors as views into flat memory, on a GPU, as numbers, and as the engines take them; random streams; and who trains with them.
+"""PyTorch for a job: tensors as views into flat memory, on a GPU, as numbers, and as the engines take them; random streams; the process's own job.
 
-And which optimizers may step meanwhile.
+What knows a model, an optimizer or a step stands in the files that use this one; here is what each of them needs of PyTorch, and the guard
+against an optimizer that steps by itself while this process trains.
 """
 
 from __future__ import annotations
@@ -173,9 +174,6 @@ class HostCopy:
         with torch.cuda.stream(stream):
             self.host.copy_(tensor, non_blocking=True)
             self._event = stream.record_event(_new_event())
-
-    def is_done(self) -> bool:
-        return self._event is None or self._event.query()
 
     def wait(self) -> torch.Tensor:
         """What the tensor held when the copy was begun."""
