@@ -421,6 +421,23 @@ def test_a_loop_that_changes_its_parameters_within_a_step_is_refused(workers):
     in_threads(lambda member: refused(words, lambda: perturb(member)), members)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_step_of_one_worker_is_not_torn_and_none_but_its_first_is_noted(workers):
+    def train(member):
+        for x, y in member.loader:
+            member.loss(x, y).backward()
+            member.made.append(member.script.host.open_batches[0].tape.rests)
+            member.optimizer.step()
+            member.optimizer.zero_grad()
+
+    board = Board(workers)
+    members = [Member(rank, board) for rank in range(workers)]
+    in_threads(train, members)
+    first, *later = members[0].made
+    assert not first
+    assert set(later) == {workers == 1}
+
+
 def test_nothing_that_was_computed_of_a_batch_outlives_its_backward_pass():
     """Who accumulates has no memory for the outputs of several batches."""
     alive, board = [], Board(2)

@@ -41,6 +41,8 @@ def summands(checksum: int) -> list[float]:
 
 def all_equal(sums: Sequence[float], members: int) -> bool:
     """Whether this many members have added the same summands."""
+    if members == 1:
+        return True
     whole = [round(each) for each in sums]
     return all(members * whole[i + 1] == whole[i] ** 2 for i in range(0, SIZE, 2))
 

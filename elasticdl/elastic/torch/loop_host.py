@@ -384,10 +384,13 @@ class LoopHost(JoinedHost):
         if not self.participant.open_batches:
             self.participant.state.reducer.weighed.accept()
         self._means.steps_loss = None
-        tape = Tape(sample, unused=self._unused, others=self._others_storages)
+        state = self.participant.state
+        # In its first step a worker notes all the same: what can't be right is refused before others come.
+        rests = self.job.size == 1 and state.has_trained and not self._owes_passes
+        tape = Tape(sample, unused=self._unused, others=self._others_storages, rests=rests)
         self._last = NotedBatch(batch, part, tape=tape, weight=part.weight)
         if self.job.under_master:
-            self._last.noted = self.participant.state.attributes.note()
+            self._last.noted = None if rests else state.attributes.note()
             self._watch.tape = tape
         return self._last
 

@@ -164,9 +164,10 @@ class Tape:
         *,
         unused: Sequence[Tape] = (),
         others: Callable[[], tuple[Container[int], Container[int]]] = lambda: ((), ()),
+        rests: bool = False,
     ) -> None:
         """``unused``: of batches before it in the same loop, of which no gradients were made. ``others``: storages of parameters, and of what
-        is put back when a step is torn.
+        is put back when a step is torn. ``rests``: the step of one worker, which is not torn, is noted only as far as that there is one.
         """
         self.unused = list(unused)
         self.is_untouched = True  # nothing was called
@@ -177,13 +178,18 @@ class Tape:
         self._calls: list[_Call] = []
         self._made = Names()
         # Of what is made of the batch. What takes its place when that is gone was not there before the batch either.
-        self._storages = {storage_of(leaf) for leaf in leaves_of(sample) if isinstance(leaf, torch.Tensor)}
+        self._storages: set[int] = set()
         self._last_backward = 0  # so many calls are to be made again
         self._again: dict[Name, float] = {}  # numbers that were made again, of this worker's present part, weighed
         self._read = ""  # where the script has looked at numbers, and has computed nothing since
         self._doubt = ""  # why it can't be made again, if a backward pass follows
         self._obstacle = ""  # why it can't be made again
+        self.rests = rests
+        if rests:
+            self._obstacle = "the batch was given to one worker alone"
+            return
         leaves = leaves_of(sample)
+        self._storages.update(storage_of(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
         for leaf in leaves:
             if leaf is not None and not isinstance(leaf, torch.Tensor):
                 self._hinder(f"the batches hold a {type(leaf).__name__} beside tensors")
@@ -194,6 +200,9 @@ class Tape:
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The script calls it."""
+        if self.rests:
+            self.is_untouched = False
+            return function(*args, **kwargs)
         name = getattr(function, "__name__", "")
         if name in _UNNOTED or (
             name in ("__set__", "__delete__") and attribute_set_by(function) not in ("data", "requires_grad")
@@ -227,6 +236,10 @@ class Tape:
         Raises:
             UserError: with a batch before this one.
         """
+        self.is_for_model = True
+        if self.rests:
+            self.is_untouched = False
+            return
         leaves, modes = leaves_of((args, kwargs)), _modes_of(model)
 
         def as_then() -> None:
@@ -236,13 +249,13 @@ class Tape:
 
         self._require_present(leaves)
         self._require_made(leaves, type(model).__name__)
-        self.is_for_model = True
         self._note(model, args, kwargs, leaves, result, as_then)
 
     def note_backward(self, loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
-        self._hinder(self._doubt)
-        self._require_made([loss], "backward")
-        self._add(BACKWARD, (loss,), kwargs, None)
+        if not self.rests:
+            self._hinder(self._doubt)
+            self._require_made([loss], "backward")
+            self._add(BACKWARD, (loss,), kwargs, None)
         self._last_backward = max(len(self._calls), 1)  # 1 where an obstacle has cleared them
 
     def look(self, name: str, *, is_of_size: bool = False) -> None:
@@ -592,7 +605,7 @@ class Watch(TorchFunctionMode):
         elif self.is_active and _get_current_function_mode() is self:  # type: ignore[no-untyped-call]
             self.__exit__(None, None, None)
             self._within = 1
-            if self.tape is not None:
+            if self.tape is not None and not self.tape.rests:
                 self._put_back = self.host.noted()
 
     def leave_model(self, model: torch.nn.Module, args: Any, kwargs: dict[str, Any], result: Any) -> None:

@@ -144,7 +144,7 @@ class Host:
 class Participant:
     """From the first world to the end of the script. What differs between front ends is in `Host`."""
 
-    _part: tuple[tuple[GlobalBatch, World, int], MicroBatch] | None = None  # that was asked for last
+    _part: tuple[GlobalBatch, World, int, MicroBatch] | None = None  # that was asked for last, and by what
 
     def __init__(
         self,
@@ -303,10 +303,10 @@ class Participant:
         return batch.plan(workers, self._least, self.position.seed_of(batch.epoch))
 
     def part_of(self, batch: GlobalBatch) -> MicroBatch:
-        of = (batch, self.job.world, self.position.seed_of(batch.epoch))
-        if self._part is None or any(one is not other for one, other in zip(of, self._part[0], strict=True)):
-            self._part = of, self.divide(batch, of[1].size).whole_run(of[1].rank)
-        return self._part[1]
+        world, seed = self.job.world, self.position.seed_of(batch.epoch)
+        if self._part is None or self._part[0] is not batch or self._part[1] is not world or self._part[2] != seed:
+            self._part = batch, world, seed, self.divide(batch, world.size).whole_run(world.rank)
+        return self._part[3]
 
     @contextlib.contextmanager
     def apart(self, batch: GlobalBatch, purpose: bytes = b"") -> Iterator[None]:
