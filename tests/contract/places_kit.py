@@ -19,7 +19,7 @@ class FakePlaces:
         self.ids = (f"place-{number}" for number in itertools.count())
         self.places = {}  # those that count for `want`, and the ENDING ones
         self.given_back = {}  # whether at once, by id
-        self.wants = []
+        self.asked = []  # what was asked of places and of the starter in them, in words
         self.left = ()
 
     def reporting_to(self, report):
@@ -31,7 +31,7 @@ class FakePlaces:
         return self.left
 
     def want(self, most, avoid):
-        self.wants.append((most, avoid))
+        self.asked.append(" not on ".join([f"want {most}", *sorted(avoid)]))
         counted = [place for place in self.places.values() if place.state is not PlaceState.ENDING]
         waiting = [place for place in counted if place.state is PlaceState.WAITING]
         for place in waiting[::-1][: max(0, len(counted) - most)]:
@@ -44,6 +44,7 @@ class FakePlaces:
 
     def give_back(self, place_id, *, at_once):
         if place_id in self.places:
+            self.asked.append(f"give back {place_id}{' at once' * at_once}")
             self.given_back[place_id] = at_once
             del self.places[place_id]
             if self.room is not None:
@@ -65,10 +66,10 @@ class FakePlaces:
     def in_state(self, state):
         return [place.id for place in self.places.values() if place.state is state]
 
-    def change(self, place_id, state=PlaceState.WAITING, node="", reason=""):
+    def change(self, place_id, state=PlaceState.WAITING, node="", reason="", log=""):
         if place_id in self.given_back:  # of which nothing is told but its end
             return
-        place = self.places[place_id] = Place(place_id, node, state=state, reason=reason)
+        place = self.places[place_id] = Place(place_id, node, state=state, reason=reason, log=log)
         self.report(PlaceChanged(place))
 
     def lose(self, place_id, detail="gone", cause=GONE[0], code=GONE[1]):
@@ -84,7 +85,6 @@ class FakeStarter:
     def __init__(self, places, at_once=True):
         self.places, self.at_once = places, at_once
         self.started = {}  # worker id: place id
-        self.asked_to_end = []
         self.left = ()
 
     def reporting_to(self, report):
@@ -102,11 +102,12 @@ class FakeStarter:
         assert place.id not in self.started.values(), f"there is a worker in {place}"
         assert worker_id not in self.started, f"worker {worker_id} is in {self.started[worker_id]}"
         self.started[worker_id] = place.id
+        self.places.asked.append(f"start {worker_id} in {place.id}")
         if self.at_once:
             self.placed(worker_id)
 
     def end(self, worker_id, grace):
-        self.asked_to_end.append((worker_id, grace))
+        self.places.asked.append(f"{'terminate' if grace is None else 'kill'} {worker_id}")
         if self.at_once:
             self.exit(worker_id, -(signal.SIGTERM if grace is None else signal.SIGKILL))
 

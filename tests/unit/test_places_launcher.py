@@ -1,7 +1,16 @@
-"""The launcher over any places and any starter: who goes where, and what is told of it."""
+"""Who goes where, and what is told of it: the launcher over any places and any starter, as stories and in any order.
+
+A line of a story says what happens (see `Scene.happens`), and after the arrow all that follows: what is asked of the places
+(``want 2``, ``give back 0``) and of the starter (``start 1 in 0``, ``kill 1``), and what is told of workers.
+"""
+
+import heapq
+import itertools
+import re
 
 import pytest
-from places_scene import ENDING, READY, WAITING, Scene, now, placed
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from elasticdl.master.core.events import (
     ExitCause,
@@ -12,260 +21,321 @@ from elasticdl.master.core.events import (
     WorkerPending,
     WorkerPlaced,
 )
-from elasticdl.places.base import Place, PlaceChanged, PlaceEnding, PlacesRefused, PlaceState
-from elasticdl.places.launcher import IDLE_SECONDS, KILL_SECONDS, Seconds
+from elasticdl.places.base import Place, PlaceEnding, PlaceLost, PlacesRefused, PlaceState
+from elasticdl.places.launcher import IDLE_SECONDS, KILL_SECONDS, PlaceLauncher, Seconds
+from tests.contract.places_kit import FakePlaces, FakeStarter
+
+READY, WAITING, ENDING = PlaceState.READY, PlaceState.WAITING, PlaceState.ENDING
+CAUSES = (ExitCause.PREEMPTED, ExitCause.NODE_LOST, ExitCause.KILLED, ExitCause.CRASHED)
+PARTS = r"(?P<id>\S+) (?P<what>[a-z_ ]+?)(?: on (?P<node>\w+))?(?: (?P<code>-?\d+))?(?:: (?P<why>.*))?"
 
 
-def test_a_worker_waits_for_a_place_and_is_told_why():
+class Clock:
+    """Time passes when the test says so."""
+
+    def __init__(self):
+        self.now, self.numbers, self.timers = 0.0, itertools.count(), []
+
+    def call_later(self, seconds, function):
+        timer = Timer(function)
+        heapq.heappush(self.timers, (self.now + seconds, next(self.numbers), timer))
+        return timer
+
+    def advance(self, seconds):
+        end = self.now + seconds
+        while self.timers and self.timers[0][0] <= end:
+            self.now, _, timer = heapq.heappop(self.timers)
+            timer.run()
+        self.now = end
+
+
+class Timer:
+    def __init__(self, function):
+        self.run = function
+
+    def cancel(self):
+        self.run = lambda: None
+
+
+def now(coroutine):
+    """The result of one that has nothing to wait for."""
+    with pytest.raises(StopIteration) as ended:
+        coroutine.send(None)
+    return ended.value.value
+
+
+class Scene:
+    """A launcher over places, a starter and a clock that do what a test says."""
+
+    def __init__(self):
+        self.clock, self.reports, self.places = Clock(), [], FakePlaces()
+        self.starter = FakeStarter(self.places, at_once=False)
+        ports = self.places.reporting_to, self.starter.reporting_to
+        more = {"seconds": Seconds(start=600.0), "call_later": self.clock.call_later}
+        self.launcher = PlaceLauncher(*ports, self.take, **more)
+
+    def take(self, report):
+        self.reports.append(report)
+        self.places.asked.append(told(report))
+
+    def happens(self, line):
+        """``2 run``, ``launch 2 not on n1``, ``after 30``, ``worker 1 exits 3``, ``place 0 waiting on n1: why``."""
+        whom, _, rest = line.partition(" ")
+        match whom:
+            case number if rest == "run":
+                for each in range(int(number)):
+                    for line in (f"launch {each}", f"place {each} ready on n1", f"worker {each} runs"):
+                        self.happens(line)
+                self.places.asked.clear()
+            case "launch":
+                numbers, *away_from = rest.split(" not on ")
+                for number in numbers.split():
+                    now(self.launcher.launch(int(number), away_from))
+            case "after":
+                self.clock.advance(float(rest))
+            case "master":
+                now(self.launcher.close(keep=rest == "leaves"))
+            case "refused:":
+                self.places.report(PlacesRefused(rest))
+            case "failed:":
+                self.places.report(LauncherFailed(rest))
+            case "full":
+                self.places.want = lambda most, avoid: None
+            case "found":
+                self.found(*([each for each in part.split(",") if each.strip()] for part in rest.split("/")))
+            case "worker":
+                self.worker(**re.fullmatch(PARTS, rest).groupdict(""))
+            case "place":
+                self.place(**re.fullmatch(PARTS, rest).groupdict(""))
+            case _:
+                raise ValueError(line)
+
+    def found(self, places, workers, remembered=()):
+        """By the next master: ``a ready n1, b lost`` are the places, ``3 a, 4 b over`` who is in them, ``5 a`` who is remembered."""
+        for name, state, *node in map(str.split, places):
+            self.places.left += (Place(f"place-{name}", *node, state=PlaceState(state)),)
+        for number, name, *over in map(str.split, workers):
+            host = () if over else ("host", 1000 + int(number))
+            self.starter.left += (FoundWorker(int(number), *host, over=bool(over), place=f"place-{name}"),)
+        before = {int(number): f"place-{name}" for number, name in map(str.split, remembered)}
+        for each in now(self.launcher.find(before)):
+            over = " over" * each.over
+            self.places.asked.append(f"{each.worker_id}{over} on {each.node} in {each.place}")
+
+    def worker(self, id, what, node, code, why):
+        number = int(id)
+        if what == "runs":
+            self.starter.placed(number)
+        elif what == "exits":
+            self.starter.exit(number, int(code))
+        else:
+            getattr(self.launcher, what.replace(" ", "_"))(number)
+
+    def place(self, id, what, node, code, why):
+        if what == READY:
+            self.places.change(f"place-{id}", READY, node, log=why)
+        elif what in list(PlaceState):
+            self.places.change(f"place-{id}", PlaceState(what), node, why)
+        elif what == "is told to end":
+            self.starter.report(PlaceEnding(f"place-{id}"))
+        else:
+            self.places.lose(f"place-{id}", why, ExitCause(what.removeprefix("is lost as ")), int(code or -9))
+
+    def follows(self):
+        """What was asked and told since, in words; of what was wanted the last."""
+        new, self.places.asked[:] = [each.replace("place-", "") for each in self.places.asked], []
+        last = max((number for number, each in enumerate(new) if each.startswith("want ")), default=0)
+        return [each for number, each in enumerate(new) if number >= last or not each.startswith("want ")]
+
+
+def told(report):
+    match report:
+        case WorkerPending(number, reason, node):
+            return f"{number} waits{' on ' * bool(node)}{node}: {reason}"
+        case WorkerPlaced(number, host, pid, node, place):
+            assert (host, pid) == ("host", 1000 + number)
+            return f"{number} runs{' on ' * bool(node)}{node} in {place}"
+        case WorkerExited(number, cause, code, detail, _, node):
+            return f"{number} ended{' on ' * bool(node)}{node}: {cause} {code}{': ' * bool(detail)}{detail}"
+        case LauncherFailed(reason):
+            return f"failed: {reason}"
+        case StacksFound(number):
+            return f"stacks of {number}"
+
+
+STORIES = {
+    "a worker waits for a place, is told why once, and of those that wait the one that has waited for it goes first": """
+        launch 0 1                                    -> want 2
+        place 1 waiting on n2: no GPU                 -> 1 waits on n2: no GPU
+        place 1 waiting on n2: no GPU                 ->
+        place 0 waiting: it is pulled; place 1 ready  -> 0 waits: it is pulled; start 1 in 1
+        worker 1 runs; place 0 ready on n1            -> 1 runs in 1; start 0 in 0
+        worker 0 runs; worker 0 read stacks           -> 0 runs on n1 in 0; stacks of 0
+        worker 7 read stacks                          ->
+    """,
+    "a worker is replaced in its own place, where no other is wanted": """
+        1 run; worker 0 exits -9; after 29            -> 0 ended: killed -9
+        launch 1; worker 1 kill                       -> start 1 in 0; kill 1
+        worker 1 exits -9; launch 2                   -> 1 ended: killed -9; start 2 in 0
+        worker 2 runs; after 900                      -> 2 runs on n1 in 0
+    """,
+    "a place is given back when it was idle for a while": """
+        2 run; worker 0 exits 0; worker 1 terminate   -> 0 ended: clean 0; terminate 1
+        after 29                                      ->
+        after 1                                       -> give back 0; want 1
+        worker 1 exits 3; after 30                    -> 1 ended: crashed 3; give back 1; want 0
+    """,
+    "who waits for a place that is lost has ended, so that whoever launches waits longer, and avoids its node": """
+        launch 0 1; place 1 waiting on n2             -> want 2
+        place 1 is lost as evicted: rejected          -> 1 ended on n2: evicted -9: rejected; want 1
+        place 0 is lost as killed                     -> want 1
+        place 2 ready                                 -> start 0 in 2
+    """,
+    "a worker stays away from a node, also from an idle place there, if there is any other": """
+        launch 0; place 0 ready on slow               -> want 1; start 0 in 0
+        launch 1 not on slow                          -> want 2 not on slow
+        worker 0 exits -9                             -> 0 ended: killed -9; give back 0; want 1 not on slow
+        place 1 ready on slow                         -> start 1 in 1; want 1
+    """,
+    "who waits is told why nothing is had of the places that are missing": """
+        full; launch 0 1                              ->
+        refused: no more for you                      -> 0 waits: no more for you; 1 waits: no more for you
+        launch 2                                      -> 2 waits: no more for you
+        refused: ; launch 3                           ->
+    """,
+    "the end of a worker waits for that of its place, whose cause it has": """
+        1 run; place 0 ending; worker 0 exits 0       -> want 0
+        launch 1                                      -> want 1
+        place 0 is lost as preempted 143: for another -> 0 ended: preempted 0: for another; want 1
+    """,
+    "also where its starter is told first; but a process knows better why it has ended by itself": """
+        1 run; place 0 is told to end                 ->
+        worker 0 exits 0                              ->
+        place 0 is lost as killed 143: for another    -> 0 ended: clean 0; want 0
+    """,
+    "a place that goes on after all has the next worker": """
+        1 run; place 0 ending; worker 0 exits 3       -> want 0
+        launch 1                                      -> want 1
+        place 0 ready                                 -> 0 ended: crashed 3; start 1 in 0; want 1
+    """,
+    "a worker that can't be killed loses its place": """
+        1 run; worker 0 kill; after 9                 -> kill 0
+        after 1                                       -> give back 0 at once; want 0
+        place 0 is lost as killed: by force           -> 0 ended: killed -9: by force; want 0
+    """,
+    "and at once where nobody may hear the order any more": """
+        1 run; place 0 ending; worker 0 kill          -> want 0; kill 0
+        after 0                                       -> give back 0 at once; want 0
+    """,
+    "a worker that has not begun does not wait for a node to come back, which may take minutes": """
+        1 run; launch 1; place 1 ready on n1          -> want 2; start 1 in 1
+        place 0 ending; place 1 ending: no answer     -> want 0
+        after 9                                       ->
+        after 1                                       -> give back 1 at once; want 0
+        place 1 is lost as killed: as told            -> 1 ended: node_lost -9: no answer; want 0
+    """,
+    "nor for one that does not start it, each worker from its own beginning": """
+        launch 0; place 0 ready; after 300            -> want 1; start 0 in 0
+        worker 0 exits 1; launch 1; after 300         -> 0 ended: crashed 1; start 1 in 0
+        launch 2; place 1 ready; after 299            -> want 2; start 2 in 1
+        worker 2 runs; after 1                        -> 2 runs in 1; give back 0 at once; want 1
+        place 0 is lost as killed: as told            -> 1 ended: node_lost -9: it was not started within 600 s; want 1
+        after 600                                     ->
+    """,
+    "of a worker that has crashed it is told where its log is": """
+        launch 0; place 0 ready: cat 0                -> want 1; start 0 in 0
+        worker 0 exits 3; launch 1                    -> 0 ended: crashed 3: ; its log: cat 0; start 1 in 0
+        worker 1 exits -9                             -> 1 ended: killed -9
+    """,
+    "a worker that nobody has launched is killed, and what can't be mended is passed on": """
+        1 run; worker 7 runs                          -> kill 7
+        failed: no image                              -> failed: no image
+    """,
+    "another master takes over, and keeps its turn in the queue for those that are launched anew": """
+        found a ready n1, b ending n2, c ready n1, d waiting / 3 a, 4 b -> 3 on n1 in a; 4 on n2 in b
+        after 0; launch 5                             -> want 3; start 5 in c
+        after 30                                      -> want 2
+        place b is lost as evicted 143: drained       -> 4 ended: evicted 143: drained; want 2
+    """,
+    "of a worker whose place was lost in the absence the next master hears why": """
+        found a lost n1, b lost n1 // 3 a, 5 x        -> 3 over on n1 in a
+        place a is lost as preempted: for another     -> 3 ended: preempted -9: for another; want 0
+        place b is lost as killed: as told; after 0   -> want 0
+    """,
+    "of two that are found in a place, one of which has ended there before, both ends are told": """
+        found a ready n1 / 3 a over, 4 a; after 0     -> 3 over on n1 in a; 4 on n1 in a; want 1
+        place a ending on n1; worker 3 exits 1        -> want 0; 3 ended: crashed 1
+        worker 4 exits -15                            ->
+        place a is lost as evicted 143: drained       -> 4 ended: evicted -15: drained; want 0
+    """,
+    "also if the place goes first": """
+        found a ready n1 / 3 a over, 4 a; after 0     -> 3 over on n1 in a; 4 on n1 in a; want 1
+        place a is lost as evicted 143                -> 3 ended: evicted 143; 4 ended: evicted 143; want 0
+    """,
+    "a master that leaves ends nobody, and what becomes of workers is for the next to tell": """
+        1 run; master leaves; master closes           ->
+        after 100; launch 1                           ->
+        place 0 is lost as preempted: for another     ->
+    """,
+}
+
+
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_what_follows(story):
     scene = Scene()
-    scene.launch(0, 1)
-    assert scene.places.wants == [(1, frozenset()), (2, frozenset())]
-    scene.places.change("place-1", reason="no node has a GPU free", node="n2")
-    scene.places.change("place-1", reason="no node has a GPU free", node="n2")
-    scene.places.change("place-0", reason="its image is pulled")
-    assert scene.new() == [WorkerPending(1, "no node has a GPU free", "n2"), WorkerPending(0, "its image is pulled")]
-    scene.ready(1)
-    assert scene.new() == [placed(1, 1)]  # who has waited for it goes first: so both have the number of a pod
-    scene.ready(0)
-    assert scene.new() == [placed(0)]
-    assert scene.starter.started == {0: "place-0", 1: "place-1"}
+    for line in story.strip().splitlines():
+        happens, follows = line.split("->")
+        for each in happens.split(";"):
+            scene.happens(each.strip())
+        assert "; ".join(scene.follows()) == follows.strip(), happens
 
 
-def test_a_worker_for_which_no_place_can_be_had_is_told_why():
-    s = Scene()
-    s.places.want = lambda most, avoid: None
-    s.launch(0, 1)
-    s.places.report(PlacesRefused("no more batch jobs for you"))
-    s.launch(2)
-    assert s.reports == [WorkerPending(number, "no more batch jobs for you") for number in range(3)]
-    s.places.report(PlacesRefused(""))
-    s.launch(3)
-    assert len(s.reports) == 3
-
-
-@pytest.mark.parametrize(("cause", "detail"), [(ExitCause.CRASHED, "3; its log: cat 0"), (ExitCause.KILLED, "3")])
-def test_of_a_worker_that_has_crashed_it_is_told_where_its_log_is(cause, detail):
+def test_a_worker_is_launched_once():
     scene = Scene()
-    scene.launch(0)
-    place = scene.places.places["place-0"] = Place("place-0", "n1", state=READY, log="cat 0")
-    scene.places.report(PlaceChanged(place))
-    scene.starter.report(WorkerExited(0, cause, 3, "3"))
-    assert scene.new() == [placed(0), WorkerExited(0, cause, 3, detail)]
-
-
-def test_a_worker_is_replaced_in_its_own_place():
-    scene = Scene().placed(1)
-    scene.starter.exit(0, -9)
-    assert scene.new() == [WorkerExited(0, ExitCause.KILLED, -9)]
-    scene.clock.advance(IDLE_SECONDS - 1)
-    scene.launch(1)
-    scene.launcher.kill(1)
-    scene.launch(2)
-    scene.clock.advance(10 * IDLE_SECONDS)
-    assert scene.starter.started == {2: "place-0"}
-    assert (scene.places.wants, scene.places.given_back) == ([(1, frozenset())], {})
-
-
-def test_an_idle_place_is_given_back_in_time():
-    scene = Scene().placed(4)
-    scene.starter.exit(0, 0)
-    scene.launcher.terminate(1)
-    scene.starter.exit(2, -9)
-    scene.clock.advance(IDLE_SECONDS - 1)
-    assert scene.places.given_back == {}
-    scene.clock.advance(1)
-    assert list(scene.places.given_back) == ["place-0", "place-1", "place-2"]
-    assert scene.places.wants[-1] == (1, frozenset())
-
-
-def test_a_place_that_is_lost_before_it_was_there_ends_the_worker_that_waits_for_it():
-    """Who launches then waits longer and longer, and avoids the node; a place that is asked for anew at once does not."""
-    scene = Scene()
-    scene.launch(0, 1)
-    scene.places.change("place-1", node="n2")
-    scene.places.lose("place-1", "rejected", ExitCause.EVICTED)
-    assert scene.new() == [WorkerExited(1, ExitCause.EVICTED, -9, "rejected", node="n2")]
-    assert scene.places.in_state(WAITING) == ["place-0"]
-
-
-@pytest.mark.parametrize("idle", [False, True])
-def test_a_worker_stays_away_from_a_node_if_there_is_another(idle):
-    scene = Scene().placed(1, node="slow")
-    if idle:
-        scene.starter.exit(0, -9)
-    scene.launch(1, away_from=["slow"])
-    assert scene.places.wants[-1] == (1 if idle else 2, frozenset({"slow"}))
-    assert scene.places.given_back == ({"place-0": False} if idle else {})
-    scene.ready(1, node="slow")  # there is no other
-    assert scene.starter.started[1] == "place-1"
-
-
-@pytest.mark.parametrize("by_starter", [False, True])
-@pytest.mark.parametrize(
-    ("cause", "told"),
-    [
-        (ExitCause.PREEMPTED, (ExitCause.PREEMPTED, 0, "for job/other")),
-        (ExitCause.KILLED, (ExitCause.CLEAN, 0, "")),  # the process knows better
-    ],
-)
-def test_the_end_of_a_worker_in_a_place_that_ends_waits_for_the_place_s(by_starter, cause, told):
-    scene = Scene().placed(1)
-    if by_starter:
-        scene.starter.report(PlaceEnding("place-0"))
-    else:
-        scene.places.change("place-0", ENDING, "n1")
-    scene.starter.exit(0, 0)
-    assert scene.new() == []
-    scene.launch(1)
-    assert scene.starter.started == {}
-    scene.places.lose("place-0", "for job/other", cause, 143)
-    assert scene.new() == [WorkerExited(0, *told)]
-
-
-def test_a_place_that_goes_on_after_all_lets_its_worker_s_end_be_told():
-    scene = Scene().placed(1)
-    scene.places.change("place-0", ENDING, reason="its node does not answer")
-    scene.starter.exit(0, 3)
-    scene.new()
-    scene.launch(1)
-    scene.ready(0)
-    assert scene.new() == [WorkerExited(0, ExitCause.CRASHED, 3), placed(1)]
-
-
-@pytest.mark.parametrize("ends", [False, True])  # where nobody may hear the order any more
-def test_a_worker_that_can_not_be_killed_loses_its_place_and_at_once_if_that_ends(ends):
-    scene = Scene(at_once=False).placed(1)
-    scene.starter.placed(0)
-    if ends:
-        scene.places.change("place-0", ENDING, "n1", "its node does not answer")
-    scene.new()
-    scene.launcher.kill(0)
-    scene.clock.advance(0.0 if ends else KILL_SECONDS - 1)
-    assert scene.places.given_back == ({"place-0": True} if ends else {})
-    scene.clock.advance(1)
-    assert (scene.starter.asked_to_end, scene.places.given_back) == ([(0, 0.0)], {"place-0": True})
-    scene.places.lose("place-0", "gone by force")
-    assert scene.new() == [WorkerExited(0, ExitCause.KILLED, -9, "gone by force")]
-
-
-def test_a_worker_that_has_not_begun_does_not_wait_for_a_node_to_come_back():
-    """Which may take minutes, as of one that is lost together with the master, and nobody has noticed."""
-    scene = Scene(at_once=False)
-    scene.launch(0, 1)
-    scene.ready(0, 1)
-    scene.starter.placed(0)
-    for number in range(2):
-        scene.places.change(f"place-{number}", ENDING, "n1", "its node does not answer")
-    scene.clock.advance(KILL_SECONDS - 1)
-    assert scene.places.given_back == {}
-    scene.clock.advance(1)
-    assert scene.places.given_back == {"place-1": True}
-    scene.new()
-    scene.places.lose("place-1", "as told", ExitCause.KILLED)
-    assert scene.new() == [WorkerExited(1, ExitCause.NODE_LOST, -9, "its node does not answer")]
-
-
-def test_a_worker_that_does_not_start_loses_its_place():
-    scene = Scene(at_once=False, seconds=Seconds(start=600.0))
-    scene.launch(0, 1, 2)
-    scene.ready(0, 1, 2)
-    scene.starter.placed(0)
-    scene.starter.exit(2, 1)
-    scene.launch(3)  # in whose place the time has begun anew
-    scene.clock.advance(599)
-    assert scene.places.given_back == {}
-    scene.starter.placed(3)
-    scene.clock.advance(1)
-    assert scene.places.given_back == {"place-1": True}
-    scene.new()
-    scene.places.lose("place-1", "as told", ExitCause.KILLED)
-    assert scene.new() == [WorkerExited(1, ExitCause.NODE_LOST, -9, "it was not started within 600 s")]
-
-
-def test_a_worker_that_nobody_has_launched_is_killed():
-    scene = Scene()
-    scene.starter.report(WorkerPlaced(7, "host", 1))
-    assert (scene.starter.asked_to_end, scene.new()) == ([(7, 0.0)], [])
-
-
-def test_what_cannot_be_mended_is_passed_on():
-    scene = Scene().placed(1)
-    scene.places.report(LauncherFailed("the image is not there"))
-    scene.launcher.read_stacks(0)
-    scene.launcher.read_stacks(7)
-    assert scene.new() == [LauncherFailed("the image is not there"), StacksFound(0, "")]
-
-
-def test_another_master_takes_over_what_it_finds():
-    scene = Scene()
-    scene.places.left = (
-        Place("a", "n1", state=READY),
-        Place("b", "n2", state=ENDING),
-        Place("c", "n1", state=READY),
-        Place("d", state=WAITING, reason="full"),
-    )
-    scene.starter.left = tuple(
-        FoundWorker(worker_id, "host", 1, place=place) for place, worker_id in (("a", 3), ("b", 4))
-    )
-    found = now(scene.launcher.find({}))
-    assert found == [
-        FoundWorker(3, "host", 1, node="n1", place="a"),
-        FoundWorker(4, "host", 1, node="n2", place="b"),
-    ]
+    scene.happens("found a ready / 4 a")
     with pytest.raises(ValueError, match="4"):
-        scene.launch(4)
-    scene.clock.advance(0)
-    assert scene.places.in_state(WAITING) == ["d"], "who waited in it is launched anew, and keeps its turn in the queue"
-    scene.launch(5)
-    assert scene.starter.started == {3: "a", 4: "b", 5: "c"}
-    assert scene.places.in_state(WAITING) == ["d"]
-    scene.clock.advance(IDLE_SECONDS)
-    assert scene.places.in_state(WAITING) == [], "nobody is to come"
-    assert scene.places.wants[-1] == (2, frozenset())
-    scene.new()
-    scene.places.lose("b", "drained", ExitCause.EVICTED, 143)
-    assert scene.new() == [WorkerExited(4, ExitCause.EVICTED, 143, "drained")]
+        scene.happens("launch 4")
 
 
-def test_of_a_worker_whose_place_was_lost_in_the_absence_the_next_master_hears_why():
-    scene = Scene()
-    scene.places.left = (Place("a", "n1", state=PlaceState.LOST), Place("b", "n1", state=PlaceState.LOST))
-    assert now(scene.launcher.find({3: "a", 4: "", 5: "gone without a trace"})) == [
-        FoundWorker(3, over=True, node="n1", place="a")
+def may_happen(scene, launched):
+    """Each as a line of a story."""
+    there, workers = sorted(scene.places.places), scene.starter.started
+    yield from (
+        [f"launch {launched}", f"launch {launched} not on n1"],
+        [f"after {KILL_SECONDS}", f"after {IDLE_SECONDS}", "after 600"],
+    )
+    yield [f"worker {number} {end}" for number in range(launched + 1) for end in ("kill", "terminate")]
+    yield [f"{place} {state} on {node}" for place in there for state in (READY, ENDING) for node in ("n1", "n2")]
+    yield [f"{place} waiting: {why}" for place in scene.places.in_state(WAITING) for why in ("full", "it is pulled")]
+    yield [f"{place} is told to end" for place in sorted(workers.values())]
+    yield [f"{place} is lost as {cause}" for place in sorted({*there, *scene.places.given_back}) for cause in CAUSES]
+    yield [
+        f"worker {number} {what}" for number in sorted(workers) for what in ("runs", "exits 0", "exits 1", "exits -9")
     ]
-    scene.places.lose("a", "for another job", ExitCause.PREEMPTED, -9)
-    scene.places.lose("b", "as told", ExitCause.KILLED, -9)
-    scene.clock.advance(0)
-    assert scene.new() == [WorkerExited(3, ExitCause.PREEMPTED, -9, "for another job")]
-    assert scene.places.given_back == {}
 
 
-@pytest.mark.parametrize("first_ends", [True, False])
-def test_of_two_workers_that_were_found_in_a_place_both_ends_are_told(first_ends):
-    """The end of one was not told to the earlier master, and another runs in its place."""
-    scene = Scene(at_once=False)
-    scene.places.left = (Place("a", "n1", state=READY),)
-    over, running = FoundWorker(3, "host", 0, over=True, place="a"), FoundWorker(4, "host", 1, place="a")
-    scene.starter.left = (over, running)
-    now(scene.launcher.find({}))
-    scene.clock.advance(0)
-    if first_ends:
-        scene.places.change("a", ENDING, "n1")
-        scene.starter.report(WorkerExited(3, ExitCause.CRASHED, 1))
-        assert scene.new() == [WorkerExited(3, ExitCause.CRASHED, 1)], "it did not end with the place"
-        scene.starter.report(WorkerExited(4, ExitCause.KILLED, -15))
-    assert scene.new() == []
-    scene.places.lose("a", "drained", ExitCause.EVICTED, 143)
-    assert [exited.worker_id for exited in scene.new()] == [4] if first_ends else [3, 4]
-
-
-def test_a_master_that_leaves_ends_nobody_and_what_becomes_of_workers_is_for_the_next_to_tell():
-    """Else the master would save it, with replacements that nobody has launched."""
-    scene = Scene().placed(1)
-    now(scene.launcher.close(keep=True))
-    now(scene.launcher.close())
-    scene.clock.advance(100)
-    assert (scene.starter.started, scene.places.given_back) == ({0: "place-0"}, {})
-    scene.launch(1)
-    scene.places.lose("place-0", "for another job", ExitCause.PREEMPTED, -9)
-    assert scene.new() == []
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_whatever_happens_in_any_order_every_worker_ends_once_and_no_place_stays(data):
+    """The starter's asserts hold as well. What has happened before a failure is a story."""
+    scene, launched = Scene(), 0
+    for _ in range(data.draw(st.integers(0, 40))):
+        lines = data.draw(st.sampled_from([each for each in may_happen(scene, launched) if each]))
+        line = data.draw(st.sampled_from(lines))
+        launched += line.startswith("launch")
+        whom, *_ = line.removeprefix("worker ").split()
+        scene.happens(line.replace("-", " ", line.startswith("place-")))
+        if " is lost " in line and data.draw(st.booleans()):
+            scene.places.report(PlaceLost(whom, ExitCause.KILLED, 1, "a second time"))
+        if " exits " in line and data.draw(st.booleans()):
+            scene.starter.report(WorkerExited(int(whom), ExitCause.CRASHED, 1, "a second time"))
+        exits = [report.worker_id for report in scene.reports if isinstance(report, WorkerExited)]
+        assert len(exits) == len(set(exits))
+        assert len(scene.launcher._workers) == launched - len(exits)
+        assert len(scene.places.in_state(WAITING)) == len(scene.launcher._pending), "each that is pending has one"
+    scene.happens("master closes")
+    assert sorted(report.worker_id for report in scene.reports if isinstance(report, WorkerExited)) == list(
+        range(launched)
+    )
+    scene.happens("after 1000")
+    assert (scene.places.places, scene.places.given_back, scene.starter.started) == ({}, {}, {})
