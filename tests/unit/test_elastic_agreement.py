@@ -290,7 +290,7 @@ def test_how_the_order_is_made_is_compared_too():
 
 def test_data_are_compared_in_the_first_step_of_a_world_and_of_an_epoch_however_often_it_is_made():
     def ballots(source):
-        collective = SimpleNamespace(world=SimpleNamespace(version=1))
+        collective = SimpleNamespace(world=SimpleNamespace(version=1, size=2))
         job = SimpleNamespace(check_state="off", worker_id=0, collective=collective, warn=None)
         check = Check(job, None, None, None, lambda: DataFacts({}, (Source(TRAINING, source),)))
         plans = [
@@ -298,7 +298,7 @@ def test_data_are_compared_in_the_first_step_of_a_world_and_of_an_epoch_however_
             for epoch, step in ((0, 1), (0, 1), (0, 2), (1, 3), (1, 4))
         ]
         found = list(map(check.ballot, plans))
-        collective.world = SimpleNamespace(version=2)
+        collective.world = SimpleNamespace(version=2, size=2)
         return [*found, check.ballot(plans[-1])]
 
     alike = [mine == other for mine, other in zip(ballots(4), ballots(5), strict=True)]
