@@ -1,14 +1,21 @@
-"""A job's history: what is computed from a journal, whatever is in it."""
+"""A job's history: what is computed from its journal, whatever is in it."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import tracemalloc
+from collections import Counter
+from copy import deepcopy
 
 import pytest
 from history_kit import STARTED, formed, launched, line, pause, steps
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from elasticdl.job.facts import Facts, TimeUse, WorkerPhase
-from elasticdl.job.journal import SpeedupRow
+from elasticdl.job.facts import MOST_POINTS, MOST_SHOWN, Curve, Facts, Point, TimeUse, WorkerPhase
+from elasticdl.job.journal import KINDS, Fields, SpeedupRow
+from elasticdl.report.page import page_data
 
 
 def read(lines, until=0.0):
@@ -19,369 +26,436 @@ def spent(history):
     return {str(doing): round(seconds, 6) for doing, seconds in history.spent.wall.items() if seconds}
 
 
-def start(workers=2, ready=2.0):
-    yield line(0, "job_started", job="j", workers="1-4")
-    each = [text for worker in range(workers) for text in launched(worker, 0, ready)]
-    yield from sorted(each, key=lambda text: json.loads(text)["time"])
-    yield formed(4, 1, range(workers), 0)
-    yield line(4, "phase", phase="running", reason="")
-    yield steps(5, 1, 1, seconds=0)
+# ---- jobs whose time is known ----
 
 
-def end(time, phase="succeeded"):
-    yield line(time, "phase", phase="stopping", reason="training is complete")
-    yield line(time + 1, "job_finished", phase=phase, reason="training is complete", steps=9, samples=99, epochs=1)
+class Life:
+    """A job that is lived through: it writes its journal, and counts as it goes where its time went.
+
+    Of an action ``seconds`` says how long it lasts, ``some`` (0 to 3) what else there is to choose.
+    """
+
+    def __init__(self, workers):
+        self.now, self.lines = 0.0, []
+        self.wall, self.paid, self.changes, self.causes = Counter(), Counter(), Counter(), Counter()
+        self.worlds, self.pauses = [], []  # members; kind, survivors, and seconds
+        self.step = self.made = self.lost = self.next_id = 0
+        self.late = False
+        self.begin(workers)
+
+    def begin(self, workers):
+        self.tell("job_started", job="j", workers="1-4")
+        self.world, self.members = 0, []
+        came = self.launch(workers)
+        self.spend("starting", 4)
+        self.form(came, 4, 4)
+        self.spend("starting", 1)
+        self.first_step()
+        self.changes["starting"] += 1
+
+    def tell(self, event, **fields):
+        self.lines.append(line(self.now, event, **fields))
+
+    def spend(self, use, seconds):
+        self.now += seconds
+        self.wall[use] += seconds
+        self.paid[use] += seconds * len(self.members)
+
+    def launch(self, number):
+        came = [*range(self.next_id, self.next_id + number)]
+        self.next_id += number
+        for worker in came:
+            self.lines += [line(self.now, f"worker_{event}", worker=worker) for event in ("launched", "started")]
+        return came
+
+    def form(self, came, seconds, told):
+        """They have been starting for half of this time, and were ready for the other."""
+        ready = [line(self.now - seconds / 2, "worker_ready", worker=worker) for worker in came]
+        self.lines += ready
+        self.paid["starting"] += len(came) * seconds / 2
+        self.paid["waiting"] += len(came) * seconds / 2
+        self.world, self.members = self.world + 1, [*self.members, *came]
+        self.worlds.append(tuple(self.members))
+        self.lines.append(formed(self.now, self.world, self.members, self.step, seconds=told))
+
+    def first_step(self):
+        self.step, self.made, self.lost = self.step + 1, self.made + 1, max(0, self.lost - 1)
+        self.lines.append(steps(self.now, self.step, 1, world=self.world, seconds=0))
+
+    def train(self, seconds, some, told=True):
+        again = min(self.lost, 10)
+        slow = some * seconds / 100 * (10 - again) / 10  # so much of its time each new step waits for the slowest
+        self.wall["again"] += again * seconds / 10
+        self.wall["slow"] += slow
+        self.wall["productive"] -= again * seconds / 10 + slow
+        self.spend("productive", seconds)
+        self.step, self.made, self.lost = self.step + 10, self.made + 10, self.lost - again
+        slowest = some * seconds / 1000
+        words = steps(self.now, self.step, 10, world=self.world, seconds=seconds, again=again, slowest=slowest)
+        return [words] if not told else self.lines.append(words)
+
+    def evaluate(self, seconds, some):
+        self.spend("evaluation", seconds)
+        self.tell("evaluation", step=self.step, seconds=seconds, metrics={"accuracy": 0.5, "odd": None})
+
+    def save(self, seconds, some):
+        self.spend("checkpoint", seconds)
+        self.tell("checkpoint", step=self.step, path="x", seconds=seconds + 9, held=seconds)
+
+    def grow(self, seconds, some):
+        self.change("grow", seconds, some, self.launch(1 + some))
+
+    def shrink(self, seconds, some):
+        if len(self.members) > 1:
+            self.leave(self.members[:1], ("drained", "clean", "finished", "drained")[some])
+            self.change("shrink", seconds, some, [])
+
+    def lose_newcomer(self, seconds, some):
+        self.leave(self.launch(1), "killed")
+
+    def fail(self, seconds, some):
+        """One is killed, or all; and what was told of steps before may come late."""
+        late = self.train(seconds, 0, told=False) if some % 2 else []
+        gone = self.members[:1] if some < 2 else self.members
+        if len(gone) < len(self.members) or some == 2:  # else nobody is left who could say it
+            self.tell("world_broken", world=self.world, reason="killed")
+        self.lines += late
+        self.leave(gone, "killed")
+        lost = min(self.step, 7)
+        self.step, self.lost = self.step - lost, self.lost + lost
+        self.change("failure", seconds, some, self.launch(2 - some % 2) if some else self.launch(int(not self.members)))
+
+    def wait(self, seconds, some):
+        """One is killed, and without it there are too few."""
+        self.tell("world_broken", world=self.world, reason="killed")
+        self.leave(self.members[:1], "killed")
+        self.tell("phase", phase="waiting", reason="too few")
+        self.change("failure", seconds, some, self.launch(1 + some), meanwhile="waiting")
+        self.tell("phase", phase="running", reason="")
+
+    def stand(self, seconds, some):
+        """There are too few for a while, of whom none is new afterwards."""
+        self.tell("phase", phase="waiting", reason="too few")
+        self.spend("waiting", seconds)
+        self.tell("phase", phase="running", reason="")
+
+    def leave(self, workers, cause):
+        for worker in workers:
+            self.tell("worker_left", worker=worker, cause=cause)
+            self.causes[cause] += 1
+        self.members = [worker for worker in self.members if worker not in workers]
+
+    def change(self, kind, seconds, some, came, meanwhile=""):
+        """Survivors tell the pause before its first step or a little after it, the longest first or last."""
+        survivors = self.members
+        self.spend(meanwhile or kind, seconds)
+        self.form(came, seconds, seconds / 2 if survivors else seconds)
+        self.spend(kind, 1)
+        late, longest = some >= 2 and not meanwhile, survivors[some % len(survivors)] if survivors else None
+        if late:
+            self.late = True  # nobody knows which seconds were the pause's
+            self.first_step()
+        for worker in survivors:
+            self.spend("productive", late / 8)
+            self.lines.append(pause(self.now, self.world, kind, (seconds + 1) / (1 + (worker != longest)), worker))
+        if not late:
+            self.first_step()
+        self.changes[kind] += 1
+        self.pauses.append((kind, len(survivors), seconds + 1))
+
+    def another_master(self, seconds, some):
+        """It is told the last steps once more."""
+        self.tell("master_restarted", world=self.world, members=self.members, missing=[], seconds=seconds)
+        self.lines.append(steps(self.now, self.step, 10, world=self.world, seconds=seconds, again=some))
+
+    def go_on(self, seconds, some):
+        """It is stopped, and goes on later in another job."""
+        self.end(seconds, some)
+        self.now += seconds
+        self.begin(1 + some)
+
+    def end(self, seconds, some):
+        self.tell("phase", phase="stopping", reason="") if some % 2 else None
+        self.spend("ending", seconds)
+        if not some % 2:
+            self.tell("steps_over", step=self.step, seconds=seconds)
+            self.spend("ending", 2)
+        self.tell("job_finished", phase="stopped" if some % 2 else "succeeded", steps=self.step)
 
 
-# ---- where the time went ----
+ACTIONS = [
+    "train",
+    "train",
+    "evaluate",
+    "save",
+    "grow",
+    "shrink",
+    "fail",
+    "wait",
+    "lose_newcomer",
+    "another_master",
+    "go_on",
+]
+moments = st.integers(1, 400).map(lambda number: number / 8)
+acts = st.lists(st.tuples(st.sampled_from(ACTIONS), moments, st.integers(0, 3)), max_size=8)
 
+
+@given(st.integers(1, 4), acts, st.none() | st.integers(0, 1))
+def test_each_moment_of_a_job_counts_as_what_it_was(workers, actions, ends):
+    life = Life(workers)
+    for action, seconds, some in actions:
+        getattr(life, action)(seconds, some)
+    if ends is None:
+        life.spend("productive", 9)
+    else:
+        life.end(9, ends)
+    history = read(life.lines, STARTED + life.now)
+    wanted = {str(use): pytest.approx(life.wall[use], abs=1e-4) for use in TimeUse}
+    assert {str(use): seconds for use, seconds in history.spent.wall.items()} == wanted, life.lines
+    paid = history.spent.workers
+    of_some = {"productive", "again", "slow", *(("grow", "shrink", "failure") if life.late else ())}
+    assert sum(paid[use] for use in of_some) == pytest.approx(sum(life.paid[use] for use in of_some), abs=1e-3)
+    rest = [use for use in TimeUse if use not in of_some]
+    assert [paid[use] for use in rest] == pytest.approx([life.paid[use] for use in rest], abs=1e-3), life.lines
+    found = [(each.kind, each.workers, each.total) for each in history.pauses]
+    assert found == [(kind, workers, pytest.approx(total, abs=1e-4)) for kind, workers, total in life.pauses]
+    assert (history.changes, history.causes, history.counts["pauses"]) == (life.changes, life.causes, len(life.pauses))
+    assert [world.members for world in history.worlds] == life.worlds
+    assert (history.steps_made, history.next_worker) == (life.made, life.next_id)
+    assert any("was stopped and went on" in each for each in history.remarks()) == (life.changes["starting"] > 1)
+
+
+# ---- journals that nobody writes ----
+
+number = st.floats() | st.integers(-5, 10**30) | st.just("x") | st.none() | st.booleans()
+near, few = st.floats(0, 100, allow_nan=False) | number, st.integers(0, 5) | number
+field = {
+    **dict.fromkeys(("seconds", "total", "held", "slowest", "loss", "notice", "drain"), near),
+    **dict.fromkeys(("worker", "world", "step", "steps", "again", "samples", "code"), few),
+    "members": st.lists(st.integers(0, 5), max_size=4) | number,
+    "kind": st.sampled_from(["grow", "shrink", "failure", "odd", None]),
+    "phase": st.sampled_from(["pending", "running", "waiting", "stopping", "succeeded", "data", 3]),
+    "metrics": st.dictionaries(st.text(max_size=3), number, max_size=2) | number,
+    "curve": st.lists(st.lists(number, max_size=4), max_size=2) | number,
+    "reason": st.text(max_size=5) | number,
+}
+named = {"event": st.sampled_from([*KINDS, "of_tomorrow"]), "time": st.floats(0, 1000)}
+
+
+@given(st.lists(st.fixed_dictionaries(named, optional=field), max_size=30), st.booleans())
+@example([], True)
+def test_whatever_happens_the_parts_add_up_and_time_goes_on(entries, in_order):
+    if in_order:
+        entries = sorted(entries, key=lambda each: each["time"])
+    history = Facts()
+    before = deepcopy(history.spent)
+    for each in entries:
+        history.read([json.dumps(each)])
+        now = deepcopy(history.spent)
+        for ours, past in ((now.wall, before.wall), (now.workers, before.workers)):
+            assert all(ours[doing] >= past[doing] for doing in TimeUse), "what is settled never falls"
+        before = now
+    found = history.conclude()
+    page_data(found)
+    if not found.counts:
+        assert found.spent.productive == 0
+        return
+    now, between = entries[0]["time"], 0.0
+    for each in entries:
+        if each["event"] == "job_started":  # the training goes on, in another job
+            between += max(0.0, each["time"] - now)
+        now = max(now, each["time"])
+    assert sum(found.spent.wall.values()) == pytest.approx(found.until - found.began - between, abs=1e-6)
+    assert min(*found.spent.wall.values(), *found.spent.workers.values()) >= -1e-9
+    assert all(before.wall[doing] <= found.spent.wall[doing] + 1e-6 for doing in TimeUse)
+    there = 0.0
+    for lane in found.lanes:
+        for span, following in itertools.pairwise(lane.spans):
+            assert span.since <= span.until == following.since
+        spans = [span for span in lane.spans if span.phase is not WorkerPhase.PENDING]
+        there += sum((span.until or found.until) - span.since for span in spans)
+    assert sum(found.spent.workers.values()) == pytest.approx(there, rel=1e-6, abs=1e-6)
+    for world, following in itertools.pairwise(found.worlds):
+        assert world.since <= world.until <= following.since
+
+
+def test_only_what_entries_may_have_is_read_of_them():
+    assert set(Fields.model_fields) - {"time", "event"} <= {name for kind in KINDS.values() for name in kind.fields}
+
+
+@pytest.mark.slow
+def test_a_long_journal_takes_little_memory():
+    def endless():
+        for version in range(1, 4101):
+            now = 10 * version
+            yield formed(now, version, range(version % 50), version)
+            yield from launched(version, now)
+            yield line(now + 3, "worker_left", worker=version, cause="crashed", reason="x" * 50, code=1)
+            yield pause(now + 4, version, "grow", 0.1)
+            yield steps(now + 5, version, 1, world=version)
+            yield line(now + 6, f"of_tomorrow_{version}")
+            yield line(now + 6, "warning", message="x" * 100)
+
+    tracemalloc.start()
+    history = read(endless())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 40e6
+    assert history.counts["world_formed"] == history.counts["pauses"] == 4100
+    assert len(history.curve.points) <= MOST_POINTS
+    assert len(history.lanes) <= MOST_SHOWN + 50
+    assert any("only the newest" in remark for remark in history.remarks())
+    assert sum(history.spent.wall.values()) == pytest.approx(history.until - history.began)
+
+
+def test_a_curve_has_one_resolution_and_loses_no_sample():
+    curve = Curve()
+    for step in range(20_000):
+        loss = None if step == 7 else float(step)
+        curve.add(Point(step, 1, 1, 2, loss, 0.1, 0.5, 0, 0.0, time=float(step), workers=3))
+    points = curve.points
+    assert len(points) < MOST_POINTS
+    assert sum(point.samples for point in points) == 40_000
+    assert sum(point.seconds for point in points) == 10_000
+    assert {point.steps for point in points[:-1]} == {8}
+    assert points[1].loss == pytest.approx(sum(range(8, 16)) / 8)
+
+
+# ---- journals with numbers ----
+
+BEGUN = [
+    line(0, "job_started", job="j", workers="1-4"),
+    *sorted([*launched(0, 0), *launched(1, 0)], key=lambda text: json.loads(text)["time"]),
+    formed(4, 1, [0, 1], 0),
+    line(4, "phase", phase="running", reason=""),
+]
+START = [*BEGUN, steps(5, 1, 1, seconds=0)]
 TRAINED = steps(10, 50, 49, seconds=5)  # after five seconds
 OVER = line(15, "steps_over", step=50, seconds=5)
-ALONE = [each for each in start() if '"event": "steps"' not in each]  # a world that has made no step
-
-
-def after(*lines, ends=None, until=0.0, begins=None):
-    """A history, from its start on."""
-    return read([*(begins or start()), *lines, *(() if ends is None else end(ends))], until and STARTED + until)
 
 
 def phase(time, name):
     return line(time, "phase", phase=name, reason="why")
 
 
-def broken(time, world=1):
-    return line(time, "world_broken", world=world, reason="killed")
+def broken(time):
+    return line(time, "world_broken", world=1, reason="killed")
 
 
-FAILED = [formed(30, 2, [2, 3], 0, seconds=10), steps(33, 50, 1, world=2, seconds=1, again=1)]
-FAILURE = {"productive": 15 + 8 - 1, "failure": 12, "again": 1, "ending": 1}
+def finished(time, phase="succeeded"):
+    return line(time, "job_finished", phase=phase, reason="done", steps=9)
 
 
 @pytest.mark.parametrize(
-    ("history", "wanted"),
+    ("lines", "until", "wanted"),
     [
-        pytest.param(after(TRAINED, ends=10), {"productive": 5, "ending": 1}, id="undisturbed"),
-        pytest.param(after(TRAINED, until=20), {"productive": 15}, id="goes on"),
-        pytest.param(
-            after(TRAINED, phase(12, "waiting"), phase(15, "running"), ends=20),
-            {"productive": 12, "waiting": 3, "ending": 1},
-            id="waits and runs again",
-        ),
-        # From the break to the first step, whatever is told of steps as the world breaks.
-        pytest.param(after(steps(19.9, 90, 89), broken(20), *FAILED, ends=40), FAILURE, id="nobody survived"),
-        pytest.param(
-            after(steps(19.5, 80, 79), broken(20), steps(20, 90, 10, seconds=0.5), *FAILED, ends=40),
-            FAILURE,
-            id="steps are told after the break",
-        ),
         # Before its pause is known, all from the break on is one; with slow steps it begins later.
-        pytest.param(
-            after(
-                steps(80, 10, 9, seconds=75),
-                broken(80.05),
-                formed(82, 2, [0], 10, seconds=1.95),
-                pause(93, 2, "failure", 3),
-                steps(93, 11, 1, world=2, seconds=10),
-                ends=100,
-            ),
-            {"productive": 92, "failure": 3, "ending": 1},
-            id="what a survivor tells takes the place of what was supposed",
+        (
+            [steps(80, 10, 9, seconds=75), broken(80.05), formed(82, 2, [0], 10, seconds=1.95), pause(93, 2, "failure", 3),
+             steps(93, 11, 1, world=2, seconds=10)],
+            100, {"productive": 92, "failure": 3},
         ),
-        pytest.param(after(begins=ALONE, until=50), {"starting": 50}, id="no step yet"),
-        pytest.param(
-            after(broken(60), phase(61, "stopping"), line(62, "job_finished", phase="failed", steps=0), begins=ALONE),
-            {"starting": 61, "ending": 1},
-            id="no step ever",
-        ),
-        pytest.param(
-            after(broken(60), formed(62, 2, [2], 1), until=90), {"productive": 55, "failure": 30}, id="not yet again"
-        ),
+        ([broken(60), formed(62, 2, [2], 1)], 90, {"productive": 55, "failure": 30}),
         # A world that a new master finds has trained meanwhile.
-        pytest.param(
-            after(
-                steps(20, 90, 89),
-                line(30, "master_restarted", world=2, members=[0, 1, 2], missing=[], seconds=8),
-                steps(31, 200, 110, world=2),
-                ends=40,
-            ),
-            {"productive": 35, "ending": 1},
-            id="a new master",
+        (
+            [steps(20, 90, 89), line(30, "master_restarted", world=2, members=[0, 1, 2], missing=[], seconds=8),
+             steps(31, 200, 110, world=2)],
+            40, {"productive": 35},
         ),
-        pytest.param(
-            after(
-                broken(20),
-                phase(20, "waiting"),
-                formed(50, 2, [0, 2], 100),
-                phase(50, "running"),
-                pause(51, 2, "failure", 31.5),
-                ends=61,
-            ),
-            {"productive": 14.5 + 10, "failure": 1.5, "waiting": 30, "ending": 1},
-            id="too few workers is no pause",
+        # Nothing takes more than was trained by then; the checkpoint of a stop is part of the end.
+        ([line(8, "evaluation", step=9, seconds=1e9)], 10, {"evaluation": 3, "productive": 2}),
+        (
+            [TRAINED, phase(10, "stopping"), line(14, "checkpoint", step=50, held=4.5), finished(15, "stopped")],
+            0, {"productive": 4.5, "checkpoint": 0.5, "ending": 5},
         ),
-        # What has no place in time is taken out of training; each of 40 steps counts once.
-        pytest.param(
-            after(
-                line(8, "evaluation", step=9, seconds=1.5, metrics={"accuracy": 0.5, "odd": None}, worker=0),
-                line(9, "checkpoint", step=9, path="x", seconds=3.0, held=0.25),
-                steps(10, 50, 40, seconds=4, again=10, slowest=0.01),
-                ends=10,
-            ),
-            {"productive": 5 - 3.05, "ending": 1, "evaluation": 1.5, "checkpoint": 0.25, "again": 1, "slow": 0.3},
-            id="parts of training",
-        ),
-        pytest.param(
-            after(line(8, "evaluation", step=9, seconds=1e9), ends=10),
-            {"evaluation": 3, "productive": 2, "ending": 1},
-            id="no more than was trained by then",
-        ),
-        pytest.param(
-            after(
-                TRAINED,
-                phase(10, "stopping"),
-                line(14, "checkpoint", step=50, path="x", held=4.5),
-                line(15, "job_finished", phase="stopped", steps=50),
-            ),
-            {"productive": 4.5, "checkpoint": 0.5, "ending": 5},
-            id="the checkpoint of a stop is part of the end",
-        ),
-        # It evaluates and saves for 5 s, says that there is no further step, and its processes end 2 s later.
-        pytest.param(
-            after(TRAINED, OVER, *[line(17, "worker_left", worker=n, cause="finished") for n in (0, 1)], ends=17),
-            {"productive": 5, "ending": 8},
-            id="after the last step",
-        ),
-        # Others may have work left, for which the job waits, or recovers.
-        pytest.param(
-            after(TRAINED, phase(12, "waiting"), OVER, ends=20),
-            {"productive": 5, "waiting": 8, "ending": 2 + 1},
-            id="the last step of one while the job waits",
-        ),
-        pytest.param(
-            after(TRAINED, broken(12), OVER, formed(20, 2, [0], 50), steps(21, 60, 10, world=2, seconds=1), ends=21),
-            {"productive": 5 + 1, "failure": 5, "ending": 5 + 1},
-            id="the last step of one while the world is broken",
+        # After the last step of one, others may have work left, for which the job waits, or recovers.
+        ([TRAINED, phase(12, "waiting"), OVER], 20, {"productive": 5, "waiting": 8, "ending": 2}),
+        (
+            [TRAINED, broken(12), OVER, formed(20, 2, [0], 50), steps(21, 60, 10, world=2, seconds=1)],
+            21, {"productive": 5 + 1, "failure": 5, "ending": 5},
         ),
     ],
-)
-def test_where_the_time_went(history, wanted):
+    ids=["slow steps", "not yet again", "a new master", "evaluates for ever", "stopped", "waits at the end", "breaks at the end"],
+)  # fmt: skip
+def test_where_the_time_went(lines, until, wanted):
+    history = read([*START, *lines], until and STARTED + until)
     assert spent(history) == pytest.approx({"starting": 5, **wanted})
-    assert history.changes.get("failure", 1) == 1
 
 
-def test_workers_have_times_of_their_own():
-    """Two workers: pending and starting for 2 s each, ready for 2 s, in a world that has not stepped for 1 s."""
-    history = after(TRAINED, ends=10)
-    workers = {str(each): round(value, 6) for each, value in history.spent.workers.items() if value}
-    assert workers == {"productive": 10, "starting": 2 * 1.9 + 2, "waiting": 4, "ending": 2}
+def test_what_is_before_the_first_step_is_the_start():
+    assert spent(read(BEGUN, STARTED + 50)) == {"starting": 50}
+    never = [*BEGUN, broken(60), phase(61, "stopping"), finished(62, "failed")]
+    assert spent(read(never)) == {"starting": 61, "ending": 1}
 
 
-@pytest.mark.parametrize("kind", ["grow", "shrink", "failure"])
-def test_a_pause_is_what_the_survivor_tells_who_paused_longest(kind):
-    change = [formed(19.8, 2, [0, 1, 2], 100, seconds=0.1), pause(20, 2, kind, 0.5), pause(20.01, 2, kind, 0.8, 1)]
-    history = after(steps(19, 100, 99, seconds=14), *change, steps(20.2, 101, 1, world=2), ends=30)
-    assert spent(history)[kind] == pytest.approx(0.8)  # from 19.21 to 20.01, in which the other's lies
-    (found,) = history.pauses
-    assert (found.workers, found.total, sum(found.parts.values())) == (2, 0.8, pytest.approx(0.8, abs=1e-4))
+# ---- what else is told ----
 
 
-@pytest.mark.parametrize(
-    ("told", "use", "wanted"),
-    [
-        pytest.param([pause(24, 2, "grow", 5)], "grow", 1 + 4 * 100, id="pause"),
-        pytest.param([steps(24, 101, 1, world=2, seconds=0)], "grow", 1 + 4 * 100, id="change that no survivor tells"),
-        pytest.param(
-            [line(24, "evaluation", step=100, seconds=5, metrics={})], "evaluation", 1 + 4 * 100, id="evaluation"
-        ),
-        pytest.param([line(24, "checkpoint", step=100, path="x", held=5)], "checkpoint", 1 + 4 * 100, id="checkpoint"),
-        pytest.param([line(24, "steps_over", step=100, seconds=5)], "ending", 1 + 4 * 100, id="the last step"),
-    ],
-)
-def test_what_has_its_time_counts_for_the_workers_of_that_time(told, use, wanted):
-    """One worker becomes a hundred at 20 s; what is told at 24 s began at 19 s."""
-    grown = [formed(20, 2, range(100), 100, seconds=1), *told]
-    history = after(steps(19, 100, 99, seconds=14), *grown, begins=start(1), until=24)
-    before = after(steps(19, 100, 99, seconds=14), begins=start(1), until=19)
-    assert history.spent.workers[use] - before.spent.workers[use] == pytest.approx(wanted)
-    assert history.spent.wall[use] == pytest.approx(5)
-
-
-@pytest.mark.parametrize("kind", ["grow", "shrink"])
-@pytest.mark.parametrize("total", [0.96, 0.5])
-def test_a_pause_that_is_told_after_its_first_step_counts_once(kind, total):
-    """So after a reconnect. From the old world's last step to the first of the new one it is 0.7 s; a longer pause counts as told."""
-    lines, sizes = [], [2 + number if kind == "grow" else 22 - number for number in range(21)]
-    for number in range(1, 21):
-        time, version = 10.0 * number, number + 1
-        world = formed(time, version, range(sizes[number]), 100 * number, seconds=0.3)
-        first = steps(time + 0.5, 100 * number + 1, 1, world=version, seconds=0.1)
-        later = steps(time + 9, 100 * number + 99, 98, world=version, seconds=8.5)
-        lines += [
-            world,
-            first,
-            pause(time + 0.52, version, kind, total),
-            pause(time + 0.53, version, kind, total - 0.1, 1),
-            later,
-        ]
-    history = after(*lines, begins=start(sizes[0]), ends=220)
-    assert history.spent.wall[kind] == pytest.approx(20 * max(total, 0.7))
-    assert history.changes == {"starting": 1, kind: 20}
-    assert history.counts["pauses"] == len(history.pauses) == 20
-    assert {each.workers for each in history.pauses} == {2}
+def test_what_is_damaged_or_unknown_is_left_out_and_remarked():
+    lines = ["\x00", "{", "[]", '{"event": 3, "time": 1}', '{"event": "x"}', '{"event": "x", "time": 1e999}', ""]
+    odd = [line(6, "of_tomorrow", worker="?"), line(7, "pause", total="x"), line(7, "steps", steps=[], loss="nan")]
+    history = read([*START, *lines, *odd, line(5.5, "warning", message="late")], STARTED + 10)
+    assert spent(history) == {"starting": 5, "productive": 5}
+    said = " ".join(history.remarks())
+    assert all(part in said for part in ("left out: 6", "does not know: 1"))
+    cut = read(START[7:], STARTED + 10)
+    assert "beginning" in next(cut.remarks())
+    assert sum(cut.spent.wall.values()) == pytest.approx(cut.until - cut.began) == pytest.approx(6)
 
 
 def test_what_sums_gradients_is_known_from_the_end_too():
-    finished = line(20, "job_finished", phase="succeeded", steps=9, collective="horovod")
-    assert read([*start(), TRAINED, finished][9:]).collective == "horovod"
+    end = line(20, "job_finished", phase="succeeded", steps=9, collective="horovod")
+    assert read([*START, TRAINED, end][9:]).collective == "horovod"
     began = line(6, "collective", worker=0, engine="torch")
-    assert after(began, TRAINED, ends=20).collective == "torch"  # the end of an older version may not tell it
-
-
-@pytest.mark.parametrize("told", [False, True])
-def test_a_failure_after_which_no_step_was_made_has_its_place_among_the_pauses(told):
-    later = [pause(12, 2, "failure", 2.0), steps(13, 60, 10, world=2, seconds=1)] if told else []
-    history = after(TRAINED, broken(10), formed(11, 2, [1], 50), *later, ends=14)
-    assert [(each.kind, each.world) for each in history.pauses] == [("failure", 2)]
-    assert history.changes["failure"] == 1
-
-
-def test_when_the_last_member_is_killed_the_time_counts_as_a_failure_and_not_as_leaving():
-    """Nobody is left who could leave the world, so the journal has no ``world_broken``."""
-    gone = line(10, "worker_left", worker=0, cause="killed", code=-9)
-    anew = [gone, formed(12, 2, [1], 0, seconds=2), steps(13, 1, 1, world=2, seconds=0)]
-    history = after(steps(10, 50, 49, seconds=5), *anew, begins=start(1), ends=20)
-    assert spent(history) == pytest.approx({"starting": 5, "productive": 5 + 7, "failure": 3, "ending": 1})
-    assert history.changes == {"starting": 1, "failure": 1}
-    (found,) = history.pauses
-    assert (found.kind, found.world, found.total, found.workers) == ("failure", 2, pytest.approx(3), 0)
-
-
-def test_a_training_that_was_stopped_and_goes_on_is_one_and_the_time_between_is_nobodys():
-    first = [
-        *start(),
-        TRAINED,
-        line(20, "worker_left", worker=0, cause="drained", reason="stopped", code=0),
-        *end(20, "stopped"),
-    ]
-    second = [
-        line(1000, "job_started", job="j", workers="2"),
-        *launched(2, 1000),
-        formed(1004, 1, [2], 50),
-        line(1004, "phase", phase="running", reason=""),
-        steps(1005, 51, 1, seconds=0),
-        line(1010, "world_broken", world=1, reason="killed"),
-        line(1010, "worker_left", worker=2, cause="killed", reason="killed", code=-9),
-        steps(1011, 52, 1, world=2, seconds=1),
-    ]
-    facts = Facts().read([*first, *second])
-    assert facts.next_worker == 3
-    going = facts.conclude(STARTED + 1011)
-    assert (going.phase, going.over, going.reason) == ("running", False, "")
-    assert [(world.version, world.members) for world in going.worlds] == [(1, (0, 1)), (2, (2,))]
-    assert [point.step for point in going.curve.points] == [1, 50, 51, 52]
-    assert sum(going.spent.wall.values()) == pytest.approx(21 + 11)
-    assert going.spent.wall[TimeUse.STARTING] == pytest.approx(5 + 5)
-    assert [lane.worker for lane in going.lanes] == [0, 1, 2]
-    assert going.causes == {"drained": 1, "killed": 1}
-    assert "the training was stopped and went on, times: 1; what was between counts as nobody's time" in going.remarks()
-
-
-@pytest.mark.parametrize("cause", ["drained", "clean", "finished"])
-def test_a_last_member_that_leaves_in_good_order_is_no_failure(cause):
-    gone = line(10, "worker_left", worker=0, cause=cause)
-    anew = [gone, formed(12, 2, [1], 50, seconds=2), steps(13, 51, 1, world=2, seconds=0)]
-    history = after(steps(10, 50, 49, seconds=5), *anew, begins=start(1), ends=20)
-    assert history.changes == {"starting": 1, "shrink": 1}
-
-
-def test_a_worker_that_was_lost_before_it_trained_breaks_no_world():
-    gone = line(10, "worker_left", worker=7, cause="killed")
-    history = after(gone, formed(12, 2, [0, 1, 2], 50, seconds=2), steps(13, 51, 1, world=2, seconds=0), ends=20)
-    assert history.changes == {"starting": 1, "grow": 1}
-
-
-def test_steps_that_are_told_twice_count_once():
-    """A master that was started again is told the last steps once more."""
-    once = [*start(), steps(10, 50, 49, seconds=5, again=10), steps(10.5, 55, 5, world=2, seconds=0.5)]
-    told = [steps(11, 40, 39, seconds=4, again=10), steps(11, 50, 49, seconds=5, again=10), steps(11, 55, 5, world=2)]
-    twice = read([*once, *told])
-    assert twice.curve.points == read(once).curve.points
-    assert twice.spent.wall[TimeUse.AGAIN] == read(once).spent.wall[TimeUse.AGAIN] > 0
-    again = [*start(), TRAINED, steps(11, 50, 49, seconds=5), steps(12, 60, 10, seconds=1)]
-    assert read(again).steps_made == 60
+    assert read([*START, began, TRAINED, finished(20)]).collective == "torch"  # as the end of an older version
 
 
 @pytest.mark.parametrize(
     ("lines", "phases"),
     [
         ([TRAINED], [("training", 4, None)]),
-        ([TRAINED, OVER, line(17, "job_finished", phase="succeeded")], [("training", 4, 10), ("leaving", 10, 17)]),
-        (
-            [TRAINED, phase(10.1, "stopping"), line(12, "job_finished", phase="succeeded")],
-            [("training", 4, 10.1), ("leaving", 10.1, 12)],
-        ),
+        ([TRAINED, OVER, line(17, "job_finished")], [("training", 4, 10), ("leaving", 10, 17)]),
+        ([TRAINED, phase(10.1, "stopping"), line(12, "job_finished")], [("training", 4, 10.1), ("leaving", 10.1, 12)]),
+        ([TRAINED, OVER, broken(16), formed(17, 2, (0, 1), 50)], [("training", 4, 10), ("leaving", 10, 17), ("training", 17, None)]),
     ],
-    ids=["goes on", "after its last step", "a job that ends"],
-)
+    ids=["goes on", "after its last step", "a job that ends", "training that goes on after all"],
+)  # fmt: skip
 def test_until_when_a_worker_trains(lines, phases):
-    for lane in after(*lines, until=20).lanes:
+    for lane in read([*START, *lines], STARTED + 20).lanes:
         spans = [(each.phase, each.since - STARTED, each.until and each.until - STARTED) for each in lane.spans[3:]]
         assert [(str(name), round(since, 1), until and round(until, 1)) for name, since, until in spans] == phases
 
 
-def test_training_that_goes_on_after_all_is_training():
-    more = [broken(16), formed(17, 2, (0, 1), 50), steps(20, 60, 10, world=2, seconds=2)]
-    history = after(TRAINED, OVER, *more)
-    assert history.lanes[0].spans[-1].phase is WorkerPhase.TRAINING
-    assert spent(history)["productive"] >= 7
-
-
-# ---- lanes, worlds, curves ----
-
-
 def test_a_lane_tells_what_a_worker_was_and_how_it_ended():
-    lines = [
-        *start(),
-        line(12, "worker_draining", worker=1, reason="the limit is lower"),
-        formed(13, 2, [0], 100),
-        line(14, "worker_left", worker=1, cause="drained", reason="was told to", code=0),
-        line(15, "worker_slow", worker=0, host="h", phase="data", factor=2.0, seconds=0.1),
-    ]
-    history = read(lines)
+    gone = line(14, "worker_left", worker=1, cause="drained", reason="was told to", code=0)
+    draining = line(12, "worker_draining", worker=1, reason="the limit is lower")
+    history = read([*START, draining, formed(13, 2, [0], 100), gone])
     first, second = history.lanes
-    posts = [
-        (span.phase, round(span.since - STARTED, 1), span.until and round(span.until - STARTED, 1))
-        for span in second.spans
-    ]
-    assert posts == [(WorkerPhase.PENDING, 0, 0.1), (WorkerPhase.STARTING, 0.1, 2), (WorkerPhase.WARM, 2, 4), (WorkerPhase.TRAINING, 4, 12), (WorkerPhase.LEAVING, 12, 14)]  # fmt: skip
-    assert (second.cause, second.host, second.code) == ("drained", "node-1", 0)
-    assert (history.slow, first.cause) == ({0: ("h", "data", 2.0)}, "")
-    assert [(mark.event, mark.text) for mark in history.marks] == [("phase", "running"), ("worker_slow", "data")]
-    assert [(world.version, len(world.members), world.until) for world in history.worlds] == [
-        (1, 2, STARTED + 13),
-        (2, 1, None),
-    ]
-    assert history.causes == {"drained": 1}
+    assert [(str(span.phase), round(span.since - STARTED, 1)) for span in second.spans] == [
+        ("pending", 0), ("starting", 0.1), ("warm", 2), ("training", 4), ("leaving", 12),
+    ]  # fmt: skip
+    assert second.spans[-1].until == STARTED + 14
+    assert (second.cause, second.host, second.code, first.cause) == ("drained", "node-1", 0, "")
+    worlds = [(world.version, len(world.members), world.until) for world in history.worlds]
+    assert worlds == [(1, 2, STARTED + 13), (2, 1, None)]
 
 
 def test_a_new_master_finds_anew_who_is_slow():
     """It knows nothing of what an earlier one found, so it never tells that a worker recovered."""
-    slow = line(15, "worker_slow", worker=0, phase="data")
+    slow = line(15, "worker_slow", worker=0, host="h", phase="data", factor=2.0)
     restarted = line(20, "master_restarted", world=1, members=[0, 1], missing=[], seconds=2)
-    for entries, wanted in [((), [0]), ((restarted,), []), ((restarted, slow), [0])]:
-        assert list(read([*start(), slow, *entries]).slow) == wanted
+    found = {0: ("h", "data", 2.0)}
+    for entries, wanted in [((), found), ((restarted,), {}), ((restarted, slow), found)]:
+        assert read([*START, slow, *entries]).slow == wanted
 
 
 def test_advice_and_trouble_are_kept_as_they_come():
-    lines = [*start(), line(6, "advice", text="4 would do", curve=[{"workers": 2, "speedup": 1.8, "measured": True}, [1], {"workers": 3}]),
+    lines = [*START, line(6, "advice", text="4 would do", curve=[{"workers": 2, "speedup": 1.8, "measured": True}, [1], {"workers": 3}]),
              line(7, "worker_stuck", worker=0, host="h", seconds=31, where="train.py:31 in load", stack=["a"]),
              line(8, "worker_recovered", worker=0), line(9, "decision", workers=2, reason="enough")]  # fmt: skip
     history = read(lines)
     assert (history.advice, history.speedup) == ("4 would do", [SpeedupRow(workers=2, speedup=1.8, measured=True)])
-    assert (history.target, history.decision) == (2, "enough")
-    assert [mark.event for mark in history.marks if mark.event != "phase"] == [
-        "worker_stuck",
-        "worker_recovered",
-        "decision",
-    ]
-    assert history.wanted == "1-4"
+    assert (history.target, history.decision, history.wanted) == (2, "enough", "1-4")
+    marks = [(mark.event, mark.text) for mark in history.marks]
+    assert marks[0] == ("phase", "running")
+    assert [event for event, _ in marks[1:]] == ["worker_stuck", "worker_recovered", "decision"]

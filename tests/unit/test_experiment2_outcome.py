@@ -126,12 +126,14 @@ def test_utilisation_counts_held_gpus_and_work_only_those_that_work():
     assert numbers["utilisation"] == pytest.approx(held / 120)
     working = 3 * 11 + 2 * (15 - 11) + 3 * (20 - 15) + 2 * (24.2 - 20) + 3 * (40 - 24.2)
     assert numbers["mean_gpus_working"] == pytest.approx(working / 40)
+    assert numbers["gpu_seconds"] == {"serving": pytest.approx(40 + 9.5), "training": pytest.approx(80 - 10.5)}
 
 
 def test_steps_are_counted_once_each():
-    assert step_counts(seen()) == {"made": 7, "lost": 0, "twice": 0}
+    assert step_counts(seen()) == {"made": 7, "lost": 0, "twice": 0, "torn": 0}
     odd = [step(1, 1), step(2, 2), step(2, 3), step(5, 4)]
-    assert step_counts(seen(steps=odd)) == {"made": 3, "lost": 2, "twice": 1}
+    torn = [{"time": 2.0, "event": "pause", "steps_torn": 1}, {"time": 3.0, "event": "pause", "steps_torn": 0}]
+    assert step_counts(seen(steps=odd, journal=torn)) == {"made": 3, "lost": 2, "twice": 1, "torn": 1}
 
 
 def test_the_targets_are_judged_by_the_worst_and_what_was_not_measured_is_not_met():

@@ -66,8 +66,7 @@ def test_a_schedule_without_overhead_is_as_fast_as_can_be_and_no_faster(jobs, gp
 
 def ideal(name: str, submitted: float, start: float, workers: dict[float, int], ended: float) -> JobRun:
     """A job whose steps take 36 GPU-seconds each; ``workers`` from a time on."""
-    steps: list[LoggedStep] = []
-    now = start
+    steps, now = [], start
     while now < ended - 1e-6:
         having = [count for since, count in workers.items() if since <= now][-1]
         now += 36 / having

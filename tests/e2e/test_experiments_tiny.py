@@ -26,8 +26,8 @@ from model_zoo.cifar10.generate import generate
 from tests.cluster.kit import shell, until
 
 pytest_plugins = ["tests.cluster.fixtures"]
-pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[3]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+ROOT = Path(__file__).parents[2]
 DEADLINE = 280
 FIRST = ["--gpus", "3", "--workers", "2", "--queue", "own", "--seconds_per_sample", "0.02"]
 FIRST += ["--global_batch_size", "12", "--steps", "40", "--scale", "60"]
@@ -94,7 +94,7 @@ def test_both_modes_of_the_first_and_what_they_leave(experiment, own_cluster, na
     assert not [job for job in jobs if not job.metadata.deletion_timestamp]
 
 
-def nothing_is_left(cluster, namespace):
+def nothing_is_left(cluster, namespace) -> None:
     """Deployment and job are being deleted or gone, the others' pod stays alone."""
     api = cluster.client()
     until(lambda seen: set(seen) == {"others"}, "only the others", client.CoreV1Api(api).list_namespaced_pod, namespace)

@@ -83,6 +83,12 @@ def test_the_numbers_of_a_system_by_hand():
     assert (shown["join, s"], shown["late"], shown["share"]) == ("0.50 (0.75)", "1 of 4", "57 %")
 
 
+def test_a_system_that_fails_at_once_still_has_numbers():
+    numbers = summary(Course(2, 10, 20.0, 1, 5, [], [], 1))
+    assert (numbers["events"], numbers["disturbed"], numbers["share"]) == (0, 0, 0)
+    assert experiment1_peers.row("it", numbers)[1:4] == ["-", "-", "-"]
+
+
 class Scripted:
     """A peer whose workers are step logs: those that go on after an event, and when (seconds since) and with how many."""
 
