@@ -1,6 +1,6 @@
 # What a contributor types. `make test` and `make demo` set everything up by themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo cluster test unit test-all coverage lint docs proto wheel clean
+.PHONY: help setup demo cluster test unit test-all coverage experiments lint docs proto wheel clean
 
 BIN := .venv/bin
 PROTOC := $(BIN)/python -m grpc_tools.protoc -Ielasticdl/proto=proto
@@ -45,6 +45,10 @@ coverage: setup  ## test-all, and which lines and branches it has run, in master
 	@# A report of failed tests, too.
 	tests=0; $(BIN)/coverage run $(PYTEST) $(ARGS) || tests=$$?; \
 	$(BIN)/coverage combine --quiet && $(BIN)/coverage report --skip-covered && exit $$tests
+
+experiments: setup  ## test the published experiments, in small and on a cluster; RUN="1 2 3 1_peers" then repeats those (docs/experiments.md)
+	$(BIN)/python -m pytest -n 2 --dist loadfile benchmarks/experiments/tests $(ARGS)
+	for each in $(RUN); do $(BIN)/python -m benchmarks.experiment$$each || exit; done
 
 lint: setup  ## style, types, layers, and whether the generated code is what the proto file says
 	$(BIN)/ruff check

@@ -209,6 +209,15 @@ def test_a_newcomer_whose_script_ends_on_stand_ins_does_not_end_the_job(told, ep
     assert (users, left) == (False, "left")
 
 
+@pytest.mark.parametrize("told", [(EPOCHS - 1, BATCHES), (EPOCHS, 0)])
+def test_a_newcomer_whose_script_comes_to_its_end_where_the_others_wait_ends_with_them(told):
+    member = Member()
+    train(member)
+    late = Member(stands=told, join=member.kept[-1])
+    train(late)
+    assert late.host.finish().progress.step == member.host.finish().progress.step
+
+
 def test_a_newcomer_that_finds_less_than_it_was_told_is_started_again():
     member, told = Member(stands=(1, 2)), []
     member.job.fail = lambda message, traceback, *, users: told.append((message, users))

@@ -192,6 +192,7 @@ ACTIONS = [
     "shrink",
     "fail",
     "wait",
+    "stand",
     "lose_newcomer",
     "another_master",
     "go_on",

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.experiments.measures import Change, gpu_seconds, mean_gpus
+from benchmarks.experiments.measures import Change, mean_gpus
 from benchmarks.experiments.pods import Fact, Times
 from benchmarks.experiments.serving.service import Request
 from benchmarks.experiments.zoo.step_log import LoggedStep
@@ -85,7 +85,6 @@ def measured(seen: Seen) -> dict[str, Any]:
         "utilisation": mean / seen.gpus,
         "mean_gpus_working": working,
         "working": working / seen.gpus,
-        "gpu_seconds": {owner: gpu_seconds(seen.changes, seen.end, owner) for owner in (seen.serving, seen.training)},
         "reclaim_for_serving": _summary(for_serving, replicas_that_wait(seen)),
         "reclaim_for_training": _summary(for_training, gpus_that_wait(seen)),
         "workers_left_within": _range(worker_leaves(seen)),
@@ -183,8 +182,7 @@ def step_counts(seen: Seen) -> dict[str, int]:
     """Of all steps that were made, from the first to the last."""
     times = Counter(step.step for step in seen.steps)
     span = max(times) - min(times) + 1 if times else 0
-    torn = sum(bool(entry.get("steps_torn")) for entry in seen.told("pause"))
-    return {"made": len(times), "lost": span - len(times), "twice": times.total() - len(times), "torn": torn}
+    return {"made": len(times), "lost": span - len(times), "twice": times.total() - len(times)}
 
 
 def _requests(requests: Sequence[Request]) -> dict[str, Any]:

@@ -542,7 +542,9 @@ class LoopHost(JoinedHost):
         if self._joined is None:
             if not (self._next_epoch or self.job.comes_later):
                 return None
-            self._begin(self._approach.stands)
+            # The others wait behind their last step, in an epoch that is not over.
+            ends = [(each.epoch, each.end) for each in self._order.drawn[-1:]]
+            self._begin(min([self._approach.stands, *ends]))
         at = self.participant.state.progress
         if self.is_catching_up and self._approach.is_short_of(at):
             self._fail_alone(loop_faults.ended_on_stand_ins(self._next_epoch, at.epoch + 1))
