@@ -97,6 +97,7 @@ class SmallHost(MovableHost):
         if participant.is_catching_up:  # the sample is a stand-in
             return None
         (given,), world = participant.open_batches, self.job.world
+        given.noted = participant.state.attributes.note()
         loss = self._pass(given, sample, given.part.weight, last=True)
         if participant.settle() is not Outcome.MADE or participant.state.vote is None:
             return None

@@ -1,0 +1,271 @@
+"""A job in the threads of one process: whoever asks for a world is in the next one, and what its members sum is summed between threads.
+
+Worlds, the state that is sent, votes, breaks and the end are the real ones; made up are the master, which decides nothing but who is in
+the next world, and the wire. What happens is told before: ``Job(2, {(1, 3): "lost"})`` loses worker 1 in step 3. Such an event comes
+when the worker begins that step, or is about to sum its gradients:
+
+- ``lost``: the worker raises `Lost`, and is gone.
+- ``torn``: the sum fails, and nobody is lost.
+- ``behind``: of this step's sums it has given its part, and they have arrived everywhere else; here the world breaks.
+- ``drained``: it alone is told to leave.
+- ``stopped``: all are told to leave, and to keep the state.
+- ``joined``: worker number ``workers`` comes, and is told where the job stands.
+
+One worker at a time is at work, with random streams of its own, until it waits for others. Make models before `Job.run`, one after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import queue
+import threading
+
+from elastic_kit import Board, SumOfThreads, in_threads
+from session_kit import FakeMaster, receive
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.plan import BatchPolicy
+from elasticdl.elastic.core.protocol import Member, World, WorldBroken
+from elasticdl.elastic.core.worker import WorkerCore
+from elasticdl.elastic.torch_kit.tensors import ElasticContext, RandomStreams
+from elasticdl.elastic.training.kept_state import KeptState
+from elasticdl.job import messages as m
+
+
+class Lost(Exception):
+    """A worker is; see `Job`."""
+
+
+class Turns:
+    """Who has the turn is at work, and draws from streams that go on where it has left them."""
+
+    def __init__(self, streams):
+        self._streams, self._turn, self._own = streams, threading.Lock(), threading.local()
+        self._first = streams.capture()
+
+    @contextlib.contextmanager
+    def taken(self):
+        with self._turn:
+            self._streams.restore(getattr(self._own, "kept", self._first))
+            try:
+                yield
+            finally:
+                self._own.kept = self._streams.capture()
+
+    @contextlib.contextmanager
+    def others(self):
+        """Within, they may go on."""
+        self._own.kept = self._streams.capture()
+        self._turn.release()
+        try:
+            yield
+        finally:
+            self._turn.acquire()
+            self._streams.restore(self._own.kept)
+
+
+class Breaking:
+    """The board of one world, which can break; to be put before a class with `exchange`."""
+
+    turns = None
+
+    def exchange(self, *given):
+        try:
+            with self.turns.others():
+                return super().exchange(*given)
+        except threading.BrokenBarrierError:
+            raise WorldBroken("a worker is lost") from None
+
+
+class TorchBoard(Breaking, Board): ...
+
+
+class Wire:
+    """What makes a collective one of a `Job`; to be put before a class that has a `_board` of present members, and sums on it."""
+
+    def __init__(self, job):
+        self.job, self.is_cut = job, False
+        super().__init__(0, job.board_kind(1))
+        self._has_compared = True  # its engine
+
+    def start(self, world):
+        self.world, self._board = world, self.job.boards.get(world.version)
+
+    def break_world(self, version):
+        self.job.boards[version].barrier.abort()
+
+    def finish(self, transfers):
+        """The last word of a step."""
+        summed = super().finish(transfers)
+        if self.is_cut and transfers:
+            self.is_cut = False
+            raise WorldBroken("the connection is lost")
+        return summed
+
+
+class TorchWire(Wire, SumOfThreads): ...
+
+
+class Line(FakeMaster):
+    """From one worker to the job's master."""
+
+    def __init__(self, job, worker, core):
+        self.job, self.worker = job, worker
+        super().__init__(core=core)
+        self.session.jobs_place = lambda: job.place
+
+    def send(self, message):
+        super().send(message)
+        self.job.heard.put((self.worker, message))
+
+
+class Job:
+    """``events``: by worker and step. ``finds``: the state of a job that worker 0 comes to, as of `states`. ``kept``: the folder for states that are
+    kept. ``place``: where workers are told that the job stands. ``under_master``: else it is a script that runs by itself."""
+
+    context_kind, wire_kind, board_kind, streams = ElasticContext, TorchWire, TorchBoard, RandomStreams
+
+    def __init__(self, workers=1, events=(), *, finds=None, kept=None, place=(0, 0), under_master=True):
+        self.workers, self.events, self.finds, self.kept, self.place = workers, dict(events), finds, kept, place
+        self.under_master = under_master
+        self.states = {}  # of worker 0, by its steps: as others would be sent it
+        self.warnings, self.lines, self.contexts = [], {}, {}
+        self.heard, self.living, self.asking = queue.Queue(), set(range(workers)), {}
+        self.boards = {}  # by the worlds' versions
+        self._own, self._joins, self._version = threading.local(), threading.Event(), 0
+
+    @property
+    def comers(self):
+        """How many come later."""
+        return sum(what == "joined" for what in self.events.values())
+
+    # -- in place of what knows a process's job --
+
+    has_begun = False
+
+    def rank(self):
+        """The worker's number, with which it began."""
+        return getattr(self._own, "worker", 0)
+
+    def init_in_place(self, global_batch_size, most=None):
+        worker = self.rank()
+        core = WorkerCore(worker, under_master=self.under_master)
+        wire, line = self.wire_kind(self), Line(self, worker, core)
+        context = self.context_kind(line.session, wire, BatchPolicy(global_batch_size, None, most), seed=0)
+        line.session.break_collective = wire.break_world
+        context.check_state, context.warn = "epoch", self.warnings.append
+        if self.kept is not None:
+            context.kept = KeptState(str(self.kept))
+        self.lines[worker], self.contexts[worker] = line, context
+        self._watch(worker, context, wire)
+        return context
+
+    def train_in_place(self, finish, about_failure=str):
+        self._own.finish = finish
+
+    def leave(self):
+        self._own.finish = lambda: None
+
+    # -- a test --
+
+    def run(self, work):
+        """``work(worker)`` on each worker, and the end of its script: what each has raised, or None; what it returned."""
+        self._turns = Turns(self.streams)
+        master = threading.Thread(target=self._serve, daemon=True)
+        master.start()
+
+        def run(worker):
+            self._own.worker, self._own.finish = worker, lambda: None
+            if worker >= self.workers:
+                assert self._joins.wait(30), "it was to come"
+            made = error = None
+            try:
+                with self._turns.taken():
+                    made = work(worker)
+                    self._own.finish()
+            except (UserError, Lost, SystemExit) as raised:
+                error = raised
+            self.heard.put((worker, Lost()))
+            return error, made
+
+        said, made = zip(*in_threads(run, range(self.workers + self.comers)), strict=True)
+        self.heard.put(None)
+        assert not self.events, "all has happened"
+        return said, made
+
+    # -- details --
+
+    def _watch(self, worker, context, wire):
+        """Have come about what is to happen to it."""
+        begin, commit, ask, take_over = context.begin, context.commit, context._ask_for_world, context.take_over
+        order = context.session.order
+        states = []
+
+        def begin_step(plan, *more):
+            match self.events.pop((worker, plan.step), None):
+                case "lost":
+                    self.heard.put((worker, Lost()))
+                    wire.break_world(context.world.version)
+                    raise Lost
+                case "torn":
+                    raise WorldBroken("a sum has failed")
+                case "behind":
+                    wire.is_cut = True
+                case "drained":
+                    context.session.post(p.Ordered(m.Drain("told to")))
+                case "stopped":
+                    for each in self.lines.values():
+                        each.session.post(p.Ordered(m.StopWork("told to", checkpoint=True)))
+                case "joined":
+                    at, batch = context.progress, context.policy.batch_size(1)
+                    self.place = at.epoch, at.position // batch
+                    self.living.add(self.workers)
+                    context.session.post(p.Ordered(m.Change(context.world.version, "another comes")))
+                    self._joins.set()
+            return begin(plan, *more)
+
+        def keep_and_commit():
+            if worker == 0:
+                self.states[states[-1].step] = pickle.dumps(states[-1].sent())
+            return commit()
+
+        def order_of_others():
+            with self._turns.others():
+                return order()
+
+        def find(state):
+            take_over(state)
+            if self.finds is not None:
+                receive(state, pickle.loads(self.finds))
+
+        context.session.order = order_of_others
+        context.begin, context.commit, context.take_over = begin_step, keep_and_commit, find
+        context._ask_for_world = lambda state: (states.append(state), ask(state))
+
+    def _serve(self):
+        """As the master: all that live and are done with their last world are in the next."""
+        for worker, message in iter(self.heard.get, None):
+            match message:
+                case m.Ask():
+                    self.asking[worker] = message
+                case m.Draining(lingers=False) | Lost():
+                    self.living.discard(worker)
+                    self.asking.pop(worker, None)
+            if self.living and self.asking.keys() >= self.living:
+                self._publish()
+
+    def _publish(self):
+        self._version += 1
+        order = sorted(self.asking, key=lambda worker: (-self.asking[worker].step, worker))
+        members = tuple(
+            Member(worker, "h", ask.step, ask.has_state, epoch=ask.epoch, synced_in=ask.synced_in)
+            for worker in order
+            for ask in [self.asking.pop(worker)]
+        )
+        self.boards[self._version] = board = self.board_kind(len(members))
+        board.turns = self._turns
+        for rank, worker in enumerate(order):
+            world = World.of(self._version, members, rank)
+            self.lines[worker].session.post(p.WorldPublished(world))
