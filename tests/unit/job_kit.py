@@ -168,11 +168,18 @@ class Job:
     def leave(self):
         self._own.finish = lambda: None
 
+    def lose(self):
+        """The worker that calls it."""
+        context = self.contexts[self.rank()]
+        self.heard.put((self.rank(), Lost()))
+        context.collective.break_world(context.world.version)
+        raise Lost
+
     # -- a test --
 
     def run(self, work):
         """``work(worker)`` on each worker, and the end of its script: what each has raised, or None; what it returned."""
-        self._turns = Turns(self.streams)
+        self.turns = Turns(self.streams)
         master = threading.Thread(target=self._serve, daemon=True)
         master.start()
 
@@ -182,7 +189,7 @@ class Job:
                 assert self._joins.wait(30), "it was to come"
             made = error = None
             try:
-                with self._turns.taken():
+                with self.turns.taken():
                     made = work(worker)
                     self._own.finish()
             except (UserError, Lost, SystemExit) as raised:
@@ -206,9 +213,7 @@ class Job:
         def begin_step(plan, *more):
             match self.events.pop((worker, plan.step), None):
                 case "lost":
-                    self.heard.put((worker, Lost()))
-                    wire.break_world(context.world.version)
-                    raise Lost
+                    self.lose()
                 case "torn":
                     raise WorldBroken("a sum has failed")
                 case "behind":
@@ -232,7 +237,7 @@ class Job:
             return commit()
 
         def order_of_others():
-            with self._turns.others():
+            with self.turns.others():
                 return order()
 
         def find(state):
@@ -265,7 +270,7 @@ class Job:
             for ask in [self.asking.pop(worker)]
         )
         self.boards[self._version] = board = self.board_kind(len(members))
-        board.turns = self._turns
+        board.turns = self.turns
         for rank, worker in enumerate(order):
             world = World.of(self._version, members, rank)
             self.lines[worker].session.post(p.WorldPublished(world))

@@ -1,12 +1,8 @@
 """A prepared plain loop: alone it is torch's own; what can't be had is refused; what a script did can be made again."""
 
-import re
-from functools import partial
-
 import pytest
 import torch
 from elastic_kit import make_data, make_model
-from refusal_kit import refused
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
@@ -18,9 +14,7 @@ from elasticdl.elastic.torch.prepare import PlainLoop, _has_stepped
 from elasticdl.elastic.torch.torn_step import CannotRemake, Tape, Watch
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.passes import least_samples
-from elasticdl.elastic.torch_kit.refusals import require_plain
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
-from elasticdl.elastic.torch_kit.torch_state import TorchState
 from elasticdl.elastic.training.runtime import ScriptRuntime
 
 
@@ -128,12 +122,6 @@ def test_before_the_script_has_joined_one_worker_is_the_first(monkeypatch, envir
     assert PlainLoop(ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0)).rank() == expected
 
 
-@pytest.mark.parametrize("optimizer", [[], [torch.optim.SGD(torch.nn.Linear(1, 1).parameters())]])
-def test_a_loop_without_a_loader_is_refused(optimizer):
-    loop = PlainLoop(ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0))
-    refused(r"expected prepare\(model, optimizer, loader\)", lambda: loop.prepare(make_model(), *optimizer))
-
-
 @pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.Adam])
 def test_an_optimizer_that_has_stepped_has_to_say_with_which_epoch_the_loop_begins(kind):
     weight = torch.nn.Parameter(torch.ones(2))
@@ -142,115 +130,6 @@ def test_an_optimizer_that_has_stepped_has_to_say_with_which_epoch_the_loop_begi
     weight.grad = torch.ones(2)
     optimizer.step()
     assert _has_stepped(optimizer)
-
-
-def test_an_argument_that_prepare_has_not_is_refused_in_one_line():
-    loop = PlainLoop(ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0))
-    refused("there is no argument start; expected prepare", lambda: loop.prepare(make_model(), None, None, start=1))
-
-
-class Negating(DataLoader):
-    def __iter__(self):
-        return (-batch for batch in super().__iter__())
-
-
-class StatefulDataLoader(DataLoader):
-    """By its name, as torchdata's."""
-
-
-@pytest.mark.parametrize(
-    ("loader", "words"),
-    [
-        ([1, 2], "the loader is a list"),
-        (Negating(make_data()), "the loader is a Negating, whose own __iter__ is not called"),
-        (StatefulDataLoader(make_data()), "the loader is a StatefulDataLoader, whose state says nothing"),
-        (DataLoader(torch.utils.data.ChainDataset([])), "what is only iterated over can't be divided"),
-        (DataLoader(make_data(), batch_size=None), r"DataLoader\(batch_size=None\) makes no batches"),
-        (DataLoader(make_data(), sampler=torch.utils.data.Sampler()), "sampler has no length"),
-        (DataLoader(make_data(3), batch_size=4, drop_last=True), "has no batch"),
-    ],
-)
-def test_a_loader_that_cant_be_divided_is_refused(loader, words):
-    refused(words, lambda: OwnLoader(loader))
-
-
-class FullyShardedDataParallel(torch.nn.Linear):
-    """By its name."""
-
-
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        ([torch.nn.Linear(1, 1)], "the model is a list"),
-        (torch.nn.Sequential(torch.nn.SyncBatchNorm(3)), "0 is a SyncBatchNorm, which needs a process group"),
-        (torch.nn.DataParallel(torch.nn.Linear(1, 1)), "the model is a DataParallel: give the module within"),
-        (FullyShardedDataParallel(1, 1), "the model is a FullyShardedDataParallel: each worker holds the whole model"),
-    ],
-)
-def test_a_model_for_other_ways_of_training_is_refused(model, words):
-    refused(words, lambda: require_plain(model, torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])))
-
-
-class AcceleratedOptimizer(torch.optim.SGD):
-    """By its name."""
-
-
-class DistributedOptimizer(torch.optim.SGD):
-    def _allreduce_grad_async(self): ...
-
-
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        (torch.optim.LBFGS, "LBFGS evaluates its closure several times"),
-        (torch.optim.SparseAdam, "SparseAdam takes sparse gradients alone"),
-        (AcceleratedOptimizer, "the optimizer was prepared by accelerate, for its own launcher: leave Accelerator out"),
-        (DistributedOptimizer, "the optimizer is Horovod's DistributedOptimizer: give the one within"),
-    ],
-)
-def test_an_optimizer_whose_gradients_can_not_be_summed_is_refused(kind, words):
-    model = torch.nn.Linear(1, 1)
-    optimizer = kind(model.parameters())
-    context = ElasticContext.connect(BatchPolicy(16, None), seed=0, environ={})
-    refused(words, lambda: require_plain(model, optimizer))
-    refused(words, lambda: TorchState(context, model, optimizer, None, {}))
-
-
-def test_a_process_group_that_a_library_has_made_of_the_environment_is_explained(monkeypatch):
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters())
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.delenv("RANK", raising=False)
-    refused(r"leave init_process_group out, .* the job$", lambda: require_plain(model, optimizer))
-    monkeypatch.setenv("RANK", "0")
-    refused("RANK is in the environment, .*: unset it", lambda: require_plain(model, optimizer))
-
-
-LOOKED_AT = rf"looked at \({re.escape(__file__)}:\d+, .* that elastic.prepare\(\) was not given\) between two backward"
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        (lambda model, optimizer, loss: (optimizer.step(), loss().backward()), "called again after optimizer.step"),
-        (lambda model, optimizer, loss: (model[0].weight.grad, loss().backward()), LOOKED_AT),
-        (lambda model, optimizer, loss: (torch.optim.SGD(model.parameters()).step(), loss().backward()), LOOKED_AT),
-        (lambda model, optimizer, loss: (optimizer.step(), optimizer.step()), "without a batch from the loader"),
-        (lambda model, optimizer, loss: optimizer.step(), "the gradients of an earlier batch are still there"),
-    ],
-)
-def test_a_loop_that_cant_be_right_is_refused(wrong, words):
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader, _ = prepared(model, optimizer, DataLoader(make_data(), batch_size=16))
-
-    def train():
-        for inputs, labels in loader:
-            loss = partial(lambda x, y: cross_entropy(model(x), y), inputs, labels)
-            loss().backward()
-            wrong(model, optimizer, loss)
-
-    refused(words, train)
 
 
 def test_a_copy_of_the_model_is_the_scripts_own(tmp_path):

@@ -17,6 +17,7 @@ from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.plan import BatchPolicy, epoch_order
 from elasticdl.elastic.core.protocol import Member, World
 from elasticdl.elastic.torch.prepare import PlainLoop
+from elasticdl.elastic.torch_kit import reducer as buckets
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader
 from elasticdl.elastic.torch_kit.reducer import Buckets, GradientReducer
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
@@ -114,6 +115,40 @@ def test_one_backward_pass_for_all_micro_batches():
 
 def alone(policy=None, batch_norm=False, joins=True):
     return Trainee(0, Board(1), policy or BatchPolicy(16, None, 8), batch_norm=batch_norm, joins=joins)
+
+
+def halve(parameter):
+    parameter.grad.mul_(0.5)
+
+
+def mask_and_halve(model):
+    """Hooks that are called within each backward pass, on this worker's part: the first kind is linear."""
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: gradient * (torch.arange(gradient.numel()) % 2).view_as(gradient))
+    next(model.parameters()).register_post_accumulate_grad_hook(halve)
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, buckets.BUCKET_BYTES])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_hooks_are_called_as_with_distributed_data_parallel(monkeypatch, workers, bucket_bytes):
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", bucket_bytes)
+    members = [
+        Trainee(rank, board, BatchPolicy(16, None, None)) for board in [Board(workers)] for rank in range(workers)
+    ]
+    for member in members:
+        mask_and_halve(member.model)
+    in_threads(lambda member: member.train(2), members)
+    for member in members:
+        torch.testing.assert_close(member.losses, plain_losses(16, prepare=mask_and_halve), rtol=2e-5, atol=1e-6)
+
+
+def test_a_scheduler_that_was_not_given_is_told_of_where_a_newcomer_begins_with_it_anew():
+    member, told = alone(), []
+    member.context.warn = told.append
+    torch.optim.lr_scheduler.StepLR(member.optimizer, 1)
+    member.state.sync(member.context.collective.world)
+    (line,) = told
+    assert line.startswith("a scheduler sets")
 
 
 def test_the_same_random_draws_in_a_repeated_step():
