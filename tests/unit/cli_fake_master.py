@@ -10,8 +10,10 @@ import asyncio
 import itertools
 import json
 import os
+import signal
 import threading
 import time
+from collections.abc import Callable
 from concurrent import futures
 from contextlib import contextmanager
 from typing import TextIO
@@ -19,6 +21,7 @@ from typing import TextIO
 import grpc
 from google.protobuf import json_format
 
+from elasticdl.cli.signals import FINGER_SECONDS
 from elasticdl.common.errors import UserError
 from elasticdl.job.jobdir import JobDir, MasterAddress, jobs_root, write_aside
 from elasticdl.job.spec import JobSpec
@@ -30,10 +33,12 @@ DEADLINE = 30.0
 
 
 class FakeMaster(rpc.MasterServicer):
-    """Sends out what is given to `update`, and keeps the requests that came."""
+    """Sends out what is given to `update`, and keeps in words what it was asked for."""
 
     def __init__(self, job_name: str) -> None:
-        self.requests: list[object] = []
+        self.told: list[str] = []  # to do what
+        self.once_watched: list[Callable[[], object]] = []
+        self.at_stop: Callable[[], object] = lambda: None
         self._status = pb.JobStatus(job_name=job_name, phase="pending", time_left=-1, min_workers=1, max_workers=2)
         self._statuses = [pb.JobStatus.FromString(self._status.SerializeToString())]
         self._ended = False
@@ -57,10 +62,6 @@ class FakeMaster(rpc.MasterServicer):
         with self._changed:
             assert self._changed.wait_for(lambda: self._watchers > 0, DEADLINE)
 
-    def wait_for_requests(self, count: int) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(self.requests) >= count, DEADLINE), self.requests
-
     def Status(self, request, context):
         self._authenticate(context)
         return self._statuses[-1]
@@ -70,6 +71,7 @@ class FakeMaster(rpc.MasterServicer):
         with self._changed:
             self._watchers += 1
             self._changed.notify_all()
+        self._is_watched()
         sent, over = 0, False
         while not over:
             with self._changed:
@@ -81,6 +83,7 @@ class FakeMaster(rpc.MasterServicer):
     def Events(self, request, context):
         """What the job's folder has."""
         self._authenticate(context)
+        self._is_watched()
         journal, told, is_last = JobDir(jobs_root() / self._status.job_name).journal, 0, False
         while not is_last and context.is_active():
             is_last = self._ended or not request.follow
@@ -91,20 +94,24 @@ class FakeMaster(rpc.MasterServicer):
             time.sleep(0.02)
 
     def Scale(self, request, context):
-        self._record(request, context)
+        self._record(context, f"scale {request.min_workers}-{request.max_workers}")
         if request.max_workers > 8:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this machine has 8 slots")
         return pb.ScaleReply(message=f"from {request.min_workers} to {request.max_workers} workers")
 
     def Stop(self, request, context):
-        self._record(request, context)
+        words = {"checkpoint": request.checkpoint, "now": request.now}
+        self._record(context, " ".join(["stop", *(word for word, given in words.items() if given)]))
+        self.at_stop()
         return pb.StopReply()
 
-    def _record(self, request, context):
+    def _is_watched(self):
+        while self.once_watched:
+            self.once_watched.pop(0)()
+
+    def _record(self, context, words):
         self._authenticate(context)
-        with self._changed:
-            self.requests.append(request)
-            self._changed.notify_all()
+        self.told.append(words)
 
     def _authenticate(self, context):
         if ("elasticdl-token", TOKEN) not in [tuple(item) for item in context.invocation_metadata()]:
@@ -141,7 +148,9 @@ def play(master: FakeMaster, journal: TextIO, part: str, stopped: threading.Even
     for step in range(1, 21):
         master.update(step=step, epoch=(step - 1) // 10, loss=1 / step, samples=32 * step, samples_per_second=1000.0)
     tell("evaluation", step=20, epoch=1, samples=64, metrics={"accuracy": 0.5})
-    if part == "forever":
+    if part == "forever" or part.startswith("SIG"):
+        if part != "forever":
+            os.kill(os.getpid(), signal.Signals[part])
         if not stopped.wait(DEADLINE):
             raise TimeoutError("nobody stopped this job")
         master.update(phase="stopped", reason="interrupted")
@@ -168,23 +177,20 @@ class PlayedMaster:
     async def run(self) -> None:
         if self._part == "slow":
             self._job.journal.touch()
-            (self._job.path / "starting").touch()
+            os.kill(os.getpid(), signal.SIGINT)
             await asyncio.sleep(DEADLINE)
         master = FakeMaster(self._job.name)
-
-        def stop(request, context):
-            FakeMaster.Stop(master, request, context)
-            self._stopped.set()
-            return pb.StopReply()
-
-        master.Stop = stop
+        master.at_stop = self._stopped.set
         with serving(master) as address:
             address.write(self._job.master)
             self.is_up.set()
             if self._part == "vanishes":
                 raise RuntimeError("last words")
             if self._part == "stubborn":
-                await asyncio.sleep(DEADLINE)
+                await asyncio.to_thread(master.wait_for_watcher)
+                while True:  # as a person does who is not heard
+                    os.kill(os.getpid(), signal.SIGINT)
+                    await asyncio.sleep(2 * FINGER_SECONDS)
             await asyncio.to_thread(self._play, master)
             last = master.end()
         write_aside(self._job.status, json_format.MessageToJson(last))

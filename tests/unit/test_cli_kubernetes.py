@@ -12,14 +12,12 @@ import yaml
 
 from elasticdl.cli import namespace_job
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.cluster_run import Submission, make_parts
+from elasticdl.cli.cluster_run import make_parts
 from elasticdl.cli.namespace_job import NamespaceJob
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.job.jobdir import create_job_dir, write_aside
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube import manifests
-from elasticdl.kube.client import Client
 from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.manifests import as_yaml
 from elasticdl.master.shell.state_config_map import STATUS, pack
@@ -143,28 +141,6 @@ def test_manifests_are_written_for_others_to_apply_and_only_for_the_owner_to_rea
     (spec,) = [each for each in made if each["metadata"]["name"] == "digits-spec"]
     assert JobSpec.from_json(spec["data"]["job.json"]).model_def == "m"
     assert json.loads(spec["data"]["worker.json"])["spec"]["containers"][0]["image"] == "i"
-
-
-NO_IMAGE = "is for a job on a Kubernetes cluster: give --image as well, or leave it out\n"
-
-
-@pytest.mark.parametrize(
-    ("flags", "line"),
-    [
-        ("--yaml job.yaml", f"--yaml {NO_IMAGE}"),
-        ("--dry_run", f"--dry_run {NO_IMAGE}"),
-        ("--detach", f"--detach {NO_IMAGE}"),
-        (
-            "--image i --ttl 60 --yaml job.yaml",
-            "--ttl takes away what a Job owns, and what is applied from the file of",
-        ),
-    ],
-)
-def test_what_only_a_job_that_is_submitted_to_a_cluster_has_is_refused(tmp_path, monkeypatch, capsys, flags, line):
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", "--model_def", "m", *flags.split()]) == 2
-    assert capsys.readouterr().err.startswith(f"elasticdl train: {line}")
-    assert not list(tmp_path.iterdir())
 
 
 class OneJob:
@@ -296,99 +272,6 @@ def test_a_job_that_is_submitted_while_its_namesake_is_deleted_stays(monkeypatch
     monkeypatch.setattr(namespace_job, "POLL", 0.0)
     assert namespace_job.delete("digits", ClusterTarget()) == "job digits deleted"
     assert cluster.there == cluster._objects("new")
-
-
-JOB = {"metadata": {"creationTimestamp": "1", "labels": {"elasticdl.org/job": "digits"}}}
-KUBECONFIG = """
-contexts: [{name: a, context: {cluster: c, user: u}}]
-current-context: a
-clusters: [{name: c, cluster: {server: "https://127.0.0.1:9"}}]
-users: [{name: u, user: {}}]
-"""
-
-
-NO_CLUSTER = "no cluster is configured: "
-
-
-@pytest.mark.parametrize(
-    ("content", "line"),
-    [
-        ("{{{", "the kubeconfig FILE can't be read: while parsing "),
-        ("", f"{NO_CLUSTER}Invalid kube-config. FILE file is empty"),
-        (None, f"{NO_CLUSTER}there is no kubeconfig FILE; KUBECONFIG can name another"),
-        (KUBECONFIG.replace("name: c", "name: d"), f"{NO_CLUSTER}Invalid kube-config file. "),
-    ],
-)
-def test_a_kubeconfig_that_is_none_is_one_line(tmp_path, monkeypatch, capsys, content, line):
-    file = tmp_path / "config"
-    if content is not None:
-        file.write_text(content)
-    monkeypatch.setenv("KUBECONFIG", str(file))
-    for command in (["train", "--image", "i", "--model_def", "m"], ["status", "x", "--namespace", "y"]):
-        assert main(command) == 2
-        said = capsys.readouterr().err
-        assert said.startswith(f"elasticdl {command[0]}: {line.replace('FILE', str(file))}")
-        assert said.count("\n") == 1
-
-
-@pytest.fixture
-def home(tmp_path, monkeypatch):
-    """Of somebody whose cluster does not answer."""
-    monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    (tmp_path / "config").write_text(KUBECONFIG)
-    return tmp_path
-
-
-def test_all_jobs_are_those_of_the_cluster_as_well_and_one_line_if_they_can_not_be_had(home, monkeypatch, capsys):
-    assert main(["status"]) == 0
-    written = capsys.readouterr()
-    assert written.out == "there are no jobs\n"
-    assert written.err.startswith(
-        "warning: the cluster's jobs are missing: the cluster at https://127.0.0.1:9 does not"
-    )
-    monkeypatch.setattr(Client, "list", lambda _, kind, **__: [JOB] if kind == "Job" else [])
-    monkeypatch.setattr(Client, "find", lambda *_, **__: None)
-    assert main(["status"]) == 0
-    title, row = capsys.readouterr().out.splitlines()
-    assert title.split()[:3] == ["job", "namespace", "phase"]
-    assert row.split()[:3] == ["digits", "default", "lost"]
-
-
-def test_a_job_that_is_not_here_is_looked_for_with_a_kubeconfig_that_can_not_be_read(home, capsys):
-    (home / "config").write_text("{{{")
-    assert main(["status", "digits"]) == 2
-    line = f"on this machine there is no job digits (there are none on this machine); the kubeconfig {home}/config"
-    assert line in capsys.readouterr().err
-
-
-def test_a_job_that_is_neither_here_nor_on_the_cluster_is_said_to_be_in_neither_place(home, monkeypatch, capsys):
-    monkeypatch.setattr(Client, "list", lambda *_, **__: [JOB])
-    monkeypatch.setattr(Client, "find", lambda *_, **__: None)
-    assert main(["status", "digit"]) == 2
-    here = "on this machine there is no job digit (there are none on this machine)"
-    there = "there is no job digit in namespace default: did you mean digits?"
-    assert capsys.readouterr().err == f"elasticdl status: {here}; {there}\n"
-
-
-def test_no_cluster_is_asked_for_a_job_of_this_machine_that_is_over_unless_one_is_given(home, monkeypatch, capsys):
-    write_aside(create_job_dir("digits").status, json.dumps({"jobName": "digits", "phase": "succeeded"}))
-    asked = []
-    monkeypatch.setattr(Client, "find", lambda _, kind, name: asked.append(kind) or {"Job": JOB}.get(kind))
-    monkeypatch.setattr(Client, "list", lambda *_, **__: [])
-    for command in ("status", "events", "logs"):
-        main([command, "digits"])
-    assert asked == []
-    assert capsys.readouterr().out.startswith("job digits: succeeded")
-    assert main(["status", "digits", "--namespace", "lab"]) == 0
-    assert capsys.readouterr().out.startswith("job digits: starting: its master's pod is not there yet")
-
-
-def test_a_submitted_job_is_shown_with_a_command_that_means_no_namesake_of_this_machine(home, monkeypatch, capsys):
-    monkeypatch.setattr(Submission, "check", lambda self: None)
-    monkeypatch.setattr(Submission, "make", lambda self, pause: None)
-    assert main(["train", "--image", "i", "--model_def", "m", "--job_name", "digits", "--detach"]) == 0
-    assert capsys.readouterr().err.endswith("; see `elasticdl status digits --namespace default`\n")
 
 
 def test_without_the_package_it_is_said_how_to_get_it():
