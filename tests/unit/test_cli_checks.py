@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test_cli_kubernetes import parts
+from test_common_manifests import parts
 
 from elasticdl.cli import folder_run
 from elasticdl.cli.cluster_run import Submission
@@ -187,21 +187,6 @@ def test_whoever_may_not_look_at_volcanos_queues_can_use_them():
     place = SimpleNamespace(may=lambda *_: True, serves=lambda _: True, create=lambda manifest, dry_run=False: manifest)
     place.namespace, place.find = "lab", forbid
     Submission(place, parts(queue="volcano=team"), pytest.fail).check()
-
-
-@pytest.mark.parametrize(("given", "told"), [("high", "high"), ("high=0.5", "high"), ("high=0", None), ("", None)])
-def test_a_gang_of_volcanos_has_the_priority_of_its_pods(tmp_path, given, told):
-    """Volcano compares groups: one without a class takes no place of a job that has none either."""
-
-    def group_class(**options):
-        made = parts(gang=True, queue="volcano=lab", num_workers="3", **options)
-        (group,) = [each for each in manifests.companions(made) if each["kind"] == "PodGroup"]
-        return group["spec"].get("priorityClassName")
-
-    assert group_class(worker_pod_priority=given) == told
-    template = tmp_path / "pod.yaml"
-    template.write_text("spec: {priorityClassName: of-the-template}")
-    assert group_class(worker_pod_priority=given, pod_template=str(template)) == (told or "of-the-template")
 
 
 def test_what_a_cluster_that_fails_does_not_delete_is_told_with_what_does():

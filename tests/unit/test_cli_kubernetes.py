@@ -5,123 +5,17 @@ import json
 import subprocess
 import sys
 from contextlib import contextmanager
-from datetime import UTC, datetime
 
 import pytest
 import yaml
 
 from elasticdl.cli import namespace_job
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.cluster_run import make_parts
 from elasticdl.cli.namespace_job import NamespaceJob
-from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube import manifests
 from elasticdl.kube.kubeconfig import ClusterTarget
-from elasticdl.kube.manifests import as_yaml
 from elasticdl.master.shell.state_config_map import STATUS, pack
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-def parts(**options):
-    spec = JobSpec.model_validate({"image": "team/job:1", "job_name": "digits", "num_workers": "2-4", **options})
-    return make_parts(spec, "lab", NOW)
-
-
-def test_a_master_may_change_pods_where_they_are_a_group_of_kueues():
-    def verbs(**options):
-        (role,) = [each for each in manifests.companions(parts(**options)) if each["kind"] == "Role"]
-        (rule,) = [rule for rule in role["rules"] if rule["resources"] == ["pods"]]
-        return set(rule["verbs"])
-
-    usual, gang = verbs(), {"gang": True, "num_workers": "3"}
-    assert verbs(queue="kueue=lab", **gang) == {*usual, "patch"}
-    for others in (gang, {"queue": "volcano=lab", **gang}, {"queue": "kueue=lab"}):
-        assert verbs(**others) == usual
-
-
-def test_an_account_of_the_users_is_used_as_it_is():
-    made = parts(service_account="me")
-    kinds = {manifest["kind"] for manifest in manifests.companions(made)}
-    assert kinds == {"Secret", "ConfigMap", "NetworkPolicy", "Service"}
-    assert made.master["spec"]["serviceAccountName"] == "me"
-
-
-def test_each_role_has_its_own_secret_and_the_pods_theirs_only():
-    made = parts()
-    secrets = {each["metadata"]["name"] for each in manifests.companions(made) if each["kind"] == "Secret"}
-    assert secrets == {f"digits-{role}-tls" for role in Role}
-    for pod, role in ((made.master, "master"), (made.worker, "worker")):
-        mounted = [volume["secret"]["secretName"] for volume in pod["spec"]["volumes"] if "secret" in volume]
-        assert mounted == [f"digits-{role}-tls"]
-
-
-def test_a_gang_of_volcanos_has_a_group_of_its_size_in_its_queue():
-    made = parts(gang=True, queue="volcano=lab", num_workers="3")
-    (group,) = [each for each in manifests.companions(made) if each["kind"] == "PodGroup"]
-    assert (group["apiVersion"], group["spec"]) == ("scheduling.volcano.sh/v1beta1", {"minMember": 3, "queue": "lab"})
-    assert group["metadata"]["name"] == made.worker["metadata"]["annotations"]["scheduling.k8s.io/group-name"]
-    for others in ({}, {"queue": "volcano=lab"}, {"queue": "kueue=lab", "gang": True, "num_workers": "3"}):
-        assert "PodGroup" not in {each["kind"] for each in manifests.companions(parts(**others))}
-
-
-def test_a_submitted_job_goes_by_itself_some_time_after_its_end_and_one_from_a_file_stays():
-    assert manifests.make_job(parts(ttl=60), submitted=True)["spec"]["ttlSecondsAfterFinished"] == 60
-    assert manifests.make_job(parts(), submitted=True)["spec"]["ttlSecondsAfterFinished"] == 7 * 24 * 3600
-    assert "ttlSecondsAfterFinished" not in manifests.make_job(parts(ttl=0), submitted=True)["spec"]
-    assert "ttlSecondsAfterFinished" not in manifests.make_job(parts())["spec"]
-
-
-@pytest.mark.parametrize("word", ["y", "1e3", "0o7", "null"])
-def test_a_word_in_a_file_of_objects_is_a_word_for_every_reader(word):
-    """PyYAML writes some without quotes that kubectl, by another version of YAML, takes for a truth value or a number."""
-    written = as_yaml([{"metadata": {"labels": {"job": word, "same": word}}, "count": 1, "is": True}])
-    assert written.count(f'"{word}"') == 2
-    assert "count: 1\n" in written
-    assert yaml.safe_load(written) == {"metadata": {"labels": {"job": word, "same": word}}, "count": 1, "is": True}
-
-
-@pytest.mark.parametrize(
-    ("options", "master"),
-    [
-        ({}, None),
-        ({"worker_pod_priority": "high"}, "high"),
-        ({"worker_pod_priority": "high=0.5"}, "high"),
-        ({"worker_pod_priority": "high", "master_pod_priority": "higher"}, "higher"),
-        ({"worker_pod_template": "spec: {priorityClassName: high}", "master_pod_priority": "higher"}, "higher"),
-        ({"pod_template": "spec: {priorityClassName: high}"}, "high"),
-    ],
-)
-def test_a_master_is_as_urgent_as_its_workers(tmp_path, options, master):
-    for name in [name for name in options if "template" in name]:
-        (tmp_path / name).write_text(options[name])
-        options = {**options, name: str(tmp_path / name)}
-    assert parts(**options).master["spec"].get("priorityClassName") == master
-
-
-def test_values_of_variables_are_in_a_secret_of_the_job_and_nowhere_else():
-    made = parts(envs="TOKEN=hush")
-    holders = [each for each in manifests.companions(made) if "aHVzaA==" in json.dumps(each)]
-    assert [(each["kind"], each["metadata"]["name"]) for each in holders] == [("Secret", "digits-envs")]
-    assert "hush" not in json.dumps([*manifests.companions(made), manifests.make_job(made)])
-
-
-def test_a_template_for_all_pods_names_the_workers_account_and_not_the_masters(tmp_path):
-    (tmp_path / "pod.yaml").write_text("spec: {serviceAccountName: cloud, automountServiceAccountToken: null}")
-    for option in ("pod_template", "worker_pod_template"):
-        made = parts(**{option: str(tmp_path / "pod.yaml")})
-        assert made.worker["spec"]["serviceAccountName"] == "cloud"
-        assert made.master["spec"]["serviceAccountName"] == "digits-master"
-        assert made.master["spec"]["automountServiceAccountToken"] is True
-
-
-def test_masters_that_never_get_to_work_are_not_started_for_weeks_and_the_next_does_not_wait_for_the_end_of_one():
-    spec = manifests.make_job(parts())["spec"]
-    assert spec["backoffLimit"] <= 100
-    # With a policy the Job waits until the pod of a node that is lost is gone.
-    assert "podFailurePolicy" not in spec
 
 
 def test_manifests_are_written_for_others_to_apply_and_only_for_the_owner_to_read(tmp_path, capsys):

@@ -1,213 +1,233 @@
-"""The pods of a job: what is in them, and how the user's own template is merged in."""
+"""What a job on a cluster is made of: its pods, what is around them, and how the user's own template is merged in. All of it is pure."""
 
 import copy
 import json
+import re
+import shlex
+from datetime import UTC, datetime
 
 import pytest
+import yaml
+from refusal_kit import refused
 
+from elasticdl.cli.cluster_run import make_parts
 from elasticdl.common.credentials import Role, interface_of
-from elasticdl.common.errors import UserError
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube.manifests import finish_pod, master_pod, merge, with_pod_templates, worker_pod
+from elasticdl.kube import manifests
+from elasticdl.kube.manifests import as_yaml, merge, with_pod_templates
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def job(**options):
     return JobSpec.model_validate({"image": "team/job:1", "job_name": "digits", "num_workers": "2-4", **options})
 
 
-def worker(**options):
-    spec = job(**options)
-    return finish_pod(with_pod_templates(worker_pod(spec, "lab"), spec, Role.WORKER), spec, Role.WORKER)
+def parts(**options):
+    return make_parts(job(**options), "lab", NOW)
 
 
-@pytest.fixture
-def template(tmp_path, monkeypatch):
-    """A function that writes a template; the option that names it comes back."""
-    monkeypatch.chdir(tmp_path)
+# A worker's pod, if nothing is asked for: it knows its master, its own address and its papers, and has no rights on its node.
+# With -P no module of the working directory is imported in the place of another, as a model zoo's `queue.py`.
+WORKER = """
+metadata:
+  labels: {app.kubernetes.io/name: elasticdl, elasticdl.org/job: digits, elasticdl.org/role: worker}
+spec:
+  restartPolicy: Never
+  enableServiceLinks: false
+  automountServiceAccountToken: false
+  terminationGracePeriodSeconds: 40
+  securityContext: {runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}
+  containers:
+  - name: elasticdl
+    image: team/job:1
+    command: [python, -P, -m, elasticdl.places.agent]
+    env:
+    - {name: ELASTICDL_MASTER, value: 'digits-master.lab.svc:50001'}
+    - {name: ELASTICDL_MASTER_TIMEOUT, value: '600'}
+    - {name: ELASTICDL_HOST, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
+    - {name: ELASTICDL_PLACE, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+    - {name: ELASTICDL_NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+    - {name: PYTHONHASHSEED, value: '0'}
+    - {name: HOME, value: /tmp}
+    - {name: PYTHONUNBUFFERED, value: '1'}
+    - {name: ELASTICDL_JOB_SPEC, value: /etc/elasticdl/job/job.json}
+    - {name: ELASTICDL_TLS, value: /etc/elasticdl/tls}
+    resources: {requests: {cpu: '1', memory: 4096Mi}}
+    volumeMounts:
+    - {name: tls, mountPath: /etc/elasticdl/tls, readOnly: true}
+    - {name: job, mountPath: /etc/elasticdl/job, readOnly: true}
+    - {name: tmp, mountPath: /tmp}
+    - {name: shm, mountPath: /dev/shm}
+    securityContext: {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: [ALL]}}
+    terminationMessagePolicy: FallbackToLogsOnError
+  volumes:
+  - {name: tls, secret: {secretName: digits-worker-tls, defaultMode: 0o444}}
+  - {name: job, configMap: {name: digits-spec, defaultMode: 0o444}}
+  - {name: tmp, emptyDir: {}}
+  - {name: shm, emptyDir: {medium: Memory}}
+  tolerations:
+  - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 10}
+  - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 10}
+""".replace("0o444", str(0o444))
 
-    def write(text):
-        (tmp_path / "pod.yaml").write_text(text)
-        return {"pod_template": "pod.yaml"}
 
-    return write
-
-
-def container(pod):
-    (only,) = pod["spec"]["containers"]
-    return only
+def test_the_pod_of_a_worker():
+    assert parts().worker == yaml.safe_load(WORKER)
+    assert parts(command=("python", "train.py")).worker == parts().worker, "the agent starts the user's program"
 
 
-def environment(pod):
-    return {variable["name"]: variable.get("value", variable.get("valueFrom")) for variable in container(pod)["env"]}
+# Options of a job, and what comes of them: where in which object, and what stands there. An empty place: the options above.
+MADE = """
+| master container command 0 = python | master container command 1 = -P | master spec serviceAccountName = digits-master
+envs="PYTHONHASHSEED=7" | worker container env PYTHONHASHSEED = {secretKeyRef: {name: digits-envs, key: PYTHONHASHSEED}}
+envs="A=hush,HOME=/hush" env_from_secret="aws,TOKEN=hub/token"
+| worker container env A = {secretKeyRef: {name: digits-envs, key: A}}
+| worker container env HOME = {secretKeyRef: {name: digits-envs, key: HOME}}
+| worker container env TOKEN = {secretKeyRef: {name: hub, key: token}}
+| worker container envFrom = [{secretRef: {name: aws}}]
+node_timeout=7 | worker spec tolerations node.kubernetes.io/not-ready tolerationSeconds = 7
+| worker spec tolerations node.kubernetes.io/unreachable tolerationSeconds = 7
+volume="claim_name=data,mount_path=/data;claim_name=data,mount_path=/m,sub_path=m,read_only=true;host_path=/x,mount_path=/y,type=Directory"
+| worker spec volumes volume-0 = {persistentVolumeClaim: {claimName: data}}
+| worker spec volumes volume-1 = {hostPath: {path: /x, type: Directory}} | worker spec volumes volume-2 = null
+| worker container volumeMounts /data = {name: volume-0} | worker container volumeMounts /y = {name: volume-1}
+| worker container volumeMounts /m = {name: volume-0, readOnly: true, subPath: m}
+volume="host_path=/big,mount_path=/tmp" | worker container volumeMounts /tmp = {name: volume-0} | worker spec volumes tmp = null
+worker_resource_request="cpu=1500m,gpu=1" worker_resource_limit="cpu=2500m"
+| worker container resources = {requests: {cpu: 1500m, nvidia.com/gpu: '1'}, limits: {cpu: 2500m, nvidia.com/gpu: '1'}}
+| worker container env OMP_NUM_THREADS = '3'
+image_pull_policy=Always | worker container imagePullPolicy = Always
+stop_grace=20.5 | worker spec terminationGracePeriodSeconds = 31
+elastic=true | worker metadata labels elastic = 'true'
+service_account=me | master spec serviceAccountName = me | kinds = [ConfigMap, NetworkPolicy, Secret, Service]
+ttl=60 | job spec ttlSecondsAfterFinished = 60 | applied spec ttlSecondsAfterFinished = null
+ttl=0 | job spec ttlSecondsAfterFinished = null
+| job spec backoffLimit = 100 | job spec podFailurePolicy = null
+worker_pod_priority=high | master spec priorityClassName = high
+worker_pod_priority=high=0.5 | master spec priorityClassName = high
+worker_pod_priority=high master_pod_priority=higher | master spec priorityClassName = higher
+worker_pod_template="spec: {priorityClassName: high}" master_pod_priority=higher | master spec priorityClassName = higher
+pod_template="spec: {priorityClassName: high}" | master spec priorityClassName = high
+pod_template="spec: {serviceAccountName: cloud, automountServiceAccountToken: null}"
+| worker spec serviceAccountName = cloud | master spec serviceAccountName = digits-master
+| worker spec automountServiceAccountToken = null | master spec automountServiceAccountToken = true
+worker_pod_template="spec: {serviceAccountName: cloud}"
+| worker spec serviceAccountName = cloud | master spec serviceAccountName = digits-master
+pod_template="spec: {tolerations: [{operator: Exists, key: gpu}]}"
+| tolerated = [gpu, 10 node.kubernetes.io/not-ready, 10 node.kubernetes.io/unreachable]
+pod_template="spec: {tolerations: [{operator: Exists, key: node.kubernetes.io/not-ready, effect: NoSchedule}]}"
+| tolerated = [node.kubernetes.io/not-ready, 10 node.kubernetes.io/not-ready, 10 node.kubernetes.io/unreachable]
+pod_template="spec: {tolerations: [{operator: Exists, key: node.kubernetes.io/not-ready, tolerationSeconds: 600}]}"
+| tolerated = [600 node.kubernetes.io/not-ready, 10 node.kubernetes.io/unreachable]
+pod_template="spec: {tolerations: [{operator: Exists}]}" | tolerated = [all]
+pod_template="spec: {nodeSelector: {zone: a}}" worker_pod_template="spec: {nodeSelector: {zone: b}}"
+| worker spec nodeSelector zone = b | master spec nodeSelector zone = a
+pod_template="spec: {nodeSelector: {zone: a}}" master_pod_template="spec: {nodeSelector: {zone: c}}"
+| worker spec nodeSelector zone = a | master spec nodeSelector zone = c
+queue=kueue=a | worker metadata labels kueue.x-k8s.io/queue-name = a | worker metadata annotations = null
+| worker spec schedulerName = null | PodGroup = null
+queue=kueue=a gang=true num_workers=3 | worker metadata labels kueue.x-k8s.io/pod-group-name = digits-workers
+| worker metadata annotations = {kueue.x-k8s.io/pod-group-total-count: '3', kueue.x-k8s.io/safe-to-forcefully-delete: 'true'}
+| worker metadata labels kueue.x-k8s.io/queue-name = a | PodGroup = null
+| Role rules pods verbs = [create, delete, deletecollection, get, list, patch, watch]
+queue=volcano=a | worker metadata annotations = {scheduling.volcano.sh/queue-name: a} | worker spec schedulerName = volcano
+| PodGroup = null
+queue=volcano=a gang=true num_workers=3 | worker metadata annotations scheduling.k8s.io/group-name = digits-workers
+| worker metadata annotations scheduling.volcano.sh/group-min-member = '3' | worker spec schedulerName = volcano
+| worker metadata annotations scheduling.volcano.sh/queue-name = a | PodGroup metadata name = digits-workers
+| PodGroup apiVersion = scheduling.volcano.sh/v1beta1 | PodGroup spec = {minMember: 3, queue: a}
+gang=true num_workers=3 | PodGroup = null
+queue=volcano=a gang=true num_workers=3 worker_pod_priority=high | PodGroup spec priorityClassName = high
+queue=volcano=a gang=true num_workers=3 worker_pod_priority=high=0.5 | PodGroup spec priorityClassName = high
+queue=volcano=a gang=true num_workers=3 worker_pod_priority=high=0 | PodGroup spec priorityClassName = null
+queue=volcano=a gang=true num_workers=3 pod_template="spec: {priorityClassName: of-it}" | PodGroup spec priorityClassName = of-it
+queue=volcano=a gang=true num_workers=3 pod_template="spec: {priorityClassName: of-it}" worker_pod_priority=high
+| PodGroup spec priorityClassName = high
+"""
 
 
-def field(path):
-    return {"fieldRef": {"fieldPath": path}}
+def titles(item):
+    """What an item of a list is called."""
+    return [item[key] for key in ("mountPath", "name", "key") if key in item] or [" ".join(item.get("resources", ()))]
 
 
-def secret(name, key):
-    return {"secretKeyRef": {"name": name, "key": key}}
+def at(node, words):
+    """What stands there; of an item of a list without its title, and of a variable its value."""
+    for word in words:
+        if isinstance(node, list) and not word.isdigit():
+            item = next((each for each in node if titles(each)[0] == word), {})
+            node = {name: value for name, value in item.items() if value != word} or None
+            node = next(iter(node.values())) if node and node.keys() in ({"value"}, {"valueFrom"}) else node
+        elif node is not None:
+            node = node[int(word)] if isinstance(node, list) else node.get(word)
+    return node
 
 
-def test_a_worker_knows_its_master_its_address_and_its_papers():
-    assert environment(worker()) == {
-        "ELASTICDL_MASTER": "digits-master.lab.svc:50001",
-        "ELASTICDL_MASTER_TIMEOUT": "600",
-        "ELASTICDL_HOST": field("status.podIP"),
-        "ELASTICDL_PLACE": field("metadata.name"),
-        "ELASTICDL_NODE": field("spec.nodeName"),
-        "ELASTICDL_JOB_SPEC": "/etc/elasticdl/job/job.json",
-        "ELASTICDL_TLS": "/etc/elasticdl/tls",
-        "HOME": "/tmp",
-        "PYTHONHASHSEED": "0",
-        "PYTHONUNBUFFERED": "1",
+def objects(made):
+    around = manifests.companions(made)
+    return {
+        **{each["kind"]: each for each in around},
+        "worker": {**made.worker, "container": made.worker["spec"]["containers"][0]},
+        "master": {**made.master, "container": made.master["spec"]["containers"][0]},
+        "job": manifests.make_job(made, submitted=True),
+        "applied": manifests.make_job(made),
+        "kinds": sorted({each["kind"] for each in around}),
+        "tolerated": [
+            f"{each.get('tolerationSeconds', '')} {each.get('key', 'all')}".strip()
+            for each in made.worker["spec"]["tolerations"]
+        ],
     }
-    assert environment(worker(envs="PYTHONHASHSEED=7"))["PYTHONHASHSEED"] != "0"
-    assert container(worker())["command"] == ["python", "-P", "-m", "elasticdl.places.agent"]
-    assert container(worker(command=("python", "train.py"))) == container(worker()), "the agent starts the user's"
 
 
-@pytest.mark.parametrize("pod", [lambda: master_pod(job()), worker], ids=["master", "worker"])
-def test_no_module_of_the_working_directory_is_imported_in_the_place_of_another(pod):
-    """There a model zoo may have a `queue.py`, or the older ElasticDL's folder `elasticdl`."""
-    assert container(pod())["command"][:3] == ["python", "-P", "-m"]
+@pytest.mark.parametrize("row", re.split(r"\n(?!\| )", MADE.strip()))
+def test_what_comes_of_the_options_of_a_job(row, tmp_path):
+    options, *rows = (part.strip() for part in re.split(r"(?:^|\s)\| ", row.replace("\n", " ")))
+    given = dict(word.split("=", 1) for word in shlex.split(options))
+    for name in [name for name in given if name.endswith("template")]:
+        (tmp_path / name).write_text(given[name])
+        given[name] = str(tmp_path / name)
+    made = objects(parts(**given))
+    found = {where: at(made, where.split()) for where, _, _ in (each.partition(" = ") for each in rows)}
+    assert found == {each.partition(" = ")[0]: yaml.safe_load(each.partition(" = ")[2]) for each in rows}
 
 
-def test_the_users_variables_are_in_secrets_whoever_may_look_at_pods():
-    pod = worker(envs="A=hush,HOME=/hush", env_from_secret="aws,TOKEN=hub/token")
-    found = environment(pod)
-    assert [found[each] for each in ("A", "HOME")] == [secret("digits-envs", "A"), secret("digits-envs", "HOME")]
-    assert found["TOKEN"] == secret("hub", "token")
-    assert len(container(pod)["env"]) == len(found)
-    assert container(pod)["envFrom"] == [{"secretRef": {"name": "aws"}}]
-    assert "hush" not in json.dumps(pod)
-    assert "envFrom" not in container(worker())
+def test_values_of_variables_are_in_a_secret_of_the_job_and_nowhere_else():
+    made = parts(envs="TOKEN=hush")
+    holders = [each for each in manifests.companions(made) if "aHVzaA==" in json.dumps(each)]
+    assert [(each["kind"], each["metadata"]["name"]) for each in holders] == [("Secret", "digits-envs")]
+    assert "hush" not in json.dumps([*manifests.companions(made), manifests.make_job(made), made.worker])
 
 
-NOT_READY, UNREACHABLE = "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"
+def test_each_role_has_its_own_secret_and_the_pods_theirs_only():
+    made = parts()
+    secrets = {each["metadata"]["name"] for each in manifests.companions(made) if each["kind"] == "Secret"}
+    assert secrets == {f"digits-{role}-tls" for role in Role}
+    for pod, role in ((made.master, "master"), (made.worker, "worker")):
+        mounted = [volume["secret"]["secretName"] for volume in pod["spec"]["volumes"] if "secret" in volume]
+        assert mounted == [f"digits-{role}-tls"]
 
 
-def tolerated(pod):
-    """What a pod bears of a node, and for how long."""
-    return [(each.get("key"), each.get("tolerationSeconds")) for each in pod["spec"]["tolerations"]]
+@pytest.mark.parametrize("word", ["y", "1e3", "0o7", "null"])
+def test_a_word_in_a_file_of_objects_is_a_word_for_every_reader(word):
+    """PyYAML writes some without quotes that kubectl, by another version of YAML, takes for a truth value or a number."""
+    content = {"metadata": {"labels": {"job": word, "same": word}}, "count": 1, "is": True}
+    written = as_yaml([content])
+    assert (written.count(f'"{word}"'), "count: 1\n" in written, yaml.safe_load(written)) == (2, True, content)
 
 
-def test_a_pod_is_not_left_on_a_lost_node_for_five_minutes():
-    pod = worker(node_timeout=7)
-    assert tolerated(pod) == [(NOT_READY, 7), (UNREACHABLE, 7)]
-    assert {(each["operator"], each["effect"]) for each in pod["spec"]["tolerations"]} == {("Exists", "NoExecute")}
-
-
-@pytest.mark.parametrize(
-    ("toleration", "added"),
-    [
-        ({"key": "gpu"}, [(NOT_READY, 10), (UNREACHABLE, 10)]),
-        ({"key": NOT_READY, "effect": "NoSchedule"}, [(NOT_READY, 10), (UNREACHABLE, 10)]),
-        ({"key": NOT_READY, "tolerationSeconds": 600}, [(UNREACHABLE, 10)]),
-        ({}, []),
-    ],
-)
-def test_of_a_lost_node_the_users_own_word_counts(template, toleration, added):
-    pod = worker(**template(json.dumps({"spec": {"tolerations": [{"operator": "Exists", **toleration}]}})))
-    assert tolerated(pod)[1:] == added
-
-
-def test_a_pod_has_no_rights_on_its_node():
-    pod = worker()
-    assert pod["spec"]["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    assert container(pod)["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    assert pod["spec"]["automountServiceAccountToken"] is False
-    assert pod["spec"]["restartPolicy"] == "Never"
-
-
-def test_it_has_its_certificate_the_specification_scratch_space_and_the_users_volumes():
-    volume = "claim_name=data,mount_path=/data;claim_name=data,mount_path=/models,sub_path=m,read_only=true"
-    pod = worker(volume=volume + ";host_path=/x,mount_path=/y,type=Directory")
-    assert {each.pop("name"): each for each in copy.deepcopy(pod["spec"]["volumes"])} == {
-        "tls": {"secret": {"secretName": "digits-worker-tls", "defaultMode": 0o444}},
-        "job": {"configMap": {"name": "digits-spec", "defaultMode": 0o444}},
-        "tmp": {"emptyDir": {}},
-        "shm": {"emptyDir": {"medium": "Memory"}},
-        "volume-0": {"persistentVolumeClaim": {"claimName": "data"}},
-        "volume-1": {"hostPath": {"path": "/x", "type": "Directory"}},
-    }
-    mounted = {each.pop("mountPath"): each for each in copy.deepcopy(container(pod)["volumeMounts"])}
-    assert mounted == {
-        "/etc/elasticdl/tls": {"name": "tls", "readOnly": True},
-        "/etc/elasticdl/job": {"name": "job", "readOnly": True},
-        "/tmp": {"name": "tmp"},
-        "/dev/shm": {"name": "shm"},
-        "/data": {"name": "volume-0"},
-        "/models": {"name": "volume-0", "readOnly": True, "subPath": "m"},
-        "/y": {"name": "volume-1"},
-    }
-
-
-def test_a_volume_takes_the_place_of_the_pods_own_scratch_space():
-    pod = worker(volume="host_path=/big,mount_path=/tmp")
-    assert [each["name"] for each in container(pod)["volumeMounts"] if each["mountPath"] == "/tmp"] == ["volume-0"]
-    assert "tmp" not in [each["name"] for each in pod["spec"]["volumes"]]
-
-
-def test_resources_policy_grace_and_labels():
-    resources = {"worker_resource_request": "cpu=1500m,gpu=1", "worker_resource_limit": "cpu=2500m"}
-    pod = worker(**resources, image_pull_policy="Always", stop_grace=20.5, elastic=True)
-    assert container(pod)["resources"] == {
-        "requests": {"cpu": "1500m", "nvidia.com/gpu": "1"},
-        "limits": {"cpu": "2500m", "nvidia.com/gpu": "1"},
-    }
-    assert environment(pod)["OMP_NUM_THREADS"] == "3"
-    assert container(pod)["imagePullPolicy"] == "Always"
-    assert pod["spec"]["terminationGracePeriodSeconds"] == 31
-    assert pod["metadata"]["labels"] == {
-        "app.kubernetes.io/name": "elasticdl",
-        "elasticdl.org/job": "digits",
-        "elasticdl.org/role": "worker",
-        "elastic": "true",
-    }
-    assert "imagePullPolicy" not in container(worker())
-
-
-KUEUE, VOLCANO, GANG = "kueue.x-k8s.io/", "scheduling.volcano.sh/", {"gang": True, "num_workers": "3"}
-GROUP = "digits-workers"
-OF_KUEUES = {f"{KUEUE}pod-group-total-count": "3", f"{KUEUE}safe-to-forcefully-delete": "true"}
-OF_VOLCANOS = {f"{VOLCANO}group-min-member": "3", "scheduling.k8s.io/group-name": GROUP}
-
-
-@pytest.mark.parametrize(
-    ("options", "labels", "annotations", "scheduler"),
-    [
-        ({}, {}, {}, None),
-        ({"queue": "kueue=a"}, {f"{KUEUE}queue-name": "a"}, {}, None),
-        ({"queue": "kueue=a", **GANG}, {f"{KUEUE}queue-name": "a", f"{KUEUE}pod-group-name": GROUP}, OF_KUEUES, None),
-        ({"queue": "volcano=a"}, {}, {f"{VOLCANO}queue-name": "a"}, "volcano"),
-        ({"queue": "volcano=a", **GANG}, {}, {f"{VOLCANO}queue-name": "a", **OF_VOLCANOS}, "volcano"),
-    ],
-)
-def test_queues_know_the_workers(options, labels, annotations, scheduler):
-    pod, plain = worker(**options), worker()
-    assert pod["metadata"]["labels"] == {**plain["metadata"]["labels"], **labels}
-    assert pod["metadata"].get("annotations", {}) == annotations
-    assert pod["spec"].get("schedulerName") == scheduler
-
+# ---- the user's template ----
 
 TEMPLATE = """
+apiVersion: v1
+kind: Pod
 metadata:
   labels: {team: vision, elasticdl.org/job: stolen}
   annotations: {note: mine}
 spec:
-  nodeSelector: {zone: a}
-  imagePullSecrets: [{name: registry}]
-  tolerations: [{key: gpu, operator: Exists}]
   automountServiceAccountToken: null
   securityContext: {fsGroup: 1000}
-  volumes:
-  - {name: tmp, emptyDir: {sizeLimit: 1Gi}}
-  - {name: cache, emptyDir: {}}
+  volumes: [{name: tmp, emptyDir: {sizeLimit: 1Gi}}, {name: cache, emptyDir: {}}]
   containers:
   - name: elasticdl
     env: [{name: HOME, value: /cache}, {name: NEW, value: "1"}]
@@ -216,33 +236,21 @@ spec:
 """
 
 
-def test_the_users_template_is_merged_into_every_pod(template):
-    pod = worker(**template("apiVersion: v1\nkind: Pod\n" + TEMPLATE))
-    main, sidecar = pod["spec"]["containers"]
-    volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
-    env = {each["name"]: each.get("value") for each in main["env"]}
-    assert (pod["metadata"]["labels"]["team"], pod["metadata"]["labels"]["elasticdl.org/job"]) == ("vision", "digits")
-    assert pod["metadata"]["annotations"] == {"note": "mine"}
-    assert pod["spec"]["nodeSelector"] == {"zone": "a"}
-    assert pod["spec"]["securityContext"].items() >= {"fsGroup": 1000, "runAsNonRoot": True}.items()
-    assert "automountServiceAccountToken" not in pod["spec"]
-    assert volumes["tmp"] == {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}}
-    assert list(volumes) == ["tls", "job", "tmp", "shm", "cache"]
-    assert (env["HOME"], env["NEW"], env["PYTHONUNBUFFERED"]) == ("/cache", "1", "1")
-    assert main["image"] == "team/job:1"
-    assert main["volumeMounts"][-1] == {"name": "cache", "mountPath": "/cache"}
-    assert sidecar == {"name": "sidecar", "image": "side/car"}
-
-
-def test_a_role_has_a_template_of_its_own_which_comes_last(tmp_path):
-    for name, zone in (("all", "a"), ("worker", "b"), ("master", "c")):
-        (tmp_path / name).write_text(f"spec: {{nodeSelector: {{zone: {zone}}}, hostAliases: [{{ip: {name}}}]}}")
-    options = {"pod_template": "all", "worker_pod_template": "worker", "master_pod_template": "master"}
-    spec = job(**{option: str(tmp_path / name) for option, name in options.items()})
-    for role, zone in ((Role.WORKER, "b"), (Role.MASTER, "c")):
-        pod = with_pod_templates({"metadata": {}, "spec": {}}, spec, role)
-        assert pod["spec"]["nodeSelector"] == {"zone": zone}
-        assert [alias["ip"] for alias in pod["spec"]["hostAliases"]] == ["all", str(role)]
+def test_the_users_template_is_merged_into_every_pod(tmp_path):
+    (tmp_path / "pod.yaml").write_text(TEMPLATE)
+    expected = yaml.safe_load(WORKER)
+    expected["metadata"]["labels"]["team"] = "vision"
+    expected["metadata"]["annotations"] = {"note": "mine"}
+    del expected["spec"]["automountServiceAccountToken"]
+    expected["spec"]["securityContext"]["fsGroup"] = 1000
+    expected["spec"]["volumes"][2]["emptyDir"] = {"sizeLimit": "1Gi"}
+    expected["spec"]["volumes"].append({"name": "cache", "emptyDir": {}})
+    main = expected["spec"]["containers"][0]
+    main["env"][6]["value"] = "/cache"
+    main["env"].append({"name": "NEW", "value": "1"})
+    main["volumeMounts"].append({"name": "cache", "mountPath": "/cache"})
+    expected["spec"]["containers"].append({"name": "sidecar", "image": "side/car"})
+    assert parts(worker_pod_template=str(tmp_path / "pod.yaml")).worker == expected
 
 
 @pytest.mark.parametrize(
@@ -259,8 +267,11 @@ def test_merging_changes_neither_side(base, patch, merged):
     assert (base, patch) == before
 
 
+BESIDE = "[{name: elasticdl}, {name: mesh, image: m}]"
+
+
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "told"),
     [
         ("spec: {containers: {name: x}}", ": spec.containers must be a list, not {'name': 'x'}"),
         ("spec: {containers: [{image: x}]}", ": spec.containers[0] must be a mapping with name"),
@@ -273,39 +284,29 @@ def test_merging_changes_neither_side(base, patch, merged):
         ("spec: {restartPolicy: Always}", ": spec.restartPolicy must be Never: the master itself replaces workers"),
         ("metadata: {name: x}", ": metadata.name must be left out, as each pod has a name of its own"),
         ("a: b: c", "is not YAML: mapping values are not allowed here"),
+        (
+            f"spec: {{containers: {BESIDE}}}",
+            ": a container beside the master's would keep the Job from ending: make it",
+        ),
+        ("spec: {serviceAccountName: me}", ": name the master's account with --service_account"),
+        (None, ": No such file or directory"),
     ],
 )
-def test_a_wrong_template_is_one_line(template, content, message):
-    with pytest.raises(UserError, match=r"^--pod_template pod.yaml") as caught:
-        worker(**template(content))
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_a_wrong_template_of_the_master_is_one_line(tmp_path, monkeypatch, content, told):
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        (tmp_path / "pod.yaml").write_text(content)
+    refused(rf"^--master_pod_template pod.yaml.*{re.escape(told)}", lambda: parts(master_pod_template="pod.yaml"))
 
 
-def test_a_container_beside_the_masters_is_refused_unless_kubernetes_ends_it(tmp_path):
-    beside = "[{name: elasticdl}, {name: mesh, image: m}]"
-    (tmp_path / "beside").write_text(f"spec: {{containers: {beside}}}")
-    (tmp_path / "native").write_text(f"spec: {{initContainers: {beside}}}")
+def test_beside_the_master_a_container_may_stand_that_kubernetes_ends(tmp_path):
+    (tmp_path / "native").write_text(f"spec: {{initContainers: {BESIDE}}}")
     made = {"spec": {"containers": [{"name": "elasticdl"}]}}
-    both = job(pod_template=str(tmp_path / "beside"))
-    assert len(with_pod_templates(made, both, Role.WORKER)["spec"]["containers"]) == 2
-    with pytest.raises(
-        UserError, match=r"beside: a container beside the master's would keep the Job from ending: make it"
-    ):
-        with_pod_templates(made, both, Role.MASTER)
-    with_pod_templates(made, job(pod_template=str(tmp_path / "native")), Role.MASTER)
-
-
-def test_a_template_is_a_file_and_the_masters_account_is_not_named_in_it(tmp_path):
-    assert with_pod_templates({"spec": {}}, job(), Role.WORKER) == {"spec": {}}
-    with pytest.raises(UserError, match="--pod_template /no/such: No such file or directory"):
-        with_pod_templates({}, job(pod_template="/no/such"), Role.WORKER)
-    (tmp_path / "pod.yaml").write_text("spec: {serviceAccountName: me}")
-    with pytest.raises(UserError, match=r"^--master_pod_template .*: name the master's account with --service_account"):
-        with_pod_templates({}, job(master_pod_template=str(tmp_path / "pod.yaml")), Role.MASTER)
+    beside = with_pod_templates(made, job(pod_template=str(tmp_path / "native")), Role.MASTER)
+    assert [each["name"] for each in beside["spec"]["initContainers"]] == ["elasticdl", "mesh"]
 
 
 def test_the_interface_of_an_address():
     assert interface_of("127.0.0.1") == interface_of("127.3.2.1") == "lo"
-    with pytest.raises(UserError, match=r"no network interface of this machine has the address 203\.0\.113\.7"):
-        interface_of("203.0.113.7")
+    told = r"no network interface of this machine has the address 203\.0\.113\.7"
+    refused(told, lambda: interface_of("203.0.113.7"))

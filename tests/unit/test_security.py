@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from test_cli_kubernetes import parts
+from test_common_manifests import parts
 
 from elasticdl.cli import folder_run
 from elasticdl.common.certificates import issue
