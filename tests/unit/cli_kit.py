@@ -271,5 +271,5 @@ def play(session: str, scene: Scene, capsys) -> None:
         usual = 2 if err and err[-1].startswith("elasticdl ") else 0
         assert code == (int(wanted[0]) if wanted else usual), f"{typed}\n{where[0]}{where[1]}"
         for text, expected in zip(where, (out, err), strict=True):
-            assert matches(text, expected), f"{typed}: shown is\n{text}and not\n{expected}"
+            assert matches(text, expected), f"{typed}: shown is\n{text}and not {expected}"
         assert [call.replace(str(scene.home), "HOME") for call in scene.asked()] == asked, typed

@@ -1,5 +1,6 @@
-"""A job on a cluster is followed through a change of its masters: what each tells, and what is kept at its end."""
+"""A job on a cluster is followed through a change of its masters: what each tells, what is the matter with one, and what is kept."""
 
+import copy
 import json
 import threading
 import time
@@ -7,7 +8,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
-from test_cli_kubernetes import RUNNING, OneJob
+from refusal_kit import refused
 
 from elasticdl.cli import follow, job_handle
 from elasticdl.cli.cluster_run import MasterWatch
@@ -19,17 +20,53 @@ from elasticdl.kube.client import NotThereError
 from elasticdl.master.core.values import Phase
 from elasticdl.master.shell.cluster_master import exit_code
 from elasticdl.master.shell.journal_file import NUMBERS
+from elasticdl.master.shell.state_config_map import STATUS, pack
 from elasticdl.places.judge import Waiting, why_no_master
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
-def watching(job=None):
-    return MasterWatch(job or NamespaceJob(OneJob(), "digits"), image_timeout=60.0)
+class OneJob:
+    """A cluster as a job's commands see it: its Job is there, and what is given."""
+
+    namespace, server = "lab", "https://cluster"
+
+    def __init__(self, status="", master=None, rights=(), events=()):
+        state = {"binaryData": {STATUS: pack(status.encode())}} if status else {}
+        self._objects = {"Job": {"metadata": {}}, "ConfigMap": {"metadata": {}, **state}}
+        self._master, self._rights, self._events = master, rights, events
+
+    def find(self, kind, name):
+        return self._objects[kind]
+
+    read = find
+
+    def list(self, kind, **selection):
+        return list(self._events if kind == "Event" else filter(None, [self._master]))
+
+    def may(self, verb, resource):
+        return (verb, resource) in self._rights
 
 
-def silent(seen):
-    """Of a job that goes on."""
-    return follow.Silence(SimpleNamespace(over=lambda: ""), SimpleNamespace(line=seen.append))
+def one_job(**about):
+    return NamespaceJob(OneJob(**about), "digits")
+
+
+RUNNING = {"metadata": {"name": "m", "creationTimestamp": "1"}, "status": {"phase": "Running"}}
+
+
+@pytest.fixture
+def deaf(monkeypatch):
+    """Its master does not answer."""
+
+    @contextmanager
+    def endpoint(*_):
+        raise UnreachableError("it did not answer")
+        yield
+
+    monkeypatch.setattr(NamespaceJob, "_endpoint", endpoint)
+
+
+# ---- what is the matter with a master ----
 
 
 def pod(state=None, **status):
@@ -40,6 +77,7 @@ def pod(state=None, **status):
 NO_START, LOG = "its container can't be started on node n: ", "; its log: kubectl logs -n default m"
 FAILED = {"phase": "Failed"}
 UNSCHEDULED = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes"}
+NOT_YET, ANSWERS_NOT = "its master's pod is not there yet", "its master does not answer at the moment"
 
 
 def missing(why, *, lasting=False):
@@ -49,16 +87,13 @@ def missing(why, *, lasting=False):
 @pytest.mark.parametrize(
     ("seen", "trouble"),
     [
-        (None, "its master's pod is not there yet"),
+        (None, NOT_YET),
         (pod({"waiting": {"reason": "ErrImagePull", "message": "no\nsuch"}}), missing("no such")),
         (pod({"waiting": {"reason": "InvalidImageName"}}), missing("InvalidImageName", lasting=True)),
         (pod({"waiting": {"reason": "ContainerCreating"}}), "its master is starting"),
         (pod({"waiting": {"reason": "E", "message": "no key"}}), f"its master waits: {NO_START}no key"),
         (pod({"terminated": {"exitCode": 137, "message": "at work"}}, **FAILED), "its master ended: SIGKILL"),
-        (
-            pod({"terminated": {"exitCode": 2, "message": "a\nb\n"}}, **FAILED),
-            f"its master ended: exit code 2: b{LOG}",
-        ),
+        (pod({"terminated": {"exitCode": 2, "message": "a\nb\n"}}, **FAILED), f"its master ended: exit code 2: b{LOG}"),
         (pod(conditions=[UNSCHEDULED]), "its master has no place yet: 0/2 nodes"),
         (pod(phase="Failed", reason="Evicted"), "its master ended: Evicted"),
     ],
@@ -66,6 +101,81 @@ def missing(why, *, lasting=False):
 def test_what_is_the_matter_with_a_master(seen, trouble):
     found = why_no_master(seen)
     assert (found.reason if isinstance(trouble, str) else found) == trouble
+
+
+@pytest.mark.parametrize(
+    ("kept", "master", "phase", "reason"),
+    [
+        ("", None, "starting", NOT_YET),
+        ("", RUNNING, "starting", ANSWERS_NOT),
+        ("running", None, "running", f"there is no master at the moment: {NOT_YET}; showing"),
+        ("running", RUNNING, "running", f"{ANSWERS_NOT}; showing the last saved status"),
+        ("stopped", RUNNING, "stopped", "enough"),
+    ],
+)
+def test_a_job_without_a_master_is_shown_as_it_was_last(deaf, kept, master, phase, reason):
+    status = json.dumps({"phase": kept, "step": "7", "reason": "enough" if kept == "stopped" else ""}) if kept else ""
+    seen = one_job(status=status, master=master, rights=[("get", "pods/portforward")]).status()
+    assert (seen.phase, seen.step) == (phase, 7 if kept else 0)
+    assert seen.reason.startswith(reason)
+
+
+def event(when, reason, message="", kind="Warning"):
+    return {"lastTimestamp": f"2026-01-01T00:00:{when:02}Z", "type": kind, "reason": reason, "message": message}
+
+
+MADE = event(1, "SuccessfulCreate", kind="Normal")
+REFUSED = event(2, "FailedCreate", 'Error creating: pods "m-x" is forbidden: exceeded quota: q')
+UNMOUNTED = event(3, "FailedMount", "the server is not there")
+STARTING, EVICTED = (
+    pod({"waiting": {"reason": "ContainerCreating"}})["status"],
+    {"phase": "Failed", "reason": "Evicted"},
+)
+QUOTA = "the cluster does not take its master's pod: exceeded quota: q"
+
+
+@pytest.mark.parametrize(
+    ("status", "events", "reason"),
+    [
+        (None, [MADE, REFUSED], QUOTA),
+        (None, [REFUSED, {**MADE, "lastTimestamp": "2026-01-01T00:00:09Z"}], NOT_YET),
+        (EVICTED, [MADE, REFUSED], QUOTA),
+        (EVICTED, [MADE], "its master ended: Evicted"),
+        (STARTING, [UNMOUNTED], "its master waits: it can't be started on node n: the server is not there"),
+        (STARTING, [UNMOUNTED, event(4, "Pulling", "Pulling image", "Normal")], "its master is starting"),
+    ],
+)
+def test_why_there_is_no_master_is_told_where_only_an_event_says_it(status, events, reason):
+    seen = {**copy.deepcopy(RUNNING), "spec": {"nodeName": "n"}, "status": status} if status else None
+    if seen:
+        seen["metadata"]["uid"] = "u"
+    assert one_job(master=seen, events=events).status().reason == reason
+
+
+def test_who_may_not_reach_a_master_and_who_has_none_is_told_what_helps(deaf):
+    line = "you may not reach the master: it takes the right to get pods/portforward in namespace lab"
+    refused(line, one_job(master=RUNNING).status)
+    line = (
+        f"job digits has no master at the moment: {NOT_YET}; `elasticdl status digits` tells when it has; "
+        "`elasticdl delete digits` ends it without one"
+    )
+    refused(line, one_job().master().__enter__)
+
+
+@pytest.mark.parametrize(("phase", "code"), [(Phase.SUCCEEDED, 0), (Phase.STOPPED, 0), (Phase.FAILED, 1)])
+def test_the_job_of_a_master_that_was_told_to_stop_is_complete(phase, code):
+    assert exit_code(phase) == code
+
+
+# ---- who follows ----
+
+
+def watching(job=None):
+    return MasterWatch(job or one_job(), image_timeout=60.0)
+
+
+def silence(seen, over=lambda: ""):
+    return follow.Silence(SimpleNamespace(over=over), SimpleNamespace(line=seen.append))
 
 
 def test_an_image_is_waited_for_as_long_as_told_and_from_the_beginning_after_it_was_there():
@@ -77,22 +187,21 @@ def test_an_image_is_waited_for_as_long_as_told_and_from_the_beginning_after_it_
         except JobFailedError:
             given_up.append(now)
     assert given_up == [65, 131]
-    with pytest.raises(JobFailedError):
-        watching().look(NoMasterError(missing("InvalidImageName", lasting=True)), 0.0)
+    lasting = NoMasterError(missing("InvalidImageName", lasting=True))
+    refused("InvalidImageName", lambda: watching().look(lasting, 0.0), JobFailedError)
 
 
 def test_a_job_without_its_image_stays_and_the_command_says_how_to_remove_it():
     waiting = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
     imageless = {**RUNNING, **pod(waiting), "metadata": {**RUNNING["metadata"], "uid": "u"}}
-    with pytest.raises(AbsentError) as absence, NamespaceJob(OneJob(master=imageless), "digits").reach():
+    with pytest.raises(AbsentError) as absence, one_job(master=imageless).reach():
         pass
-    silent(seen := []).hear(None, absence.value, 5.0)
+    silence(seen := []).hear(None, absence.value, 5.0)
     assert seen == ["the image can't be pulled: not found"]
     view = watching()
     view.look(absence.value, 5.0)
-    line = "job digits: the image can't be pulled: not found; `elasticdl delete digits` removes it"
-    with pytest.raises(JobFailedError, match=f"^{line}$"):
-        view.look(absence.value, 65.0)
+    line = "^job digits: the image can't be pulled: not found; `elasticdl delete digits` removes it$"
+    refused(line, lambda: view.look(absence.value, 65.0), JobFailedError)
 
 
 def test_a_job_that_was_deleted_while_it_has_no_master_is_none_of_the_watchs_business():
@@ -100,65 +209,57 @@ def test_a_job_that_was_deleted_while_it_has_no_master_is_none_of_the_watchs_bus
         def read(self, kind, name):
             raise NotThereError(404, f'jobs.batch "{name}" not found')
 
-    watching(NamespaceJob(Deleted(), "digits")).look(NoMasterError(Waiting("its master's pod is not there yet")), 0.0)
+    watching(NamespaceJob(Deleted(), "digits")).look(NoMasterError(Waiting(NOT_YET)), 0.0)
 
 
-def test_why_a_master_does_not_run_is_told_once_and_again_when_it_changes():
-    """An image is tried for again and again, and two reasons take turns."""
-    quota, starting = Waiting("quota"), Waiting("its master is starting")
-    view = silent(seen := [])
-    for now, why in enumerate((quota, quota, *map(missing, ("not found", "Back-off") * 2), starting)):
-        view.hear(None, NoMasterError(why), float(now))
-    image = "the image can't be pulled:"
-    assert seen == ["quota", f"{image} not found", f"{image} Back-off", "its master is starting"]
+IMAGE, CLOSED, BUSY = "the image can't be pulled: ", "the master did not answer: Socket closed", "the cluster is busy"
+REACHED = "its master is reached again"
 
 
-def test_a_master_that_runs_and_is_not_reached_is_told_and_that_it_is_reached_again():
-    """It is tried again all the time: the first seconds of a master that starts are no news."""
-    view, failure = silent(seen := []), UnreachableError("the master did not answer: Socket closed")
-    for now in (5.0, 14.9):
-        view.hear(None, failure, now)
-    assert seen == []
-    for now in (16.0, 17.0, 100.0):
-        view.hear(None, failure, now)
-    line = "its master can't be reached: the master did not answer: Socket closed; it is tried again"
-    assert seen == [line]
-    for _ in range(2):
-        view.hear(pb.JobStatus(), None, 101.0)
-    assert seen == [line, "its master is reached again"]
-    for now in (106.0, 116.0):
-        view.hear(None, failure, now)
-    assert seen[2:] == [line]
+@pytest.mark.parametrize(
+    ("hears", "told"),
+    [
+        # An image is tried for again and again, and two reasons take turns.
+        (
+            [Waiting("quota"), Waiting("quota"), *map(missing, ("not found", "Back-off") * 2), Waiting("starting")],
+            ["quota", f"{IMAGE}not found", f"{IMAGE}Back-off", "starting"],
+        ),
+        # One that runs and is not reached is tried again all the time: its first seconds are no news.
+        ([(5.0, CLOSED), (14.9, CLOSED)], []),
+        (
+            [(5.0, CLOSED), (16.0, CLOSED), (17.0, CLOSED), (100.0, CLOSED), (101.0, ""), (101.0, ""), (106.0, CLOSED)],
+            [f"its master can't be reached: {CLOSED}; it is tried again", REACHED],
+        ),
+        ([(5.0, BUSY), (15.0, BUSY), (16.0, "")], [f"its master can't be reached: {BUSY}; it is tried again", REACHED]),
+    ],
+)
+def test_why_a_master_is_not_heard_is_told_once_and_again_when_it_changes(hears, told):
+    view = silence(seen := [])
+    for number, heard in enumerate(hears):
+        if isinstance(heard, Waiting):
+            view.hear(None, NoMasterError(heard), float(number))
+        else:
+            now, failure = heard
+            view.hear(*((None, UnreachableError(failure)) if failure else (pb.JobStatus(), None)), now)
+    assert seen == told
 
 
-def test_that_the_cluster_does_not_answer_is_told_and_it_is_not_asked_all_the_time():
-    asked, seen = [], []
+@pytest.mark.parametrize("answer", ["it has ended", UnreachableError(BUSY)], ids=["over", "the cluster is silent"])
+def test_a_silent_cluster_is_asked_seldom_and_of_a_job_that_is_over_nothing_is_told(answer):
+    asked = []
 
     def over():
         asked.append(1)
-        raise UnreachableError("the cluster does not answer")
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-    view = follow.Silence(SimpleNamespace(over=over), SimpleNamespace(line=seen.append))
+    view = silence(seen := [], over)
     for now in (5.0, 15.0, 15.05, 15.1):
-        view.hear(None, UnreachableError("the cluster does not answer"), now)
+        view.hear(None, UnreachableError(BUSY), now)
     view.hear(pb.JobStatus(), None, 16.0)
-    line = "its master can't be reached: the cluster does not answer; it is tried again"
-    assert (seen, len(asked)) == ([line, "its master is reached again"], 1)
-
-
-def test_of_a_job_that_is_over_neither_silence_nor_its_end_is_told():
-    asked, seen = [], []
-    over = SimpleNamespace(over=lambda: asked.append(1) or "it has ended")
-    view = follow.Silence(over, SimpleNamespace(line=seen.append))
-    for now in (5.0, 15.0, 15.05, 15.1):
-        view.hear(None, UnreachableError("the master does not answer"), now)
-    view.hear(pb.JobStatus(), None, 16.0)
-    assert (seen, len(asked)) == ([], 1)
-
-
-@pytest.mark.parametrize(("phase", "code"), [(Phase.SUCCEEDED, 0), (Phase.STOPPED, 0), (Phase.FAILED, 1)])
-def test_the_job_of_a_master_that_was_told_to_stop_is_complete(phase, code):
-    assert exit_code(phase) == code
+    line = f"its master can't be reached: {BUSY}; it is tried again"
+    assert (seen, len(asked)) == ([line, REACHED] if isinstance(answer, Exception) else [], 1)
 
 
 def entry(number, **fields):
@@ -166,14 +267,16 @@ def entry(number, **fields):
 
 
 class Masters(JobHandle):
-    """A job with one master after another: each tells how it is and what happened, and leaves it to the next."""
+    """A job with one master after another: each tells how it is and what happened, and leaves it to the next. ``kept``: the phase at its
+    end; ``entries``: the journal then, or what raises instead."""
 
     look_seconds = 0.0
 
-    def __init__(self, monkeypatch, *masters, kept):
+    def __init__(self, monkeypatch, *masters, kept="succeeded", entries=None):
         self._masters, self._kept = list(masters), kept
-        self._lines = [line for _, lines in masters for line in lines]
+        self._lines = [*(line for _, lines in masters for line in lines), entry(99)]
         self._journals = iter([lines for _, lines in masters])
+        self.entries = entries or (lambda since: self._lines)
         monkeypatch.setattr(job_handle, "AGAIN_SECONDS", 0.0)
 
     @contextmanager
@@ -184,15 +287,11 @@ class Masters(JobHandle):
 
     def watch(self):
         if self._masters:
-            phases = self._masters.pop(0)[0]
-            yield from (pb.JobStatus(phase=phase) for phase in phases)
+            yield from (pb.JobStatus(phase=phase) for phase in self._masters.pop(0)[0])
         raise UnreachableError("it is gone")
 
     def events(self, after, *, follow):
         return [line for line in next(self._journals, ()) if number_of(line) > after]
-
-    def entries(self, since):
-        return [*self._lines, entry(99)]
 
     def close(self):
         pass
@@ -203,12 +302,15 @@ class Masters(JobHandle):
     def kept_status(self):
         return pb.JobStatus(phase=self._kept)
 
+    def heard(self, *, statuses=False):
+        with self.following(statuses=statuses) as following:
+            return [each for each in following if each is not None]
+
 
 def test_a_job_is_followed_through_a_change_of_masters_and_at_its_end_what_was_kept_is_told(monkeypatch):
     """Neither the last entry nor the last status has come over a stream."""
     told = (["running"], [entry(1), entry(2)]), ([], []), (["waiting"], [entry(1), entry(2), entry(3)])
-    with Masters(monkeypatch, *told, kept="succeeded").following(statuses=True) as following:
-        heard = [each for each in following if each is not None]
+    heard = Masters(monkeypatch, *told).heard(statuses=True)
     assert [each.phase for each in heard if not isinstance(each, str)] == ["running", "waiting", "succeeded"]
     assert [each for each in heard if isinstance(each, str)] == [entry(number) for number in (1, 2, 3, 99)]
 
@@ -217,25 +319,20 @@ def test_what_another_master_tells_of_the_journal_is_told_once(monkeypatch):
     """The first has told an entry that it had not saved, and its successor has others in its place."""
     first = [entry(number) for number in (1, 2, 3)]
     second = [*first[:-1], entry(NUMBERS + 1), "damaged", entry(NUMBERS + 2)]
-    job = Masters(monkeypatch, (["running"], first), ([], second), ([], second), kept="succeeded")
-    job.entries = lambda since: second
-    with job.following(statuses=True) as following:
-        heard = [each for each in following if isinstance(each, str)]
-    assert heard == [*first, second[2], second[4]]
+    masters = (["running"], first), ([], second), ([], second)
+    heard = Masters(monkeypatch, *masters, entries=lambda since: second).heard(statuses=True)
+    assert [each for each in heard if isinstance(each, str)] == [*first, second[2], second[4]]
 
 
 def test_what_is_kept_is_asked_for_until_the_cluster_answers(monkeypatch):
-    answers = iter([UnreachableError("it is busy"), UnreachableError("it is busy"), [entry(1)]])
+    answers = iter([UnreachableError(BUSY), UnreachableError(BUSY), [entry(1)]])
 
     def kept(since):
         if isinstance(answer := next(answers), Exception):
             raise answer
         return answer
 
-    job = Masters(monkeypatch, kept="succeeded")
-    job.entries = kept
-    with job.following(statuses=False) as following:
-        assert [each for each in following if each] == [entry(1)]
+    assert Masters(monkeypatch, entries=kept).heard() == [entry(1)]
 
 
 def test_whoever_leaves_does_not_wait_for_what_is_kept(monkeypatch):
@@ -243,10 +340,9 @@ def test_whoever_leaves_does_not_wait_for_what_is_kept(monkeypatch):
 
     def busy(since):
         asked.set()
-        raise UnreachableError("it is busy")
+        raise UnreachableError(BUSY)
 
-    job = Masters(monkeypatch, kept="succeeded")
-    job.entries = busy
+    job = Masters(monkeypatch, entries=busy)
     monkeypatch.setattr(job_handle, "AGAIN_SECONDS", 60.0)
     with job.following(statuses=False) as following:
         while not asked.is_set():
@@ -255,39 +351,29 @@ def test_whoever_leaves_does_not_wait_for_what_is_kept(monkeypatch):
     assert time.monotonic() - left < job_handle.JOIN_SECONDS / 2
 
 
-class Forbidden(Masters):
-    """Who follows it may not reach its master."""
-
-    @contextmanager
-    def reached(self):
-        raise UserError("you may not reach the master")
-        yield
-
-    def over(self):
-        return ""
-
-
 def test_who_may_not_reach_a_master_waits_for_its_end_only_where_it_is_told_why_nothing_comes(monkeypatch):
+    class Forbidden(Masters):
+        @contextmanager
+        def reached(self):
+            raise UserError("you may not reach the master")
+            yield
+
+        def over(self):
+            return ""
+
     monkeypatch.setattr(job_handle, "REFUSED_SECONDS", 0.05)
     monkeypatch.setattr(job_handle, "FOLLOW_POLL", 0.01)
     job = Forbidden(monkeypatch, kept="running")
-    refused = pytest.raises(UserError, match="you may not reach the master")
-    with refused, job.following(statuses=False) as following:
-        assert not any(each for each in following)
+    refused("you may not reach the master", job.heard)
     with job.following(statuses=True) as following:
-        beginning = zip(following, range(50), strict=False)
-        assert not any(heard for heard, _ in beginning)
+        assert not any(heard for heard, _ in zip(following, range(50), strict=False))
         assert isinstance(following.failure, UserError)
 
 
-def test_while_a_master_hangs_as_its_job_ends_whoever_follows_can_leave():
-    hung_up = threading.Event()
-    begun = threading.Event()
+def test_while_a_master_hangs_as_its_job_ends_whoever_follows_can_leave(monkeypatch):
+    hung_up, begun = threading.Event(), threading.Event()
 
     class Hanging(Masters):
-        def __init__(self):
-            pass
-
         @contextmanager
         def reached(self):
             yield SimpleNamespace(events=self.tell_nothing, watch=self.tell_nothing, close=hung_up.set)
@@ -297,14 +383,11 @@ def test_while_a_master_hangs_as_its_job_ends_whoever_follows_can_leave():
             hung_up.wait()
             return ()
 
-        def entries(self, since):
-            return []
-
         def over(self):
             begun.wait()
             return "it has ended"
 
-    with Hanging().following(statuses=True) as following:
+    with Hanging(monkeypatch).following(statuses=True) as following:
         assert next(iter(following)) is None
         assert not hung_up.is_set(), "its end was waited for"
     assert hung_up.is_set()

@@ -113,6 +113,18 @@ $ train --model_def=vanishes --job_name=one
 + env HOROVOD_CYCLE_TIME=1
 $ train --model_def=ok --job_name=one  ! HOROVOD_CYCLE_TIME is set in the environment...
 + lacks jobs/one
+# what is not there is told before anything starts
+$ run -- no-such-program  ! the program no-such-program is not found, or not executable: check its name and PATH
++ file train.py + folder zoo
+$ run -- train.py  ! the program train.py is not found, or not executable: did you mean `python train.py`?
+$ run -- python zoo  ! HOME/zoo is a folder without __main__.py: name the script as it is called from HOME
+$ train --model_def=ok --output=train.py  ! --output HOME/train.py must be a folder...
+$ train --model_def=ok --output=train.py/below  ! --output HOME/train.py/below must be a folder...
++ lacks jobs
+# a check may take as long as a worker may to start
++ check import time; time.sleep(60)
+$ train --model_def=ok --start_timeout=0.1
+! elasticdl train: the check of the model and the data took longer than a worker's start may, 0.1 s: --start_timeout gives it more
 # the second and third Ctrl-C kill a master that does not stop
 $ train --model_def=stubborn --stop_grace=1000 --job_name=one
 ! job one started; ...

@@ -1,19 +1,121 @@
-"""Whose lines they are in the log of a pod in which several workers ran, and which pod is read for a worker."""
+"""Whose lines they are in the log of a pod in which several workers ran, which pod is read for a worker, and what is shown of it."""
 
+import io
 import time
 
 import pytest
 import urllib3
-from test_cli_printed import OUT, Log, Pods, Shown, entered, shown_of
+from refusal_kit import refused
+from test_cli_printed import OUT, Shown
 
 from elasticdl.cli import pod_logs
 from elasticdl.cli.follow import Prints
 from elasticdl.cli.namespace_job import NamespaceJob
 from elasticdl.cli.pod_logs import PodPrinters
-from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
-from elasticdl.job.journal import dump_entry
+from elasticdl.common.errors import ElasticDLError, UnreachableError
+from elasticdl.job.journal import WorldMark, dump_entry
+from elasticdl.job.spec import JobSpec
 from elasticdl.kube.client import NoAnswerError, NotDoneError
 from elasticdl.master.shell.state_config_map import JOURNAL, pack
+
+LOST = NoAnswerError(
+    500, "the cluster at c failed: Get https://10.0.0.3:10250/containerLogs: connect: connection refused"
+)
+FORBIDDEN = NotDoneError(403, 'you may not read the log of w-1: User "u" cannot get resource "pods/log"')
+
+
+class Log(io.BytesIO):
+    """It breaks off at a null byte, as when the API server is gone."""
+
+    def __init__(self, text, closed=lambda: None):
+        super().__init__(text.removesuffix("\0").encode())
+        self.data, self._breaks, self._closed = self.getvalue(), text.endswith("\0"), closed
+
+    def __next__(self):
+        if self._breaks and self.tell() == len(self.data):
+            raise urllib3.exceptions.ProtocolError("broken")
+        return super().__next__()
+
+    def close(self):
+        self._closed()
+        super().close()
+
+    def shutdown(self):
+        pass
+
+
+class Pods:
+    """The logs of some workers' pods, which have ended: of each text, or what it is at each reading.
+
+    Args:
+        unread: The pods whose logs can't be read, with the error.
+        entry: More about where worker 5 was started, by the journal that is kept.
+    """
+
+    def __init__(self, *logs, role="worker", unread=None, entry=None):
+        self._logs = {f"w-{number}": [log] if isinstance(log, str) else list(log) for number, log in enumerate(logs)}
+        self._role, self._unread = role, unread or {}
+        self._journal = dump_entry({"time": 1.0, "event": "worker_started", "worker": 5, **(entry or {})})
+        self.reading, self.most, self.read = set(), 0, set()
+
+    def list(self, kind, *, label_selector="", field_selector=""):
+        found = []
+        for number, name in enumerate(self._logs if kind == "Pod" else ()):
+            labels = {"elasticdl.org/role": self._role}
+            labels |= {"elasticdl.org/worker": str(number)} if self._role == "worker" else {}
+            if "worker=" not in label_selector or label_selector.endswith(f"worker={number}"):
+                owner = [{"kind": "Job", "name": "job-master"}]
+                about = {"name": name, "uid": name, "labels": labels, "ownerReferences": owner, "creationTimestamp": ""}
+                status = {"phase": "Succeeded", "containerStatuses": [{"state": {"terminated": {}}}]}
+                found.append({"metadata": about, "spec": {}, "status": status})
+        return found
+
+    def find(self, kind, name):
+        if name.endswith("-state"):
+            return {"binaryData": {JOURNAL: pack(self._journal.encode())}}
+        return {"status": {"conditions": [{"type": "Complete", "status": "True"}]}}
+
+    def log(self, pod, follow=False):
+        if pod in self._unread:
+            raise self._unread[pod]
+        self.read.add(pod)
+        self.reading.add(pod)
+        self.most = max(self.most, len(self.reading))
+        readings = self._logs[pod]
+        return Log(readings.pop(0) if readings[1:] else readings[0], lambda: self.reading.discard(pod))
+
+    def is_read_to_its_end(self):
+        return not any(readings[1:] for readings in self._logs.values())
+
+
+def read(pods, worker=None):
+    return list(pod_logs.read_logs(pods, "job", worker))
+
+
+def followed(pods, worker=None, over=lambda: True):
+    return list(pod_logs.follow_logs(pods, "job", worker, over))
+
+
+def shown_of(pods, ranks, *worlds, started=()):
+    """On a screen, of a job that was in these worlds."""
+    shown = Shown()
+    prints = Prints(JobSpec(log_ranks=ranks).shown_ranks(), shown, PodPrinters(pods, "job"))
+    for entry in started:
+        prints.hear({"event": "worker_started", "host": "n", "pid": 1, **entry})
+    for number, members in enumerate(worlds, 1):
+        prints.hear({"event": "world_formed", "time": float(number), "world": number, "members": members})
+    with prints.shown(wait=lambda: True):
+        pass
+    return shown
+
+
+def in_pod(*lines):
+    """Each with the time by the clock of its node, which is of no use."""
+    return "".join(f"2001-01-01T00:00:00.{number}Z {line}\n" for number, line in enumerate(lines))
+
+
+def entered(worker, rank, world):
+    return WorldMark("2026-01-31 23:59:59.123", worker, rank, world).to_line().decode().removesuffix("\n")
 
 
 def said(second, text):
@@ -27,115 +129,41 @@ SHARED = (
     + f"1970-01-01T00:00:04Z half{said(4, 'worker 0 has ended')[21:]}"
 )
 SHARED += f"{said(5, 'starting worker 2')}1970-01-01T00:00:06Z {entered(2, 0, 2)}\n1970-01-01T00:00:07Z b\n"
+FIFTH = (SHARED, f"{said(1, 'starting worker 5')}1970-01-01T00:00:02Z {entered(5, 0, 1)}\n1970-01-01T00:00:03Z c\n")
 
 
 def test_workers_that_ran_in_one_pod_one_after_another_are_told_apart():
-    assert list(pod_logs.read_logs(Pods(SHARED), "job", 0)) == ["a"]
-    assert list(pod_logs.read_logs(Pods(SHARED), "job", 2)) == ["b"]
-    every = list(pod_logs.read_logs(Pods(SHARED), "job", None))
-    assert [line.partition(" ")[0] for line in every] == ["place-0", "worker-0", "place-0", "place-0", "worker-2"]
-    with pytest.raises(UserError, match="job job has no logs of worker 7; it has logs of place-0, worker-0, worker-2"):
-        list(pod_logs.read_logs(Pods(SHARED), "job", 7))
-    shown = shown_of(Pods(SHARED), "0", [0], [2])
-    assert shown.texts[OUT] == "a\nb\n"
+    assert (read(Pods(SHARED), 0), read(Pods(SHARED), 2)) == (["a"], ["b"])
+    writers = [line.partition(" ")[0] for line in read(Pods(SHARED))]
+    assert writers == ["place-0", "worker-0", "place-0", "place-0", "worker-2"]
+    told = "job job has no logs of worker 7; it has logs of place-0, worker-0, worker-2"
+    refused(told, lambda: read(Pods(SHARED), 7))
+    assert shown_of(Pods(SHARED), "0", [0], [2]).texts[OUT] == "a\nb\n"
 
 
-LOST = "the cluster at c failed: Get https://10.0.0.3:10250/containerLogs: connect: connection refused"
-
-
-class LostNode(Pods):
-    """Of these pods the logs can't be read."""
-
-    def __init__(self, *logs, lost=("w-1",), error=None):
-        super().__init__(*logs)
-        self._lost, self._error = lost, error or NoAnswerError(500, LOST)
-
-    def log(self, pod, follow=False):
-        if pod in self._lost:
-            raise self._error
-        return super().log(pod, follow)
-
-
-@pytest.mark.parametrize("follow", [False, True])
-def test_of_a_pod_on_a_lost_node_it_is_told_that_it_can_not_be_read_and_the_others_are_shown(capsys, follow):
-    pods = LostNode(SHARED, SHARED)
-    if follow:
-        lines = list(pod_logs.follow_logs(pods, "job", None, lambda: True))
-    else:
-        lines = list(pod_logs.read_logs(pods, "job", None))
+@pytest.mark.parametrize("look", [read, followed])
+def test_of_a_pod_on_a_lost_node_it_is_told_that_it_can_not_be_read_and_the_others_are_shown(capsys, look):
+    lines = look(Pods(SHARED, SHARED, unread={"w-1": LOST}))
     assert {line[-1] for line in lines if line.startswith("worker")} == {"a", "b"}
     assert capsys.readouterr().err == f"the log of w-1 can't be read now: {LOST}\n"
 
 
 def test_who_asks_for_what_is_on_a_lost_node_is_told_that_and_not_that_it_never_was():
-    with pytest.raises(UnreachableError, match="the log of w-1 can't be read now: the cluster at c failed"):
-        list(pod_logs.read_logs(LostNode(SHARED, SHARED), "job", 7))
-    with pytest.raises(UnreachableError, match=r"the log of w-0 .*; the log of w-1 "):
-        list(pod_logs.read_logs(LostNode(SHARED, SHARED, lost=("w-0", "w-1")), "job", None))
-    assert list(pod_logs.read_logs(LostNode(SHARED, SHARED), "job", 2)) == ["b"]
-
-
-class BreaksOff(Pods):
-    """Each reading of the log sees a little more of it; it breaks off at a null byte, as when the API server is gone."""
-
-    def __init__(self, *readings):
-        super().__init__(readings[-1])
-        self.readings = list(readings)
-
-    def log(self, pod, follow=False):
-        reading = self.readings.pop(0) if self.readings[1:] else self.readings[0]
-
-        class Broken(Log):
-            def __next__(self):
-                if self.tell() == len(self.getvalue()) and reading.endswith("\0"):
-                    raise urllib3.exceptions.ProtocolError("broken")
-                return super().__next__()
-
-        return Broken(reading.removesuffix("\0").encode())
+    one, both = {"w-1": LOST}, {"w-0": LOST, "w-1": LOST}
+    told = "the log of w-1 can't be read now: the cluster at c failed"
+    refused(told, lambda: read(Pods(SHARED, SHARED, unread=one), 7), UnreachableError)
+    refused(r"the log of w-0 .*; the log of w-1 ", lambda: read(Pods(SHARED, SHARED, unread=both)), UnreachableError)
+    assert read(Pods(SHARED, SHARED, unread=one), 2) == ["b"]
 
 
 def test_a_log_that_breaks_off_is_followed_on_from_there(monkeypatch):
     monkeypatch.setattr(pod_logs, "LOOK_SECONDS", 0.0)
-    pods = BreaksOff("one\ntwo\n\0", "one\n\0", "one\ntwo\nthree\n\0", "one\ntwo\nthree\nfour\n")
-    lines = list(pod_logs.follow_logs(pods, "job", 0, lambda: not pods.readings[1:]))
-    assert lines == ["one", "two", "three", "four"]
+    pods = Pods(["one\ntwo\n\0", "one\n\0", "one\ntwo\nthree\n\0", "one\ntwo\nthree\nfour\n"])
+    assert followed(pods, 0, pods.is_read_to_its_end) == ["one", "two", "three", "four"]
 
 
 def test_who_follows_logs_and_may_not_read_them_is_told_so():
-    refused = NotDoneError(403, 'you may not read the log of w-1: User "u" cannot get resource "pods/log"')
-    with pytest.raises(UserError, match="you may not read the log"):
-        list(pod_logs.follow_logs(LostNode(SHARED, SHARED, error=refused), "job", None, lambda: True))
-
-
-class JobPods(Pods):
-    """Worker 5 runs in the second pod, by the journal that is kept; which logs were read is noted."""
-
-    def __init__(self, *logs, entry):
-        super().__init__(*logs)
-        self.read, self._journal = [], dump_entry({"time": 1.0, "event": "worker_started", "worker": 5, **entry})
-
-    def find(self, kind, name):
-        if name.endswith("-state"):
-            return {"binaryData": {JOURNAL: pack(self._journal.encode())}}
-        return {"status": {"conditions": [{"type": "Complete", "status": "True"}]}}
-
-    def log(self, pod, follow=False):
-        self.read.append(pod)
-        return super().log(pod, follow)
-
-
-FIFTH = (SHARED, f"{said(1, 'starting worker 5')}1970-01-01T00:00:02Z {entered(5, 0, 1)}\n1970-01-01T00:00:03Z c\n")
-
-
-@pytest.mark.parametrize("follow", [False, True])
-@pytest.mark.parametrize(
-    ("entry", "read"), [({"place": "w-1"}, ["w-1"]), ({}, ["w-0", "w-1"]), ({"place": "removed"}, ["w-0", "w-1"])]
-)
-def test_of_a_worker_only_its_pod_is_read_if_it_is_known_which_that_is(follow, entry, read):
-    pods = JobPods(*FIFTH, entry=entry)
-    lines = list(NamespaceJob(pods, "job").logs(5, follow=follow))
-    assert [line[-1] for line in lines] == ["c"]
-    assert sorted(set(pods.read)) == read
+    refused("you may not read the log", lambda: followed(Pods(SHARED, SHARED, unread={"w-1": FORBIDDEN})))
 
 
 def test_who_follows_the_logs_of_a_job_whose_status_is_damaged_is_told_so(monkeypatch):
@@ -145,16 +173,22 @@ def test_who_follows_the_logs_of_a_job_whose_status_is_damaged_is_told_so(monkey
     def over():
         raise next(answers)
 
-    with pytest.raises(ElasticDLError, match="is damaged"):
-        list(pod_logs.follow_logs(JobPods(*FIFTH, entry={}), "job", 5, over))
+    refused("is damaged", lambda: followed(Pods(*FIFTH), 5, over), ElasticDLError)
 
 
-class OfMasters(Pods):
-    def list(self, kind, **selection):
-        found = super().list(kind, **selection)
-        for pod in found:
-            pod["metadata"]["labels"] = {"elasticdl.org/role": "master"}
-        return found
+@pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.parametrize(
+    ("entry", "read"), [({"place": "w-1"}, {"w-1"}), ({}, {"w-0", "w-1"}), ({"place": "removed"}, {"w-0", "w-1"})]
+)
+def test_of_a_worker_only_its_pod_is_read_if_it_is_known_which_that_is(follow, entry, read):
+    pods = Pods(*FIFTH, entry=entry)
+    assert [line[-1] for line in NamespaceJob(pods, "job").logs(5, follow=follow)] == ["c"]
+    assert pods.read == read
+
+
+def test_a_worker_that_is_in_a_pod_and_has_printed_nothing_yet_has_an_empty_log():
+    pods = Pods(SHARED, said(1, "starting worker 5"), entry={"place": "w-1"})
+    assert list(NamespaceJob(pods, "job").logs(5, follow=False)) == []
 
 
 def test_the_lines_of_two_masters_stand_where_they_were_written():
@@ -164,40 +198,47 @@ def test_the_lines_of_two_masters_stand_where_they_were_written():
         for lines in ([(1, "a"), (4, "d")], [(2, "b"), (3, "c")])
     )
     for logs in ((first, second), (second, first)):
-        assert [line[-1] for line in pod_logs.read_logs(OfMasters(*logs), "job", None)] == ["a", "b", "c", "d"]
+        assert [line[-1] for line in read(Pods(*logs, role="master"))] == ["a", "b", "c", "d"]
 
 
 def test_of_many_pods_some_are_read_at_a_time(monkeypatch):
-    monkeypatch.setattr(pod_logs, "AT_ONCE", 2)
-    reading, most = set(), []
-
-    class Counted(Pods):
+    class Slow(Pods):
         def log(self, pod, follow=False):
-            class Read(Log):
-                def close(self):
-                    reading.discard(pod)
-                    super().close()
-
-            reading.add(pod)
-            most.append(len(reading))
+            log = super().log(pod, follow)
             time.sleep(0.01)
-            return Read(self._logs[pod].encode())
+            return log
 
-    lines = list(pod_logs.read_logs(Counted(*[SHARED] * 9), "job", 0))
-    assert (len(lines), max(most)) == (9, 2)
+    monkeypatch.setattr(pod_logs, "AT_ONCE", 2)
+    pods = Slow(*[SHARED] * 9)
+    assert (len(read(pods, 0)), pods.most) == (9, 2)
 
 
-def test_a_worker_that_is_in_a_pod_and_has_printed_nothing_yet_has_an_empty_log():
-    pods = JobPods(SHARED, said(1, "starting worker 5"), entry={"place": "w-1"})
-    assert list(NamespaceJob(pods, "job").logs(5, follow=False)) == []
+# ---- what is shown of it ----
+
+
+def test_another_rank_0_goes_on_where_the_last_one_ended():
+    first = in_pod("loads", entered(0, 0, 1), "step 1", "late")
+    second = in_pod("loads", entered(1, 1, 1), "step 1", entered(1, 0, 2), "step 2")
+    stays = in_pod("loads", entered(0, 0, 1), "step 1", entered(0, 1, 2), "step 2")
+    leaves = [0, 1], [1]
+    assert shown_of(Pods("", second), "0", *leaves).texts[OUT] == "step 2\n"
+    assert shown_of(Pods(first, second), "0", *leaves).texts[OUT] == "loads\nstep 1\nlate\nstep 2\n"
+    assert shown_of(Pods(stays, second), "0", [0, 1], [1, 0]).texts[OUT] == "loads\nstep 1\nstep 2\n"
+    every = shown_of(Pods(first, second), "all", *leaves).texts[OUT].splitlines()
+    own = {0: ["loads", "step 1", "late"], 1: ["loads", "step 1", "step 2"]}
+    assert sorted(every) == sorted(f"[worker {worker}] {text}" for worker, texts in own.items() for text in texts)
 
 
 def test_of_the_prints_of_rank_0_only_its_pod_is_read():
-    pods = JobPods(*FIFTH, entry={})
-    shown = Shown()
-    prints = Prints((0,), shown, PodPrinters(pods, "job"))
-    prints.hear({"event": "worker_started", "worker": 5, "host": "n", "pid": 1, "place": "w-1"})
-    prints.hear({"event": "world_formed", "time": 2.0, "world": 1, "members": [5]})
-    with prints.shown(wait=lambda: True):
-        pass
-    assert (shown.texts[OUT], set(pods.read)) == ("c\n", {"w-1"})
+    pods = Pods(*FIFTH)
+    shown = shown_of(pods, "0", [5], started=[{"worker": 5, "place": "w-1"}])
+    assert (shown.texts[OUT], pods.read) == ("c\n", {"w-1"})
+
+
+def test_who_may_not_read_logs_is_told_so_once():
+    class Closed(Pods):
+        def list(self, *_, **__):
+            raise NotDoneError(403, "you may not get pods/log")
+
+    told = ["what workers print can't be shown at the moment: you may not get pods/log"]
+    assert shown_of(Closed(""), "0").said == told

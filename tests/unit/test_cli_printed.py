@@ -17,12 +17,10 @@ from rich.console import Console
 
 from elasticdl.cli.folder_job import LocalLogs
 from elasticdl.cli.follow import LONGEST_LINE, FilePrinters, PrintedLines, Prints, Tail, apart, local_prints
-from elasticdl.cli.pod_logs import PodPrinters
 from elasticdl.cli.screens import LiveScreen, Outlet, Screen, Stream, moment
 from elasticdl.job.jobdir import create_job_dir
 from elasticdl.job.journal import WorldMark, split_at_mark, without_marks
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube.client import NotDoneError
 from elasticdl.proto import elasticdl_pb2 as pb
 
 OUT, ERR = Stream.OUT, Stream.ERR
@@ -457,77 +455,3 @@ def test_a_file_is_read_on_where_it_was_and_anew_if_it_is_another(tmp_path):
     assert [*tail.lines()] == ["long", "more"]
     path.write_text("new\n")  # it is shorter than before, so it was begun anew
     assert [*tail.lines()] == ["new"]
-
-
-# ---- on a cluster ----
-
-
-class Log(io.BytesIO):
-    def shutdown(self):
-        pass
-
-
-class Pods:
-    """The logs of some workers' pods, which have ended."""
-
-    def __init__(self, *logs):
-        self._logs = {f"w-{number}": log for number, log in enumerate(logs)}
-
-    def list(self, kind, *, label_selector="", field_selector=""):
-        found = []
-        for number, name in enumerate(self._logs if kind == "Pod" else ()):
-            labels = {"elasticdl.org/role": "worker", "elasticdl.org/worker": str(number)}
-            if "worker=" not in label_selector or label_selector.endswith(f"worker={number}"):
-                owner = [{"kind": "Job", "name": "job-master"}]
-                about = {"name": name, "uid": name, "labels": labels, "ownerReferences": owner, "creationTimestamp": ""}
-                status = {"phase": "Succeeded", "containerStatuses": [{"state": {"terminated": {}}}]}
-                found.append({"metadata": about, "spec": {}, "status": status})
-        return found
-
-    def log(self, pod, follow=False):
-        found = Log(self._logs[pod].encode())
-        found.data = found.getvalue()
-        return found
-
-
-def shown_of(pods, ranks, *worlds):
-    shown = Shown()
-    prints = Prints(JobSpec(log_ranks=ranks).shown_ranks(), shown, PodPrinters(pods, "job"))
-    for number, members in enumerate(worlds, 1):
-        prints.hear({"event": "world_formed", "time": float(number), "world": number, "members": members})
-    with prints.shown(wait=lambda: True):
-        pass
-    return shown
-
-
-def in_pod(*lines):
-    """Each with the time by the clock of its node, which is of no use. A pair: the mark of a worker with this rank in this world."""
-    return "".join(f"2001-01-01T00:00:00.{number}Z {line}\n" for number, line in enumerate(lines))
-
-
-def entered(worker, rank, world):
-    return WorldMark("2026-01-31 23:59:59.123", worker, rank, world).to_line().decode().removesuffix("\n")
-
-
-def test_on_a_cluster_another_rank_0_goes_on_where_the_last_one_ended():
-    first = in_pod("loads", entered(0, 0, 1), "step 1", "late")
-    second = in_pod("loads", entered(1, 1, 1), "step 1", entered(1, 0, 2), "step 2")
-    worlds = [0, 1], [1]
-    assert shown_of(Pods("", second), "0", *worlds).texts[OUT] == "step 2\n"
-    assert shown_of(Pods(first, second), "0", *worlds).texts[OUT] == "loads\nstep 1\nlate\nstep 2\n"  # it leaves
-    stays = in_pod("loads", entered(0, 0, 1), "step 1", entered(0, 1, 2), "step 2")
-    assert shown_of(Pods(stays, second), "0", [0, 1], [1, 0]).texts[OUT] == "loads\nstep 1\nstep 2\n"
-    every = shown_of(Pods(first, second), "all", *worlds).texts[OUT].splitlines()
-    own = {0: ["loads", "step 1", "late"], 1: ["loads", "step 1", "step 2"]}
-    assert sorted(every) == sorted(f"[worker {worker}] {text}" for worker, texts in own.items() for text in texts)
-
-
-def test_who_may_not_read_logs_is_told_so_once():
-    pods = Pods("")
-
-    def refuse(*_, **__):
-        raise NotDoneError(403, "you may not get pods/log")
-
-    pods.list = refuse
-    shown = shown_of(pods, "0")
-    assert shown.said == ["what workers print can't be shown at the moment: you may not get pods/log"]

@@ -1,5 +1,4 @@
-"""`scripts/setup.sh` with pretended interpreters: which it takes, when it makes the environment anew, what it asks for.
-And `make coverage`, with a pretended tool."""
+"""`scripts/setup.sh` with pretended interpreters: which it takes, when it makes the environment anew, what it asks for."""
 
 from __future__ import annotations
 
@@ -23,89 +22,61 @@ case "$*" in
     scripts/make_environment.py*) echo "{name}: $*" >>record ;;
 esac
 """
+TOO_OLD, BARE = {"too_old": 1}, {"without_venv": 1, "without_headers": 1}
+INSTALL = "apt-get install -y -q --no-install-recommends python3-venv python3-dev"
+MISSING, INSTALLING = (
+    "setup: these are missing: python3-venv python3-dev; install them",
+    "setup: installing python3-venv",
+)
 
 
-@pytest.fixture
-def checkout(tmp_path):
-    """As much of one as the script looks at."""
-    made = tmp_path / "checkout"
-    (made / "scripts").mkdir(parents=True)
-    shutil.copy(ROOT / "scripts" / "setup.sh", made / "scripts")
-    return made
-
-
-def interpreter(checkout: Path, name: str, **exits: int) -> Path:
-    """``exits``: with which code it ends when it is asked for one of these; 1 is no."""
-    path = checkout.parent / name
-    codes = {"too_old": 0, "without_venv": 0, "without_headers": 0, "is_made": 1, **exits}
-    path.write_text(INTERPRETER.format(name=name, **codes))
+def program(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
     path.chmod(0o755)
     return path
 
 
-def set_up(
-    checkout: Path, python: Path | None, *arguments: str, user: int = 1000, apt: int = 0
-) -> subprocess.CompletedProcess[str]:
-    """As a pretended user, with a pretended apt-get, which ends with ``apt``."""
-    programs = checkout.parent / "bin"
-    programs.mkdir(exist_ok=True)
-    for name, does in (("apt-get", f'echo "apt-get $*" >>record; exit {apt}'), ("id", f"echo {user}")):
-        (programs / name).write_text(f"#!/bin/bash\n{does}\n")
-        (programs / name).chmod(0o755)
-    env = {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", **({"PYTHON": str(python)} if python else {})}
-    (checkout / "record").write_text("")
-    command = ["scripts/setup.sh", *arguments]
-    return subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, timeout=280, check=False)
-
-
-def record(checkout: Path) -> list[str]:
-    return (checkout / "record").read_text().splitlines()
-
-
-def test_the_interpreter_that_is_named_makes_the_environment(checkout):
-    done = set_up(checkout, interpreter(checkout, "one"), "demo")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert record(checkout) == ["one: scripts/make_environment.py demo"]
-
-
-def test_who_names_no_interpreter_keeps_that_of_the_environment(checkout):
-    (checkout / ".venv" / "bin").mkdir(parents=True)
-    shutil.copy(interpreter(checkout, "kept"), checkout / ".venv" / "bin" / "python")
-    assert set_up(checkout, None).returncode == 0
-    assert record(checkout) == ["kept: scripts/make_environment.py"]
-
-
-INSTALL = "apt-get install -y -q --no-install-recommends python3-venv python3-dev"
-
-
 @pytest.mark.parametrize(
-    ("more", "code", "said", "did"),
+    ("python", "exits", "more", "code", "said", "did"),
     [
-        ({}, 1, "setup: these are missing: python3-venv python3-dev; install them", []),
-        ({"user": 0}, 0, "setup: installing python3-venv python3-dev", ["apt-get update -q", INSTALL]),
-        ({"user": 0, "apt": 100}, 1, "setup: installing python3-venv python3-dev", ["apt-get update -q"]),
+        ("one", {}, "demo", 0, "", ["one: scripts/make_environment.py demo"]),
+        ("checkout/.venv/bin/python", {}, "", 0, "", ["checkout/.venv/bin/python: scripts/make_environment.py"]),
+        ("old", TOO_OLD, "", 1, "3.11.2 or newer is needed: set PYTHON to one", []),
+        ("bare", {**BARE, "is_made": 0}, "root", 0, "", []),
+        ("bare", {**BARE, "is_made": 2}, "root", 2, "", []),
+        ("bare", BARE, "", 1, MISSING, []),
+        ("bare", BARE, "root", 0, INSTALLING, ["apt-get update -q", INSTALL, "bare: scripts/make_environment.py"]),
+        ("bare", BARE, "root no-apt", 1, "could not be installed; apt-get says why above\n", ["apt-get update -q"]),
     ],
-    ids=["told to a user", "installed by root", "not to be had"],
+    ids=[
+        "named",
+        "that of the environment",
+        "too old",
+        "made",
+        "a wrong word",
+        "told to a user",
+        "installed by root",
+        "not to be had",
+    ],
 )
-def test_what_is_missing_of_debians_packages_is_told_or_installed(checkout, more, code, said, did):
-    done = set_up(checkout, interpreter(checkout, "bare", without_venv=1, without_headers=1), **more)
-    assert (done.returncode, record(checkout)[: len(did)]) == (code, did), done.stderr
-    assert done.stderr.startswith(said)
-    assert "user" in more or (done.stderr.count("\n"), "sudo apt-get install python3" in done.stderr) == (1, True)
-    assert "apt" not in more or done.stderr.endswith("could not be installed; apt-get says why above\n")
-
-
-@pytest.mark.parametrize(("is_made", "meaning"), [(0, "made"), (2, "a wrong argument")], ids=["made", "wrong"])
-def test_where_nothing_is_to_be_made_nothing_is_asked_for(checkout, is_made, meaning):
-    done = set_up(checkout, interpreter(checkout, "bare", without_venv=1, is_made=is_made), user=0)
-    assert (done.returncode, done.stderr, record(checkout)) == (is_made, "", []), meaning
-
-
-def test_an_interpreter_that_is_too_old_is_refused(checkout):
-    done = set_up(checkout, interpreter(checkout, "old", too_old=1))
-    assert done.returncode == 1
-    assert "3.11.2 or newer is needed: set PYTHON to one" in done.stderr
-    assert record(checkout) == []
+def test_the_interpreter_that_is_named_or_there_makes_the_environment(tmp_path, python, exits, more, code, said, did):
+    """As a pretended user, with a pretended apt-get."""
+    checkout = tmp_path / "checkout"
+    (checkout / "scripts").mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "setup.sh", checkout / "scripts")
+    codes = {"too_old": 0, "without_venv": 0, "without_headers": 0, "is_made": 1, **exits}
+    path = program(tmp_path / python, INTERPRETER.format(name=python, **codes))
+    program(tmp_path / "bin/apt-get", f'#!/bin/bash\necho "apt-get $*" >>record; exit {100 * ("no-apt" in more)}')
+    program(tmp_path / "bin/id", f"#!/bin/bash\necho {0 if 'root' in more else 1000}")
+    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", **({} if ".venv" in python else {"PYTHON": str(path)})}
+    command = ["scripts/setup.sh", *(word for word in more.split() if word == "demo")]
+    done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, timeout=280, check=False)
+    record = checkout / "record"
+    assert (done.returncode, record.read_text().splitlines() if record.exists() else []) == (code, did), done.stderr
+    assert said in done.stderr
+    assert bool(done.stderr) == bool(said)
+    assert said != MISSING or (done.stderr.count("\n"), "sudo apt-get install python3" in done.stderr) == (1, True)
 
 
 def test_the_oldest_python_is_the_same_everywhere():
