@@ -1,9 +1,27 @@
-"""What a person is told of an exception in one line: never an empty one, and the place in their own code."""
+"""What a person is told of an exception, a stack or a crash: in few lines, never an empty one, and with the place in their own code."""
+
+import os
+import subprocess
+import sys
+import threading
 
 import pytest
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.reason import one_line, reason
+from elasticdl.common.reason import (
+    MOST_LINES,
+    PACKAGE,
+    Line,
+    Stack,
+    describe,
+    last_exception,
+    last_line,
+    last_words,
+    one_line,
+    parse,
+    reason,
+)
+from elasticdl.elastic.link.witness import stack_of
 
 GUARD = """
         An attempt has been made to start a new process before the
@@ -12,6 +30,10 @@ GUARD = """
         This probably means that you are not using fork to start your
         child processes.
 """  # as Python's multiprocessing begins it: with an empty line
+GUARDED = (
+    "An attempt has been made to start a new process before the current process has finished its bootstrapping phase; put what the "
+    'script does below `if __name__ == "__main__":`, as processes that load data import it anew'
+)
 LOADER = """Caught ValueError in DataLoader worker process 0.
 Original Traceback (most recent call last):
   File "site-packages/torch/utils/data/_utils/worker.py", line 349, in _worker_loop
@@ -21,50 +43,32 @@ Original Traceback (most recent call last):
 ValueError: no image
 in there
 """
-
-
 OURS = "from elasticdl.common.errors import UserError\n"
-
-
-def raised(code, path):
-    """What code raises that stands in a file of the user's."""
-    path.write_text(code)
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - any
-        exec(compile(code, str(path), "exec"), {})
-    return caught.value
-
-
-@pytest.fixture
-def script(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "train.py"
+NOTHING = "which says nothing, raised by"
 
 
 @pytest.mark.parametrize(
     ("code", "line"),
     [
         ("raise ValueError('first\\nsecond')", "train.py:1: ValueError: first"),
-        ("x = 1\nassert x > 1", "train.py:2: AssertionError, which says nothing, raised by `assert x > 1`"),
-        ("raise RuntimeError('')", "train.py:1: RuntimeError, which says nothing, raised by `raise RuntimeError('')`"),
+        ("x = 1\nassert x > 1", f"train.py:2: AssertionError, {NOTHING} `assert x > 1`"),
+        ("raise RuntimeError('')", f"train.py:1: RuntimeError, {NOTHING} `raise RuntimeError('')`"),
         ("raise RuntimeError(' \\n\\n  at last\\nmore')", "train.py:1: RuntimeError: at last"),
         ("raise RuntimeError('\\n one\\n two\\n\\n three')", "train.py:1: RuntimeError: one two"),
         ("import json\njson.loads('')", "train.py:2: JSONDecodeError: Expecting value: line 1 column 1 (char 0)"),
         ("compile('x = ', 'mine.py', 'exec')", "mine.py:1: SyntaxError: invalid syntax (mine.py, line 1)"),
         (f"{OURS}raise UserError('call init first')", "train.py:2: call init first"),
         (f"{OURS}raise UserError('mine.py:7: call init first')", "mine.py:7: call init first"),
+        (f"raise RuntimeError({GUARD!r})", f"train.py:1: RuntimeError: {GUARDED}"),
     ],
 )
-def test_a_reason_is_the_place_the_type_and_what_was_said(code, line, script):
-    assert reason(raised(code, script)) == line
-
-
-def test_what_helps_is_said_where_it_is_known(script):
-    line = reason(raised(f"raise RuntimeError({GUARD!r})", script))
-    assert line == (
-        "train.py:1: RuntimeError: An attempt has been made to start a new process before the current process has finished "
-        'its bootstrapping phase; put what the script does below `if __name__ == "__main__":`, as processes that load data '
-        "import it anew"
-    )
+def test_a_reason_is_the_place_the_type_what_was_said_and_what_helps(code, line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text(code)
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - any
+        exec(compile(code, str(script), "exec"), {})
+    assert reason(caught.value) == line
 
 
 def test_what_never_was_in_a_users_file_has_no_place():
@@ -74,13 +78,12 @@ def test_what_never_was_in_a_users_file_has_no_place():
 
 
 STRUCTURE = "The structure of `inputs` doesn't match the expected structure.\nExpected: x\nReceived: inputs={'a': 1}"
+FLAT = "The structure of `inputs` doesn't match the expected structure: expected: x, received: inputs={'a': 1}"
 
 
 def wrapped(text):
-    return (
-        f"Exception encountered when calling Net.call().\n\n\x1b[1m{text}\x1b[0m\n\n"
-        "Arguments received by Net.call():\n  • inputs=1"
-    )
+    call = f"Exception encountered when calling Net.call().\n\n\x1b[1m{text}\x1b[0m\n\n"
+    return f"{call}Arguments received by Net.call():\n  • inputs=1"
 
 
 @pytest.mark.parametrize(
@@ -90,12 +93,150 @@ def wrapped(text):
         (ValueError(LOADER), "ValueError: no image"),
         (ValueError(wrapped("no such shape")), "ValueError: no such shape"),
         (KeyError(wrapped("right")), "KeyError: right"),
-        (
-            ValueError(wrapped(STRUCTURE)),
-            "ValueError: The structure of `inputs` doesn't match the expected structure: expected: x, received: inputs={'a': 1}",
-        ),
+        (ValueError(wrapped(STRUCTURE)), f"ValueError: {FLAT}"),
         (OSError("{{function_node __wrapped__X_device_/device:CPU:0}} 7 is not in [0, 5) [Op:X] name: "), "OSError: 7 is not in [0, 5)"),
     ],
 )  # fmt: skip
 def test_one_line_holds_what_was_said(error, line):
     assert one_line(error) == line
+
+
+# ---- what a process that has ended by an exception has printed of it ----
+
+TORCHRUN = 'the script is written for torchrun: docs/migration.md has under "From torchrun" what becomes of each line'
+NO_RANK = "ValueError: rendezvous: environment variable RANK expected, but not set"
+NESTED = (
+    'import json\ndef load(text):\n    return json.loads(text)\ntry:\n    {}["x"]\nexcept KeyError:\n    load("")\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("raise ValueError('no such file\\nin there')", "train.py:1: ValueError: no such file"),
+        ("raise KeyboardInterrupt", "train.py:1: KeyboardInterrupt"),
+        ("assert 1 > 2", "train.py:1: AssertionError"),
+        (NESTED, "train.py:3: JSONDecodeError: Expecting value: line 1 column 1 (char 0)"),
+        ("x = (", "train.py:1: SyntaxError: '(' was never closed"),
+        ("import os\nos.environ['LOCAL_RANK']", f"train.py:2: KeyError: 'LOCAL_RANK'; {TORCHRUN}"),
+        (f"raise ValueError({NO_RANK[12:]!r})", f"train.py:1: {NO_RANK}; {TORCHRUN}"),
+    ],
+)
+def test_what_python_says_in_the_end_is_told_with_the_users_line(tmp_path, monkeypatch, code, told):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(code)
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    output = subprocess.run([sys.executable, str(tmp_path / "train.py")], **both, text=True, check=False).stdout
+    assert last_exception(f"step 1\n{output}") == told
+
+
+def test_an_exception_that_was_caught_long_before_the_end_is_none():
+    logged = "Traceback (most recent call last):\n"
+    logged += '  File "/a/train.py", line 3, in <module>\n    f()\nValueError: once\n'
+    assert last_exception(logged) == "/a/train.py:3: ValueError: once"
+    for output in (logged + "step\n" * 30, "step 1\nstep 2\n", "", logged.rpartition("ValueError")[0]):
+        assert last_exception(output) == ""
+    assert last_line("usage: a.py\na.py: error: no such option\n\n") == "a.py: error: no such option"
+    assert last_line("") == ""
+
+
+CRASH = (
+    "Fatal Python error: Segmentation fault\n\nCurrent thread 0x01 (most recent call first):\n"
+    '  File "/a/train.py", line 3 in load\n  File "<frozen importlib._bootstrap>", line 241 in _call\n'
+    '  File "/a/train.py", line 9 in <module>\n\nExtension modules: numpy._core, torch._C (total: 2)\n'
+)
+WORDS = [
+    "Fatal Python error: Segmentation fault",
+    "Current thread 0x01 (most recent call first):",
+    '  File "/a/train.py", line 3 in load',
+    '  File "/a/train.py", line 9 in <module>',
+]
+WHY = [*(f"line {number}" for number in range(9)), "terminate called", "  what():  CUDA error: out of memory"]
+TRACKER = (
+    "/lib/multiprocessing/resource_tracker.py:224: UserWarning: resource_tracker: There appear to be 14 leaked ones\n"
+    "  warnings.warn(\n"
+)
+SHELL = "run.sh: line 2: 17 Segmentation fault      (core dumped) python train.py\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        *((f"{CRASH}{after}", WORDS) for after in ("", TRACKER, SHELL, TRACKER + SHELL)),
+        ("\n".join([*WHY, CRASH]), [*WHY[-5:], *WORDS]),
+        (f"{CRASH}goes on\n", []),
+        ("step 1\n", []),
+    ],
+)
+def test_the_last_words_of_a_log_are_the_crash_with_which_it_ends(log, told):
+    assert last_words(log) == told
+
+
+# ---- stacks: whose line it is, and what faulthandler has written ----
+
+USERS = "/home/me/train.py"
+WAIT = Line("/usr/lib/python3.11/threading.py", 320, "wait")
+FORWARD = Line("/venv/lib/python3.11/site-packages/torch/nn/module.py", 7, "forward")
+TRAINER, FROZEN = Line(str(PACKAGE / "worker" / "trainer.py"), 5, "step"), Line("<frozen runpy>", 9, "run")
+LOAD, MAIN = Line(USERS, 31, "load"), Line(USERS, 99, "main")
+
+
+@pytest.mark.parametrize(
+    ("lines", "where"),
+    [
+        ((WAIT, FORWARD, TRAINER, FROZEN, LOAD, MAIN), "/home/me/train.py:31 in load"),
+        ((WAIT, FORWARD), "torch/nn/module.py:7 in forward"),
+        ((WAIT,), "threading.py:320 in wait"),
+        ((), ""),
+    ],
+    ids=["the user's", "a library's", "any", "none"],
+)
+def test_the_innermost_line_is_where_it_stands(lines, where):
+    assert Stack(lines).where == where
+
+
+def test_the_users_lines_come_first_and_there_are_not_too_many():
+    lines = describe(Stack((WAIT, *(Line(USERS, n, "f") for n in range(200)))))
+    assert (lines[0], len(lines)) == ("/home/me/train.py:0 in f", MOST_LINES)
+
+
+def test_what_faulthandler_writes_of_a_process_that_holds_pythons_lock(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import ctypes, faulthandler, sys, threading\n"
+        "faulthandler.dump_traceback_later(0.2, file=sys.stderr)\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "def load():\n"
+        "    ctypes.PyDLL(None).usleep(600_000)\n"
+        "load()\n"
+    )
+    ended = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=280, check=True)
+    stacks = parse(f"an earlier line\n{ended.stderr}a later line\n")
+    assert (stacks[0].where, stacks[1].lines[0].function) == (f"{program}:5 in load", "wait")
+
+
+def test_only_the_last_dump_counts_and_what_others_print_in_between_is_passed_over():
+    text = "Timeout (0:00:04)!\nThread 0x1 (most recent call first):\n"
+    first = text + '  File "/a.py", line 1 in f\n'
+    second = text + '  File "/b.py", line 2 in g\nepoch 3\n  File "/b.py", line 9 in main\n'
+    (stack,) = parse(first + second)
+    assert [str(line) for line in stack.lines] == ["/b.py:2 in g", "/b.py:9 in main"]
+    assert parse("no dump") == []
+
+
+def test_the_stack_of_a_thread():
+    event, begun = threading.Event(), threading.Event()
+
+    def wait_here():
+        begun.set()
+        event.wait(60)
+
+    thread = threading.Thread(target=wait_here)
+    thread.start()
+    begun.wait(60)
+    try:
+        assert "wait_here" in stack_of(thread.ident).where
+    finally:
+        event.set()
+        thread.join()
+    assert stack_of(os.getpid()).lines == ()
