@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 
 from elasticdl.cli import screens as wording
-from elasticdl.cli.follow import show_entry
+from elasticdl.cli.follow import Prints, show_entry
+from elasticdl.cli.pod_logs import PodPrinters
 from elasticdl.cli.screens import LiveScreen, Screen, open_screen, render
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import Seldom, dump_entry, news
@@ -39,22 +40,34 @@ def drawn(status: pb.JobStatus, age: float = 0.0) -> str:
     return console.export_text()
 
 
+def shown(*entries: dict[str, object], once=None, seldom=None) -> list[str]:
+    """The lines that a plain screen shows of these entries."""
+    screen, once, seldom = Screen((lines := []).append, log_loss_steps=100), once or wording.Once(), seldom or Seldom()
+    for entry in entries:
+        show_entry(dump_entry(entry), screen, once, seldom, lambda entry: None)
+    return lines
+
+
+def found(*journal: dict[str, object]) -> Facts:
+    return Facts().read(map(dump_entry, journal)).conclude()
+
+
 def test_the_panel_shows_progress_workers_and_why_they_changed():
     """Text from outside is never taken for markup."""
-    shown = drawn(status_of(last_change="[/b] failed [red]"), age=10)
+    panel = drawn(status_of(last_change="[/b] failed [red]"), age=10)
     parts = ["brave-otter-42 · running", "epoch 2/4", "step 1,250/5,000", "loss 0.1235", "4,321 samples/s"]
     parts += ["elapsed 0:00:40", "left 0:01:20", "no slot is free", "2 of 2-4 workers train"]
     parts += ["last change: [/b] failed [red]"]
-    assert [part for part in parts if part not in shown] == []
+    assert [part for part in parts if part not in panel] == []
+    assert "0 of 2-4 workers train" in drawn(status_of(phase="waiting"))
+    row = next(line.split() for line in panel.splitlines() if " here " in line)
+    assert row[1:6] == ["0", "trains", "1", "here", "10"]
 
 
 def test_a_worker_is_shown_with_its_process_and_that_it_trains():
     slow = pb.WorkerStatus(worker_id=1, state="member", rank=0, host="node-b", pid=6576, remark="slow: data 3.2x")
     assert wording.worker_line(slow, ONCE) == "worker 1: trains, rank 0, pid 6576 on node-b: slow: data 3.2x"
     assert wording.worker_line(slow, ONCE, "waiting").startswith("worker 1: waiting, rank 0")
-    assert "0 of 2-4 workers train" in drawn(status_of(phase="waiting"))
-    row = next(line.split() for line in drawn(status_of()).splitlines() if " here " in line)
-    assert row[1:6] == ["0", "trains", "1", "here", "10"]
 
 
 def test_plain_lines_come_each_so_many_steps_and_tell_once_what_workers_wait_for():
@@ -71,150 +84,19 @@ def test_plain_lines_come_each_so_many_steps_and_tell_once_what_workers_wait_for
 
 
 def test_a_loss_that_the_script_does_not_tell_is_not_made_up():
-    status = status_of(samples=0, loss=0.0, samples_per_second=0.0)
-    assert "loss -" in drawn(status)
-    assert "loss" not in wording.progress_line(status)
+    untold = status_of(samples=0, loss=0.0, samples_per_second=0.0)
     resumed = status_of(samples=64, loss=math.nan, samples_per_second=0.0)
+    assert "loss -" in drawn(untold)
+    assert "loss" not in wording.progress_line(untold)
     assert "nan" not in wording.progress_line(resumed)
     assert "loss nan" in wording.progress_line(status_of(loss=math.nan))  # it has diverged
 
 
-def test_a_worker_that_leaves_as_it_should_is_no_news():
-    entry = {"time": 0, "event": "worker_left", "worker": 1, "cause": "finished", "reason": "finished", "code": 0}
-    assert news(entry) is None
-    assert news({**entry, "reason": "SIGKILL", "code": -9}) == "worker 1 left: SIGKILL"
-
-
-def test_where_a_worker_is_stuck_is_news_and_its_stack_stands_below_the_entry():
-    entry = {"time": 0, "event": "worker_stuck", "worker": 3, "host": "node-b", "why": "stuck", "seconds": 31.2}
-    told = {**entry, "where": "train.py:31 in load", "stack": ["train.py:31 in load", "train.py:90 in main"]}
-    assert news(told) == "worker 3 on node-b: stuck for 31 s, at train.py:31 in load"
-    assert news(entry) == "worker 3 on node-b: stuck for 31 s, at an unknown place: no stack could be had"
-    stopped = "does not run: it is stopped (state T)"
-    assert news({**entry, "state": stopped}) == f"worker 3 on node-b: stuck for 31 s, {stopped}"
-    head, *stack = wording.event_line(told, ONCE).splitlines()
-    assert "where=train.py:31 in load" in head
-    assert [line.strip() for line in stack] == told["stack"]
-
-
-MISSING = (
-    "crashed: exit code 1: train.py:3: RuntimeError: the folder of the data is not there, and has to be mounted before"
-)
-AGAIN = "crashed: exit code 1: train.py:3: RuntimeError: the folder o... (as above)"
-
-
-def test_a_long_reason_stands_once_in_the_panel_with_whatever_numbers():
-    workers = [pb.WorkerStatus(worker_id=n, state="pending", reason=f"{MISSING}; worker-{n}.log") for n in range(3)]
-    status = status_of(workers=workers, max_workers=3, reason=f"3 in a row, the last {MISSING}; worker-2.log; goes on")
-    panel = re.sub(r"[\s│]+", " ", drawn(status))
-    assert (panel.count("has to be mounted"), panel.count("(as above)")) == (1, 3)
-    assert f"3 in a row, the last {AGAIN}; goes on" in panel
-
-
-def test_a_long_reason_stands_once_among_news_and_events():
-    left = [
-        {"time": n, "event": "worker_left", "worker": n, "reason": f"{MISSING}; {n}.log", "code": 1} for n in (1, 22)
-    ]
-    warning = {"time": 3, "event": "warning", "message": f"2 in a row: {left[1]['reason']}; the job goes on"}
-    screen = Screen((lines := []).append, log_loss_steps=100)
-    once = wording.Once()
-    for entry in (*left, warning):
-        show_entry(dump_entry(entry), screen, once, Seldom(), lambda entry: None)
-    assert lines == [
-        f"worker 1 left: {MISSING}; 1.log",
-        f"worker 22 left: {AGAIN}",
-        f"warning: 2 in a row: {AGAIN}; the job goes on",
-    ]
-    once = wording.Once()
-    events = [wording.event_line(entry, once) for entry in (*left, warning)]
-    assert [text.count("has to be mounted") for text in events] == [1, 0, 0]
-    assert events[2].endswith(f"message=2 in a row: {AGAIN}; the job goes on")
-
-
-def test_of_short_epochs_a_screen_shows_one_line_in_ten_seconds_and_of_evaluations_another():
-    """Also after a new master whose clock is behind. What is rare is always shown."""
-    screen = Screen((lines := []).append, log_loss_steps=100)
-    once, seldom = wording.Once(), Seldom()
-    times = [100.0, 100.1, 109.9, 110.0, 119.0, 90.0, 95.0, 100.0]
-    ends = [
-        {"time": time, "event": "epoch_finished", "epoch": n, "step": 8 * n, "loss": 1.0}
-        for n, time in enumerate(times)
-    ]
-    tested = [{"time": 100.1, "event": "evaluation", "step": n, "metrics": {"loss": 1.0}} for n in (1, 2)]
-    warned = [{"time": 100.1, "event": "warning", "message": text} for text in "ab"]
-    for entry in (*tested, *warned, *ends):
-        show_entry(dump_entry(entry), screen, once, seldom, lambda entry: None)
-    assert [line.split(":")[0] for line in lines[:3]] == ["evaluation at step 1", "warning", "warning"]
-    assert [int(line.split()[1]) for line in lines[3:]] == [1, 4, 6, 8]
-
-
-def found(journal):
-    return Facts().read(map(dump_entry, journal)).conclude()
-
-
-def test_pauses_are_counted_by_change_and_not_by_survivor():
-    journal = [
-        {"time": 1, "event": "pause", "kind": "grow", "world": 2, "worker": 0, "total": 0.2},
-        {"time": 2, "event": "pause", "kind": "grow", "world": 2, "worker": 1, "total": 0.31},
-        {"time": 3, "event": "checkpoint", "step": 1},
-        {"time": 4, "event": "pause", "kind": "failure", "world": 3, "worker": 0, "total": 0.1},
-    ]
-    assert wording.pauses_text(found(journal)) == "training paused 2 times, 0.31 s at most"
-    assert wording.pauses_text(found(journal[3:])) == "training paused once, 0.10 s"
-    assert wording.pauses_text(found([])) == "training never paused"
-
-
-def test_the_summary():
-    status = status_of(phase="succeeded", epoch=3, step=5000, elapsed=95.0, metrics={"accuracy": 0.9722})
-    assert wording.summary_lines(status, found([]), "/out", "") == [
-        "job brave-otter-42 succeeded: 5,000 steps, epoch 4/4, 0:01:35",
-        "  metrics  accuracy 0.9722",
-        "  training never paused",
-        "  output   /out",
-    ]
-
-
-STOPPED = {"time": 0, "event": "stop_requested", "checkpoint": True}
-KEPT = {"time": 1, "event": "checkpoint", "step": 1250, "path": "/home/jobs/brave-otter-42/stopped-0000001250.state"}
-UNKEPT = {"time": 1, "event": "checkpoint_failed", "step": 1250, "reason": "pods share no folder"}
-
-
-IN_S3 = {**KEPT, "path": "s3://a/b"}
-NAMED = "the same command, with --job_name brave-otter-42,"
-SAME = "the same command"
-
-
-@pytest.mark.parametrize(
-    ("journal", "kept"),
-    [
-        ([STOPPED, KEPT], f"kept in {KEPT['path']}: {NAMED} goes on from there"),
-        ([STOPPED, IN_S3], f"kept in s3://a/b: {SAME} goes on from there"),
-        ([STOPPED, {**IN_S3, "step": 1000}], f"kept of step 1,000 in s3://a/b: {SAME} goes on from there"),
-        ([STOPPED], "nothing is kept of it"),
-        ([STOPPED, UNKEPT], "nothing is kept of it: pods share no folder"),
-        ([{**STOPPED, "checkpoint": False}], ""),
-    ],
-)
-def test_of_a_stopped_job_it_is_said_how_it_goes_on(journal, kept):
-    status = status_of(phase="stopped", reason="elasticdl stop")
-    assert wording.kept_text(status, found(journal), on_cluster=False) == kept
-    assert (wording.summary_lines(status, found(journal), "", kept)[-1] == f"  {kept}") is bool(kept)
-    on_cluster = wording.kept_text(status, found(journal), on_cluster=True)
-    assert ("after `elasticdl delete brave-otter-42` the same command" in on_cluster) is kept.startswith("kept")
-
-
-def test_what_was_found_is_shown():
-    told = {"advice": "2 workers do 1.3 times the work of one", "decision": "stays at 2: --num_workers allows no more"}
-    status = status_of(compared_step=1280, compared_workers=3, **told)
-    lines = wording.finding_lines(status)
-    same = "all 3 workers held the same state after step 1,280"
-    assert sorted(lines) == sorted([same, f"scaling: {status.advice}", f"scaling: {status.decision}"])
-    assert all(line in drawn(status) for line in lines)
-    assert wording.finding_lines(status_of()) == []
-
-
 FORMED = {"world": 1, "members": [0], "reason": "ready"}
 SLOW = {"worker": 1, "host": "b", "phase": "update", "factor": 283.32, "seconds": 0.100616}
+LEFT = {"worker": 1, "cause": "finished", "reason": "finished", "code": 0}
+STUCK = {"worker": 3, "host": "node-b", "why": "stuck", "seconds": 31.2}
+STACK = ["train.py:31 in load", "train.py:90 in main"]
 
 
 @pytest.mark.parametrize(
@@ -227,21 +109,136 @@ SLOW = {"worker": 1, "host": "b", "phase": "update", "factor": 283.32, "seconds"
         ("worker_slow", SLOW, "worker 1 on b is slow: 283x the others (update), who wait 0.1 s a step for it"),
         ("advice", {"text": "2 workers: ...", "curve": []}, "scaling: 2 workers: ..."),
         ("decision", {"workers": 2, "reason": "stays at 2: ..."}, "scaling: stays at 2: ..."),
+        ("worker_left", LEFT, None),  # as it should
+        ("worker_left", {**LEFT, "reason": "SIGKILL", "code": -9}, "worker 1 left: SIGKILL"),
+        ("worker_stuck", {**STUCK, "where": STACK[0]}, f"worker 3 on node-b: stuck for 31 s, at {STACK[0]}"),
+        ("worker_stuck", STUCK, "worker 3 on node-b: stuck for 31 s, at an unknown place: no stack could be had"),
+        ("worker_stuck", {**STUCK, "state": "does not run"}, "worker 3 on node-b: stuck for 31 s, does not run"),
     ],
 )
 def test_news_are_said_in_words(event, fields, told):
     assert news({"time": 0, "event": event, **fields}) == told
 
 
-def test_a_job_that_has_diverged_does_not_just_succeed():
-    assert not any(
-        "diverged" in line for line in wording.summary_lines(status_of(phase="succeeded"), found([]), "", "")
-    )
-    lines = wording.summary_lines(status_of(phase="succeeded", loss=math.nan), found([]), "", "")
-    assert "  warning  training has diverged: its last loss is nan" in lines
-    went_on = found([{"time": 0, "event": "resumed", "step": status_of().step}])
-    lines = wording.summary_lines(status_of(phase="succeeded", loss=math.nan), went_on, "", "")
-    assert not any("diverged" in line for line in lines), "no step was made"
+def test_a_stack_stands_below_its_entry():
+    entry = {"time": 0, "event": "worker_stuck", **STUCK, "where": STACK[0], "stack": STACK}
+    head, *stack = wording.event_line(entry, ONCE).splitlines()
+    assert "where=train.py:31 in load" in head
+    assert [line.strip() for line in stack] == STACK
+
+
+MISSING = (
+    "crashed: exit code 1: train.py:3: RuntimeError: the folder of the data is not there, and has to be mounted before"
+)
+AGAIN = "crashed: exit code 1: train.py:3: RuntimeError: the folder o... (as above)"
+
+
+def test_a_long_reason_stands_once_in_the_panel_and_among_news_and_events_with_whatever_numbers():
+    workers = [pb.WorkerStatus(worker_id=n, state="pending", reason=f"{MISSING}; worker-{n}.log") for n in range(3)]
+    status = status_of(workers=workers, max_workers=3, reason=f"3 in a row, the last {MISSING}; worker-2.log; goes on")
+    panel = re.sub(r"[\s│]+", " ", drawn(status))
+    assert (panel.count("has to be mounted"), panel.count("(as above)")) == (1, 3)
+    assert f"3 in a row, the last {AGAIN}; goes on" in panel
+    left = [
+        {"time": n, "event": "worker_left", "worker": n, "reason": f"{MISSING}; {n}.log", "code": 1} for n in (1, 22)
+    ]
+    warning = {"time": 3, "event": "warning", "message": f"2 in a row: {left[1]['reason']}; the job goes on"}
+    first, again = f"worker 1 left: {MISSING}; 1.log", f"worker 22 left: {AGAIN}"
+    assert shown(*left, warning) == [first, again, f"warning: 2 in a row: {AGAIN}; the job goes on"]
+    once = wording.Once()
+    events = [wording.event_line(entry, once) for entry in (*left, warning)]
+    assert [text.count("has to be mounted") for text in events] == [1, 0, 0]
+    assert events[2].endswith(f"message=2 in a row: {AGAIN}; the job goes on")
+
+
+def test_of_short_epochs_a_screen_shows_one_line_in_ten_seconds_and_of_evaluations_another():
+    """Also after a new master whose clock is behind. What is rare is always shown."""
+    times = [100.0, 100.1, 109.9, 110.0, 119.0, 90.0, 95.0, 100.0]
+    ends = [
+        {"time": time, "event": "epoch_finished", "epoch": n, "step": 8 * n, "loss": 1.0}
+        for n, time in enumerate(times)
+    ]
+    tested = [{"time": 100.1, "event": "evaluation", "step": n, "metrics": {"loss": 1.0}} for n in (1, 2)]
+    warned = [{"time": 100.1, "event": "warning", "message": text} for text in "ab"]
+    lines = shown(*tested, *warned, *ends)
+    assert [line.split(":")[0] for line in lines[:3]] == ["evaluation at step 1", "warning", "warning"]
+    assert [int(line.split()[1]) for line in lines[3:]] == [1, 4, 6, 8]
+
+
+def test_who_watches_a_job_is_not_ended_by_what_stands_in_its_journal():
+    wrong = ['"world_formed", "world": 1, "members": 3', '"world_formed"', '"worker_started"', '"worker_slow"']
+    screen = Screen((lines := []).append, log_loss_steps=100, outlets=[])
+    prints = Prints((0,), screen, PodPrinters(None, "one"))
+    late = '{"time": 1, "event": "warning", "message": "late"}'
+    for line in ("garbage{", *(f'{{"time": 1, "event": {event}}}' for event in wrong), late):
+        show_entry(line, screen, wording.Once(), Seldom(), prints.hear)
+    assert lines[-1] == "warning: late"
+
+
+# ---- how it ended ----
+
+
+def test_pauses_are_counted_by_change_and_not_by_survivor():
+    grown = {"event": "pause", "kind": "grow", "world": 2}
+    first, second = {"time": 1, **grown, "worker": 0, "total": 0.2}, {"time": 2, **grown, "worker": 1, "total": 0.31}
+    other = {"time": 4, "event": "pause", "kind": "failure", "world": 3, "worker": 0, "total": 0.1}
+    saved = {"time": 3, "event": "checkpoint", "step": 1}
+    assert wording.pauses_text(found(first, second, saved, other)) == "training paused 2 times, 0.31 s at most"
+    assert wording.pauses_text(found(other)) == "training paused once, 0.10 s"
+    assert wording.pauses_text(found()) == "training never paused"
+
+
+def test_the_summary_and_that_a_job_that_has_diverged_does_not_just_succeed():
+    def lines(loss, *journal):
+        status = status_of(phase="succeeded", epoch=3, step=5000, elapsed=95.0, metrics={"accuracy": 0.9722}, loss=loss)
+        return wording.summary_lines(status, found(*journal), "/out", "")
+
+    usual = [
+        "job brave-otter-42 succeeded: 5,000 steps, epoch 4/4, 0:01:35",
+        "  metrics  accuracy 0.9722",
+        "  training never paused",
+        "  output   /out",
+    ]
+    assert lines(0.1) == usual
+    assert [*{*lines(math.nan)} - {*usual}] == ["  warning  training has diverged: its last loss is nan"]
+    went_on = {"time": 0, "event": "resumed", "step": 5000}
+    assert not any("diverged" in line for line in lines(math.nan, went_on)), "no step was made"
+
+
+STOPPED = {"time": 0, "event": "stop_requested", "checkpoint": True}
+KEPT = {"time": 1, "event": "checkpoint", "step": 1250, "path": "/home/jobs/brave-otter-42/stopped-0000001250.state"}
+UNKEPT = {"time": 1, "event": "checkpoint_failed", "step": 1250, "reason": "pods share no folder"}
+IN_S3 = {**KEPT, "path": "s3://a/b"}
+NAMED = "the same command, with --job_name brave-otter-42,"
+
+
+@pytest.mark.parametrize(
+    ("journal", "kept"),
+    [
+        ([STOPPED, KEPT], f"kept in {KEPT['path']}: {NAMED} goes on from there"),
+        ([STOPPED, IN_S3], "kept in s3://a/b: the same command goes on from there"),
+        ([STOPPED, {**IN_S3, "step": 1000}], "kept of step 1,000 in s3://a/b: the same command goes on from there"),
+        ([STOPPED], "nothing is kept of it"),
+        ([STOPPED, UNKEPT], "nothing is kept of it: pods share no folder"),
+        ([{**STOPPED, "checkpoint": False}], ""),
+    ],
+)
+def test_of_a_stopped_job_it_is_said_how_it_goes_on(journal, kept):
+    status = status_of(phase="stopped", reason="elasticdl stop")
+    assert wording.kept_text(status, found(*journal), on_cluster=False) == kept
+    assert (wording.summary_lines(status, found(*journal), "", kept)[-1] == f"  {kept}") is bool(kept)
+    on_cluster = wording.kept_text(status, found(*journal), on_cluster=True)
+    assert ("after `elasticdl delete brave-otter-42` the same command" in on_cluster) is kept.startswith("kept")
+
+
+def test_what_was_found_is_shown():
+    told = {"advice": "2 workers do 1.3 times the work of one", "decision": "stays at 2: --num_workers allows no more"}
+    status = status_of(compared_step=1280, compared_workers=3, **told)
+    lines = wording.finding_lines(status)
+    same = "all 3 workers held the same state after step 1,280"
+    assert sorted(lines) == sorted([same, f"scaling: {status.advice}", f"scaling: {status.decision}"])
+    assert all(line in drawn(status) for line in lines)
+    assert wording.finding_lines(status_of()) == []
 
 
 class Terminal(io.StringIO):
