@@ -188,7 +188,7 @@ def _tier1(nodes: Mapping[str, int]) -> Iterator[Path]:
     from tests.cluster.build import find_programs
     from tests.cluster.cluster import Cluster
     from tests.cluster.control_plane import ControlPlaneError
-    from tests.cluster.steps import BuildError, Unavailable
+    from tests.cluster.recipes import BuildError, Unavailable
 
     try:
         cluster = Cluster(find_programs(), nodes)

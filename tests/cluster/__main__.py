@@ -10,9 +10,8 @@ import time
 from tests.cluster.build import find_programs
 from tests.cluster.cluster import Cluster
 from tests.cluster.control_plane import ControlPlaneError
-from tests.cluster.full.cluster import FullCluster
-from tests.cluster.full.machine import find_full_programs
-from tests.cluster.steps import BuildError, Unavailable
+from tests.cluster.full.cluster import FullCluster, find_full_programs
+from tests.cluster.recipes import BuildError, Unavailable
 
 _CHECK_EACH_S = 2.0
 

@@ -26,9 +26,8 @@ from pathlib import Path
 
 from platformdirs import user_cache_dir
 
-from tests.cluster import debian
-from tests.cluster.golang import GO, GoModule
-from tests.cluster.steps import BuildError, Steps, Unavailable, or_unavailable
+from tests.cluster import recipes
+from tests.cluster.recipes import BuildError, GoModule, Steps, Unavailable, or_unavailable
 
 KUBERNETES = "1.37.2"
 MEGABYTE = 1 << 20
@@ -50,7 +49,7 @@ class Part:
 
     def folder(self) -> Path:
         """Where the part is, or would be: a name that changes with everything it is made from."""
-        recipe = (self.packages and debian.SUITE, self.module and (GO, self.module.digest()), self)
+        recipe = (self.packages and recipes.SUITE, self.module and (recipes.GO, self.module.digest()), self)
         digest = hashlib.sha256(repr(recipe).encode()).hexdigest()[:8]
         return cache_folder() / f"kubernetes-{platform.machine()}-{self.name}-{digest}"
 
@@ -156,7 +155,7 @@ def _build(part: Part, say: Callable[[str], None]) -> None:
         out.mkdir()
         if part.packages:
             root = out / "root"
-            debian.unpack(part.packages, root, scratch, steps)
+            recipes.unpack(part.packages, root, scratch, steps)
             for file in part.kept:
                 (root / file).rename(out / Path(file).name)
             if part.kept:

@@ -9,7 +9,6 @@ What the nodes can and cannot do is written in ``tests.cluster.node``.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -17,16 +16,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
 from kubernetes import client, config
 
 from tests.cluster.control_plane import HOST, ControlPlane, ControlPlaneError
-from tests.cluster.node.node import NodeSettings
-from tests.cluster.pki import Pair
+from tests.cluster.node.node import ProcessNodeSettings
 from tests.cluster.processes import Leashed
+from tests.cluster.settings import NodeSettings
 
 _NODE_READY_WITHIN_S = 60.0
 _POLL_S = 0.1
@@ -38,14 +36,13 @@ class Cluster:
 
     # Any name does: images are not looked at, see ``tests.cluster.node``.
     image = "local/host"
-    # Whom Kubernetes lets see all Services and pods, by a role that is there from the beginning; a node sees its own pods.
-    services_user = "system:kube-scheduler"
 
     def __init__(self, programs: Path, nodes: Mapping[str, int]) -> None:
         """``programs``: their folder; ``nodes`` has the GPUs by name."""
         self._programs = programs
         self._wanted = nodes
         self._nodes: dict[str, Leashed] = {}
+        self._undo = contextlib.ExitStack()
 
     def start(self) -> None:
         """Returns when pods can be created and all nodes are ready for them.
@@ -54,11 +51,10 @@ class Cluster:
             ControlPlaneError: it did not come up; nothing is left of it.
         """
         self.folder = Path(tempfile.mkdtemp(prefix="elasticdl-cluster-"))
-        self.kubeconfig = self.folder / "kubeconfig"
         self._plane = ControlPlane(self.folder, self._programs)
         try:
             self._plane.start(self._connect())
-            self._plane.write_admin_kubeconfig(self.kubeconfig)
+            self.kubeconfig = self._plane.admit(self.folder / "admin", "admin", ["system:masters"])
             for name, gpus in self._wanted.items():
                 self.add_node(name, gpus, wait=False)
             self._plane.wait_for_accounts()
@@ -75,7 +71,7 @@ class Cluster:
         while self._nodes:
             self._nodes.popitem()[1].stop()
         self._plane.stop()
-        self._disconnect()
+        self._undo.close()
         shutil.rmtree(self.folder)
 
     def __enter__(self) -> Self:
@@ -84,11 +80,6 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    @property
-    def server(self) -> str:
-        """The API server's URL."""
-        return self._plane.server
 
     @property
     def logs(self) -> Path:
@@ -102,18 +93,17 @@ class Cluster:
 
     def client(self) -> client.ApiClient:
         """The official client, as administrator."""
-        found: client.ApiClient = config.new_client_from_config(str(self.kubeconfig))
-        return found
+        return new_client(self.kubeconfig)
 
     def add_node(self, name: str, gpus: int, *, wait: bool = True) -> None:
         """One more machine; also a lost one's successor under the same name."""
         own = self.folder / "nodes" / name
         own.mkdir(parents=True, exist_ok=True)
         (self.logs / "pods").mkdir(exist_ok=True)
-        unique = f"{name}-{time.monotonic_ns()}"  # a name may come back
-        identity = self._plane.issue(f"node-{unique}", f"system:node:{name}", ["system:nodes"])
-        services = self._plane.issue(f"services-{unique}", self.services_user, [])
-        self._nodes[name] = self._launch(name, gpus, identity, services, own)
+        self._plane.admit(own / "kubelet", f"system:node:{name}", ["system:nodes"])
+        self._plane.admit(own / "services", "services", ["system:masters"])
+        told = {"name": name, "server": self._plane.server, "authority": str(self._plane.authority.file), "gpus": gpus}
+        self._nodes[name] = self._launch({**told, "folder": str(own), "logs": str(self.logs)})
         if wait:
             self.wait_for_node(name)
 
@@ -128,7 +118,7 @@ class Cluster:
                 return spec is not None and not spec.taints
             return False
 
-        self._wait(is_ready, f"node {name} is not ready (log: {self.logs / f'node-{name}.log'})")
+        self._wait(is_ready, f"node {name} is not ready (logs: {self.logs}/*{name}*.log)")
 
     def lose_node(self, name: str) -> None:
         """The machine loses its power: its pods end at once, and nobody tells the API server."""
@@ -153,39 +143,33 @@ class Cluster:
             self._check_node(name)
 
     def _connect(self) -> str:
-        """Have the address at which the nodes will reach the API server; ``_disconnect`` undoes it, also half of it."""
+        """Have the address at which the nodes will reach the API server; what ``_undo`` does is done at the end."""
         return HOST
 
-    def _disconnect(self) -> None:
-        pass
+    def _launch(self, told: dict[str, Any]) -> Leashed:
+        """The machine of a node; ``told``: what all nodes are."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        image = {"PATH": path, "PYTHONPATH": str(REPOSITORY), "LANG": "C.UTF-8"}
+        return self._run_node(ProcessNodeSettings(**told, environment=image), ["-m", "tests.cluster.node"])
 
-    def _launch(self, name: str, gpus: int, identity: Pair, services: Pair, own: Path) -> Leashed:
-        """The machine of a node, which looks at Services with ``services``; what it writes for itself goes below ``own``."""
-        settings = NodeSettings(
-            name=name,
-            server=self.server,
-            authority=str(self._plane.authority_file),
-            certificate=str(identity.certificate),
-            key=str(identity.key),
-            services_certificate=str(services.certificate),
-            services_key=str(services.key),
-            folder=str(own),
-            logs=str(self.logs / "pods"),
-            gpus=gpus,
-            environment=_image_environment(),
-        )
-        return self._run_node(settings, [sys.executable, "-m", "tests.cluster.node"], own)
-
-    def _run_node(self, settings: Any, command: list[str], folder: Path, afterwards: Sequence[str] = ()) -> Leashed:
-        """Run a command that is told the path of a node's settings."""
-        file = Path(settings.folder) / "settings.json"
-        file.write_text(json.dumps(asdict(settings)))
+    def _run_node(
+        self,
+        settings: NodeSettings,
+        program: Sequence[str],
+        within: Sequence[str] = (),
+        afterwards: Sequence[str] = (),
+    ) -> Leashed:
+        """Python's ``program``, which is told the path of a node's settings."""
         env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        return Leashed.start([*command, str(file)], self.logs / f"node-{settings.name}.log", env, folder, afterwards)
+        command = [*within, sys.executable, *program, str(settings.write())]
+        return Leashed.start(command, self._log_of(settings.name), env, self.folder, afterwards)
+
+    def _log_of(self, name: str) -> Path:
+        return self.logs / f"node-{name}.log"
 
     def _check_node(self, name: str) -> None:
         if not self._nodes[name].running:
-            log = self.logs / f"node-{name}.log"
+            log = self._log_of(name)
             last = (log.read_text(errors="replace").splitlines() or ["no output"])[-1]
             raise ControlPlaneError(f"node {name} has ended: {last} (log: {log})")
 
@@ -197,7 +181,7 @@ class Cluster:
             time.sleep(_POLL_S)
 
 
-def _image_environment() -> dict[str, str]:
-    """What an image with this repository and its Python would set."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    return {"PATH": path, "PYTHONPATH": str(REPOSITORY), "LANG": "C.UTF-8"}
+def new_client(kubeconfig: Path) -> client.ApiClient:
+    """The official client, as the user of the current context."""
+    made: client.ApiClient = config.new_client_from_config(str(kubeconfig))
+    return made

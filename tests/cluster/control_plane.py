@@ -2,18 +2,14 @@
 
 Nothing listens but on 127.0.0.1, and where its nodes cannot reach that, the API server on the address given for them.
 
-Connections are authenticated with certificates of the plane's own authority, also those to etcd.
+Connections are authenticated with certificates of the plane's own authority; etcd is reached by a socket of its own folder.
 """
 
 from __future__ import annotations
 
-import base64
-import os
 import random
-import shutil
 import socket
 import ssl
-import tempfile
 import time
 import urllib.request
 from collections.abc import Sequence
@@ -21,15 +17,12 @@ from pathlib import Path
 
 import yaml
 
-from tests.cluster.kubeconfig import write_kubeconfig
-from tests.cluster.pki import Authority, Pair
+from tests.cluster.papers import Authority, write_key, write_kubeconfig
 from tests.cluster.processes import Leashed
 
 HOST = "127.0.0.1"
+SERVICES = "10.96.0.0/16"
 _READY_WITHIN_S = 120.0
-# Where there is as much of it as etcd may need, no request waits for a disk that others use, too.
-_MEMORY = Path("/dev/shm")
-_MEMORY_BYTES = 1 << 30
 _POLL_S = 0.1
 # Much less than a real cluster's. A node renews its lease every 2 s, on a machine that may be busy.
 _NODE_GRACE_S = 12
@@ -47,17 +40,11 @@ class ControlPlane:
         self._folder = folder
         self._programs = programs
         self._processes: dict[str, Leashed] = {}
-        self._host = HOST
-        self._api_port = 0
-        self._etcd_url = ""
+        self._etcd = f"unix://{folder}/etcd.sock"
 
     @property
     def server(self) -> str:
         return f"https://{self._host}:{self._api_port}"
-
-    @property
-    def authority_file(self) -> Path:
-        return self._authority.files.certificate
 
     def start(self, host: str = HOST) -> None:
         """Returns when the API server answers at ``host``; ``wait_for_accounts`` says when pods can be created.
@@ -67,21 +54,16 @@ class ControlPlane:
         """
         self._host = host
         (self._folder / "logs").mkdir(parents=True, exist_ok=True)
-        self._authority = Authority.create(self._folder / "pki")
-        self._identities = {
-            "etcd": self._authority.issue("etcd", "etcd", addresses=[HOST]),
-            "apiserver": self._authority.issue(
-                *("apiserver", "kube-apiserver"),
-                addresses=[host, "10.96.0.1"],
-                names=["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"],
-            ),
-            "kubelet-client": self._authority.issue("kubelet-client", "kube-apiserver", ["system:masters"]),
-            "admin": self._authority.issue("admin", "admin", ["system:masters"]),
-        }
-        self._account_key = self._authority.new_signing_key("service-accounts")
+        self._papers = self._folder / "pki"
+        self.authority = Authority.create(self._papers)
+        names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc"]
+        self.authority.issue(
+            self._papers / "apiserver", "kube-apiserver", ["system:masters"], [host, "10.96.0.1"], names
+        )
+        write_key(self._papers / "accounts.key")
         (self._api_port,) = free_ports(1, host)
-        etcd_port, peer_port, scheduler_port, controller_port = free_ports(4)
-        self._start_etcd(etcd_port, peer_port)
+        scheduler_port, controller_port = free_ports(2)
+        self._start_etcd()
         self._start_api_server()
         self._start_scheduler(scheduler_port)
         self._start_controller_manager(controller_port)
@@ -100,18 +82,11 @@ class ControlPlane:
         time.sleep(down_s)
         self._start_api_server()
 
-    def issue(self, file_name: str, user: str, groups: list[str]) -> Pair:
-        """A certificate that the API server knows its holder by."""
-        return self._authority.issue(file_name, user, groups)
-
-    def write_kubeconfig(self, path: Path, user: str, identity: Pair) -> None:
-        """A file that needs no other."""
-        cluster = {"server": self.server, "certificate-authority-data": _encoded(self.authority_file)}
-        certificate, key = _encoded(identity.certificate), _encoded(identity.key)
-        write_kubeconfig(path, cluster, user, {"client-certificate-data": certificate, "client-key-data": key})
-
-    def write_admin_kubeconfig(self, path: Path) -> None:
-        self.write_kubeconfig(path, "admin", self._identities["admin"])
+    def admit(self, path: Path, user: str, groups: Sequence[str] = ()) -> Path:
+        """``path``.kubeconfig for somebody new, with certificate and key beside it."""
+        self.authority.issue(path, user, groups)
+        files = {"client-certificate": f"{path}.crt", "client-key": f"{path}.key"}
+        return write_kubeconfig(path.with_suffix(".kubeconfig"), self.server, self.authority.file, user, files)
 
     def check(self) -> None:
         """Raises ControlPlaneError if one of the programs has ended by itself."""
@@ -119,55 +94,43 @@ class ControlPlane:
             if not process.running:
                 raise ControlPlaneError(f"{name} ended with {process.wait()}: {self._tail(name)}")
 
-    def _start_etcd(self, port: int, peer_port: int) -> None:
-        self._etcd_url, peer = f"https://{HOST}:{port}", f"https://{HOST}:{peer_port}"
-        own, trusted = self._identities["etcd"], self.authority_file
-        data = Path(tempfile.mkdtemp(prefix="elasticdl-etcd-", dir=_MEMORY if _has_memory() else self._folder))
+    def _start_etcd(self) -> None:
+        own, peer = self._etcd, f"unix://{self._folder}/peer.sock"
         flags = {
             "name": "test",
-            "data-dir": data,
-            "listen-client-urls": self._etcd_url,
-            "advertise-client-urls": self._etcd_url,
+            "data-dir": self._folder / "etcd",
+            "unsafe-no-fsync": "true",  # no request waits for a disk that others use, too
+            "listen-client-urls": own,
+            "advertise-client-urls": own,
             "listen-peer-urls": peer,
             "initial-advertise-peer-urls": peer,
             "initial-cluster": f"test={peer}",
-            "cert-file": own.certificate,
-            "key-file": own.key,
-            "trusted-ca-file": trusted,
-            "peer-cert-file": own.certificate,
-            "peer-key-file": own.key,
-            "peer-trusted-ca-file": trusted,
-            "client-cert-auth": "true",
-            "peer-client-cert-auth": "true",
             "logger": "zap",
         }
-        self._run("etcd", flags, afterwards=["rm", "-r", str(data)])
+        self._run("etcd", flags)
 
     def _start_api_server(self) -> None:
-        own, client, etcd = (self._identities[name] for name in ("apiserver", "kubelet-client", "etcd"))
+        own, account_key = self._papers / "apiserver", self._papers / "accounts.key"
         flags = {
             "bind-address": self._host,
             "secure-port": self._api_port,
-            "etcd-servers": self._etcd_url,
-            "etcd-cafile": self.authority_file,
-            "etcd-certfile": etcd.certificate,
-            "etcd-keyfile": etcd.key,
-            "tls-cert-file": own.certificate,
-            "tls-private-key-file": own.key,
-            "client-ca-file": self.authority_file,
+            "etcd-servers": self._etcd,
+            "tls-cert-file": f"{own}.crt",
+            "tls-private-key-file": f"{own}.key",
+            "client-ca-file": self.authority.file,
             "authorization-mode": "Node,RBAC",
             "enable-admission-plugins": "NodeRestriction",
             "anonymous-auth": "false",
-            "service-cluster-ip-range": "10.96.0.0/16",
-            "service-account-key-file": self._account_key,
-            "service-account-signing-key-file": self._account_key,
+            "service-cluster-ip-range": SERVICES,
+            "service-account-key-file": account_key,
+            "service-account-signing-key-file": account_key,
             "service-account-issuer": "https://kubernetes.default.svc",
-            "kubelet-client-certificate": client.certificate,
-            "kubelet-client-key": client.key,
+            "kubelet-client-certificate": f"{own}.crt",
+            "kubelet-client-key": f"{own}.key",
             "kubelet-preferred-address-types": "InternalIP",
             "default-not-ready-toleration-seconds": _TOLERATION_S,
             "default-unreachable-toleration-seconds": _TOLERATION_S,
-            "cert-dir": self._folder / "pki",
+            "cert-dir": self._papers,
         }
         # The endpoint of the Service `kubernetes`, which may not be on loopback; there the nodes say where the server is.
         if self._host == HOST:
@@ -178,7 +141,7 @@ class ControlPlane:
         self._wait_for("API server", "/readyz")
 
     def _start_scheduler(self, port: int) -> None:
-        kubeconfig = self._component_kubeconfig("kube-scheduler")
+        kubeconfig = self.admit(self._papers / "kube-scheduler", "system:kube-scheduler")
         configuration: dict[str, object] = {
             "apiVersion": "kubescheduler.config.k8s.io/v1",
             "kind": "KubeSchedulerConfiguration",
@@ -193,13 +156,13 @@ class ControlPlane:
         self._run("kube-scheduler", {"config": path, **self._component_flags(kubeconfig, port)})
 
     def _start_controller_manager(self, port: int) -> None:
-        kubeconfig = self._component_kubeconfig("kube-controller-manager")
+        kubeconfig = self.admit(self._papers / "kube-controller-manager", "system:kube-controller-manager")
         flags = {
             "kubeconfig": kubeconfig,
             "leader-elect": "false",
             "use-service-account-credentials": "true",
-            "service-account-private-key-file": self._account_key,
-            "root-ca-file": self.authority_file,
+            "service-account-private-key-file": self._papers / "accounts.key",
+            "root-ca-file": self.authority.file,
             "node-monitor-period": "1s",
             "node-monitor-grace-period": f"{_NODE_GRACE_S}s",
             "node-eviction-rate": "10",
@@ -209,23 +172,18 @@ class ControlPlane:
         }
         self._run("kube-controller-manager", flags)
 
-    def _component_kubeconfig(self, name: str) -> Path:
-        path = self._folder / f"{name}.kubeconfig"
-        self.write_kubeconfig(path, f"system:{name}", self._authority.issue(name, f"system:{name}"))
-        return path
-
     def _component_flags(self, kubeconfig: Path, port: int) -> dict[str, object]:
-        flags: dict[str, object] = {"bind-address": HOST, "secure-port": port, "cert-dir": self._folder / "pki"}
+        flags: dict[str, object] = {"bind-address": HOST, "secure-port": port, "cert-dir": self._papers}
         return {**flags, "authentication-kubeconfig": kubeconfig, "authorization-kubeconfig": kubeconfig}
 
-    def _run(self, name: str, flags: dict[str, object], afterwards: Sequence[str] = ()) -> None:
+    def _run(self, name: str, flags: dict[str, object]) -> None:
         command = [str(self._programs / name), *(f"--{flag}={value}" for flag, value in flags.items())]
-        self._processes[name] = Leashed.start(command, self._log(name), folder=self._folder, afterwards=afterwards)
+        self._processes[name] = Leashed.start(command, self._log(name), folder=self._folder)
 
     def _wait_for(self, what: str, path: str) -> None:
         """Until the API server answers a request for ``path``, and not with an error."""
-        context = ssl.create_default_context(cafile=str(self.authority_file))
-        context.load_cert_chain(self._identities["admin"].certificate, self._identities["admin"].key)
+        context = ssl.create_default_context(cafile=self.authority.file)
+        context.load_cert_chain(self._papers / "apiserver.crt", self._papers / "apiserver.key")
         deadline = time.monotonic() + _READY_WITHIN_S
         while True:
             try:
@@ -245,10 +203,6 @@ class ControlPlane:
         return f"{lines[-1]} (log: {self._log(name)})"
 
 
-def _has_memory() -> bool:
-    return _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _MEMORY_BYTES
-
-
 def free_ports(count: int, host: str = HOST) -> list[int]:
     """Ports that nobody listens on, below those that the kernel gives to outgoing connections: they stay free."""
     found: list[int] = []
@@ -263,7 +217,3 @@ def free_ports(count: int, host: str = HOST) -> list[int]:
         if len(found) == count:
             return found
     raise ControlPlaneError("no free ports from 20000 to 32000")
-
-
-def _encoded(path: Path) -> str:
-    return base64.b64encode(path.read_bytes()).decode()

@@ -18,16 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from kubernetes import client, config
+from kubernetes import client
 
 from tests.cluster.build import CLUSTER, NODE, find_programs
-from tests.cluster.cluster import REPOSITORY, Cluster
-from tests.cluster.full.cluster import FullCluster
-from tests.cluster.full.machine import check_machine, find_full_programs
+from tests.cluster.cluster import REPOSITORY, Cluster, new_client
+from tests.cluster.full.cluster import FullCluster, check_machine, find_full_programs
 from tests.cluster.kit import Pods, new_namespace
 from tests.cluster.processes import Leashed
+from tests.cluster.recipes import BuildError, Unavailable
 from tests.cluster.session import NO_CLUSTER
-from tests.cluster.steps import BuildError, Unavailable
 
 NODES = {"n0": 3, "n1": 3}
 _PROGRAMS = pytest.StashKey[dict[str, Path | Unavailable | BuildError]]()
@@ -47,8 +46,7 @@ class OutsideCluster:
 
     def client(self) -> client.ApiClient:
         """The official client, as the user of the kubeconfig's current context."""
-        found: client.ApiClient = config.new_client_from_config(str(self.kubeconfig))
-        return found
+        return new_client(self.kubeconfig)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

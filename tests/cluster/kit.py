@@ -95,12 +95,15 @@ class Pods:
     namespace: str
     image: str
 
-    def create(self, name: str, main: dict[str, Any], *, gpus: int = 0, **spec: Any) -> None:
+    def create(
+        self, name: str, main: dict[str, Any], *, gpus: int = 0, labels: dict[str, str] | None = None, **spec: Any
+    ) -> None:
         """A pod with one container, ``main``, that is not restarted; ``spec`` adds to the pod's."""
         one = {"name": "main", "image": self.image, **main}
         if gpus:
             one["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
-        pod: Pod = {"metadata": {"name": name}, "spec": {"restartPolicy": "Never", "containers": [one], **spec}}
+        metadata = {"name": name, "labels": labels or {}}
+        pod: Pod = {"metadata": metadata, "spec": {"restartPolicy": "Never", "containers": [one], **spec}}
         self.core.create_namespaced_pod(self.namespace, pod)
 
     def delete(self, name: str, **options: Any) -> None:

@@ -37,17 +37,76 @@ def ends_within(seconds, pid):
         time.sleep(0.02)
 
 
-# How a container ends
+# How a container ends, and what it is given
 
 
-def test_exit_status_and_log_of_a_container_are_told(pods):
-    pods.create("good", shell("echo said; exit 0"))
-    pods.create("bad", shell("echo wrong >&2; exit 3"))
-    good, bad = pods.ended("good"), pods.ended("bad")
-    assert (good.status.phase, bad.status.phase) == ("Succeeded", "Failed")
-    assert (container(good).state.terminated.exit_code, container(good).state.terminated.reason) == (0, "Completed")
-    assert (container(bad).state.terminated.exit_code, container(bad).state.terminated.reason) == (3, "Error")
-    assert (pods.log("good"), pods.log("bad")) == ("said\n", "wrong\n")
+@pytest.mark.parametrize(
+    ("main", "phase", "code", "reason", "log"),
+    [
+        (shell("echo said; exit 0"), "Succeeded", 0, "Completed", "said\n"),
+        (shell("echo wrong >&2; exit 3"), "Failed", 3, "Error", "wrong\n"),
+        ({"command": ["no-such-program"]}, "Failed", 128, "StartError", None),
+    ],
+)
+def test_how_a_container_ended_is_told(pods, main, phase, code, reason, log):
+    pods.create("one", main)
+    pod = pods.ended("one")
+    ended = container(pod).state.terminated
+    assert (pod.status.phase, ended.exit_code, ended.reason) == (phase, code, reason)
+    if log is None:
+        assert "no-such-program" in ended.message
+    else:
+        assert pods.log("one") == log
+
+
+def test_a_container_sees_what_its_manifest_gives_it(pods):
+    pods.core.create_namespaced_secret(pods.namespace, {"metadata": {"name": "key"}, "stringData": {"token": "t0ken"}})
+    settings = {"metadata": {"name": "settings"}, "data": {"a": "b", "c": "d"}}
+    pods.core.create_namespaced_config_map(pods.namespace, settings)
+    env = [
+        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "key", "key": "token"}}},
+        {"name": "NONE", "valueFrom": {"secretKeyRef": {"name": "key", "key": "none", "optional": True}}},
+        {"name": "SELF", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "SAID", "value": "$(TOKEN) $$(TOKEN) $(OTHER) $(SELF)"},
+    ]
+    mounts = [{"name": "settings", "mountPath": "/given"}, {"name": "room", "mountPath": "/room", "subPath": "part"}]
+    items = [{"key": "c", "path": "deep/c"}]
+    volumes = [
+        {"name": "settings", "configMap": {"name": "settings", "items": items}},
+        {"name": "room", "emptyDir": {}},
+    ]
+    script = "echo $SAID ${NONE-nothing} $set_a; cat /given/deep/c; echo; ls /given; echo x > /room/x; cat /room/x"
+    from_all = [{"prefix": "set_", "configMapRef": {"name": "settings"}}]
+    main = {**shell(script), "env": env, "envFrom": from_all, "volumeMounts": mounts}
+    pods.create("given", main, volumes=volumes, securityContext={"fsGroup": 1000})
+    assert pods.ended("given").status.phase == "Succeeded", pods.log("given")
+    assert pods.log("given") == "t0ken $(TOKEN) $(OTHER) given nothing b\nd\ndeep\nx\n"
+
+
+SERVER = """
+import os, socket
+server = socket.create_server((os.environ["IP"], 8000))
+print("listening", flush=True)
+while True:
+    connection, _ = server.accept()
+    connection.sendall(os.environ["HOSTNAME"].encode())
+    connection.close()
+"""
+
+
+def test_the_name_of_a_service_leads_to_its_pod_and_to_the_next(pods):
+    spec = {"clusterIP": "None", "selector": {"app": "echo"}, "ports": [{"port": 8000}]}
+    pods.core.create_namespaced_service(pods.namespace, {"metadata": {"name": "echo"}, "spec": spec})
+    env = [{"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+    where = [{"name": "WHERE", "value": f"echo.{pods.namespace}.svc:8000"}]
+    for name in ("first", "second"):
+        pods.create(name, {"command": ["python", "-c", SERVER], "env": env}, labels={"app": "echo"})
+        pods.said(name, "listening")
+        pods.create(f"asks-{name}", {**shell("cat < /dev/tcp/${WHERE%:*}/${WHERE#*:}"), "env": where})
+        assert pods.ended(f"asks-{name}").status.phase == "Succeeded", pods.log(f"asks-{name}")
+        assert pods.log(f"asks-{name}") == name
+        pods.delete(name, grace_period_seconds=0)
+        pods.gone(name)
 
 
 def test_a_killed_container_has_exit_status_137_and_leaves_no_process(own_cluster, pods, tmp_path):
@@ -58,13 +117,6 @@ def test_a_killed_container_has_exit_status_137_and_leaves_no_process(own_cluste
     ended = container(pods.ended("killed")).state.terminated
     assert (ended.exit_code, ended.reason) == (137, "Error")
     ends_within(5, file_within(5, tmp_path / "orphan"))
-
-
-def test_a_program_that_does_not_exist_fails_the_pod(own_cluster, pods):
-    pods.create("nothing", {"command": ["no-such-program"]})
-    ended = container(pods.ended("nothing")).state.terminated
-    assert (ended.exit_code, ended.reason) == (128, "StartError")
-    assert "no-such-program" in ended.message
 
 
 # How a pod is deleted

@@ -15,15 +15,16 @@ from elasticdl.kube.job_pods import forwarded
 from elasticdl.kube.names import Role, labels
 from tests.cluster.build import Unavailable
 from tests.cluster.full import leftovers
+from tests.cluster.full.cluster import check_machine
 from tests.cluster.full.images import REPOSITORY
-from tests.cluster.full.machine import check_machine
 from tests.cluster.kit import shell
 from tests.contract.test_cluster import (  # noqa: F401
     file_within,
-    test_a_program_that_does_not_exist_fails_the_pod,
+    test_a_container_sees_what_its_manifest_gives_it,
     test_an_image_that_cannot_be_pulled,
     test_deletion_sends_sigterm_and_tells_the_exit_status,
-    test_exit_status_and_log_of_a_container_are_told,
+    test_how_a_container_ended_is_told,
+    test_the_name_of_a_service_leads_to_its_pod_and_to_the_next,
 )
 from tests.contract.test_port_forward import is_left, place, say  # noqa: F401
 

@@ -41,10 +41,25 @@ KINDS: dict[str, tuple[type, str]] = {
 }
 
 
-def command_line(kubeconfig: Path, namespace: str, home: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+class CommandLine:
     """Runs `elasticdl ARGUMENTS` in a namespace of a cluster, to its end."""
-    env = {"KUBECONFIG": str(kubeconfig)}
-    return lambda *argv: run_cli(home, *argv, "--namespace", namespace, timeout=DEADLINE, env=env)
+
+    def __init__(self, kubeconfig: Path, namespace: str, home: Path) -> None:
+        self._where = ("--namespace", namespace)
+        self._home = home
+        self.env = {"KUBECONFIG": str(kubeconfig)}
+
+    def __call__(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        return run_cli(self._home, *argv, *self._where, timeout=DEADLINE, env=self.env)
+
+    def journal(self, job: str, event: str = "") -> list[Entry]:
+        """All entries, or those of one kind."""
+        entries: list[Entry] = list(map(json.loads, self("events", job, "--json").stdout.splitlines()))
+        return [entry for entry in entries if event in ("", entry["event"])]
+
+    def delete(self, job: str) -> None:
+        done = self("delete", job)
+        assert done.stdout == f"job {job} deleted\n", done.stderr
 
 
 def objects_in(cluster: Cluster, namespace: str) -> set[str]:
@@ -90,7 +105,7 @@ class WatchedJob:
         self.name = name
         self.epochs = epochs
         self.core = client.CoreV1Api(cluster.client())
-        self.elasticdl = command_line(cluster.kubeconfig, namespace, folder / "home")
+        self.elasticdl = CommandLine(cluster.kubeconfig, namespace, folder / "home")
         self._folder = folder
         self._record = folder / "record"
         self._slow = folder / "watched" / "slow"
@@ -172,8 +187,7 @@ class WatchedJob:
         """Wait until the job has ended, well; its whole journal."""
         self._slow.unlink()  # from now on it is as fast as it can
         wait_for(f"end of job {self.name}", self._has_ended, self.describe)
-        lines = self.elasticdl("events", self.name, "--json").stdout.splitlines()
-        story: list[Entry] = list(map(json.loads, lines))
+        story = self.elasticdl.journal(self.name)
         end = story[-1]
         assert (end["event"], end["phase"]) == ("job_finished", "succeeded"), self.describe()
         assert end["steps"] == self.epochs * STEPS_PER_EPOCH
@@ -193,10 +207,6 @@ class WatchedJob:
     def check_training(self) -> None:
         """No step or sample was lost or made twice, and every loss that any worker has seen is that of PyTorch alone."""
         compare(self._losses.iterdir(), self._record.glob("worker-*.jsonl"), self.epochs)
-
-    def delete(self) -> None:
-        done = self.elasticdl("delete", self.name)
-        assert done.stdout == f"job {self.name} deleted\n", done.stderr
 
 
 def _last_commit(path: Path) -> Entry | None:

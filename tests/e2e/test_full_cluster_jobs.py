@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -10,20 +9,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster_kit import command_line, wait_for
+from cluster_kit import CommandLine, priority_classes, wait_for
 from kubernetes import client
 from kubernetes.stream import stream
 
 from tests.cluster.build import IMAGE_BUILDER, require
-from tests.cluster.full.builder import ImageBuilder
-from tests.cluster.full.images import REPOSITORY_INSIDE
+from tests.cluster.full.images import REPOSITORY_INSIDE, ImageBuilder
 from tests.cluster.kit import Pods, container, is_running, new_namespace, shell
-from tests.cluster.steps import Unavailable
+from tests.cluster.recipes import Unavailable
 
 pytest_plugins = ["tests.cluster.fixtures"]
 pytestmark = pytest.mark.slow
 
-HIGH = "full-cluster-high"
 DEADLINE = 200
 MODEL_ZOO = Path(__file__).resolve().parents[2] / "model_zoo"
 TRAIN = ["train", "--model_def", "digits.mlp_torch"]
@@ -39,24 +36,19 @@ class Journal:
         self._elasticdl = elasticdl
         self._seen = 0
 
-    def _rest(self):
-        lines = self._elasticdl("events", "long", "--json").stdout.splitlines()
-        return [(number, json.loads(line)) for number, line in enumerate(lines) if number >= self._seen]
-
-    def next(self, event, holds=lambda entry: True):
-        """The first such entry after those that were waited for before."""
-        found = []
+    def next(self, event, size=None):
+        """The first such entry after those that were waited for before; ``size``: of a world."""
 
         def told():
-            found[:] = [(n, entry) for n, entry in self._rest() if entry["event"] == event and holds(entry)]
-            return found
+            entries = enumerate(self._elasticdl.journal("long")[self._seen :], self._seen + 1)
+            found = ((number, entry) for number, entry in entries if entry["event"] == event)
+            return next((each for each in found if size in (None, len(each[1].get("members", ())))), None)
 
-        wait_for(event, told, lambda: self._elasticdl("events", "long").stdout[-3000:], poll=1)
-        self._seen = found[0][0] + 1
-        return found[0][1]
+        self._seen, entry = wait_for(event, told, lambda: self._elasticdl("events", "long").stdout[-3000:], poll=1)
+        return entry
 
-    def world_of(self, size):
-        return self.next("world_formed", lambda entry: len(entry["members"]) == size)
+    def both(self):
+        return self.next("world_formed", 2)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +59,7 @@ def pods(full_cluster):
 
 @pytest.fixture(scope="module")
 def elasticdl(full_cluster, pods, tmp_path_factory):
-    return command_line(full_cluster.kubeconfig, pods.namespace, tmp_path_factory.mktemp("home"))
+    return CommandLine(full_cluster.kubeconfig, pods.namespace, tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture(scope="module")
@@ -102,18 +94,10 @@ def journal(full_cluster, elasticdl):
     assert done.returncode == 0, done.stderr
     try:
         journal = Journal(elasticdl)
-        journal.world_of(2)
+        journal.both()
         yield journal
     finally:
-        assert elasticdl("delete", "long").stdout == "job long deleted\n"
-
-
-@pytest.fixture
-def high(full_cluster):
-    scheduling = client.SchedulingV1Api(full_cluster.client())
-    scheduling.create_priority_class({"metadata": {"name": HIGH}, "value": 100_000})
-    yield HIGH
-    scheduling.delete_priority_class(HIGH)
+        elasticdl.delete("long")
 
 
 def of_job(seen, job, role):
@@ -141,23 +125,27 @@ def test_a_job_trains_on_both_nodes_and_leaves_nothing(elasticdl, zoo_image, pod
     assert {container(pod).state.terminated.exit_code for pod in workers} == {0}
     logs = elasticdl("logs", "short").stdout
     assert all(f"{name} | " in logs for name in ("master   ", "worker-0 ", "worker-1 "))
-    assert elasticdl("delete", "short").stdout == "job short deleted\n"
+    elasticdl.delete("short")
     assert not of_job(now(pods), "short", "master") + of_job(now(pods), "short", "worker")
 
 
-def test_a_preempted_worker_comes_back(journal, pods, high):
+def test_a_preempted_worker_comes_back(journal, full_cluster, pods):
     before = workers(pods, "long")
     assert set(before) == {"n0", "n1"}
     assert len({pod.status.pod_ip for pod in before.values()}) == 2
-    pods.create("important", shell("trap 'exit 0' TERM; while :; do sleep 0.1; done"), gpus=2, priorityClassName=high)
-    try:
-        told, left = journal.next("worker_draining"), journal.next("worker_left")
-        assert told["worker"] == left["worker"]  # it was heard to leave, and was not lost
-        assert left["cause"] == "preempted", left
-        pods.running("important")
-    finally:
-        pods.delete("important", grace_period_seconds=2)
-    journal.world_of(2)
+    high = f"high-{pods.namespace}"
+    with priority_classes(full_cluster, pods.namespace, high=100_000):
+        pods.create(
+            "important", shell("trap 'exit 0' TERM; while :; do sleep 0.1; done"), gpus=2, priorityClassName=high
+        )
+        try:
+            told, left = journal.next("worker_draining"), journal.next("worker_left")
+            assert told["worker"] == left["worker"]  # it was heard to leave, and was not lost
+            assert left["cause"] == "preempted", left
+            pods.running("important")
+        finally:
+            pods.delete("important", grace_period_seconds=2)
+    journal.both()
 
 
 def test_a_worker_out_of_memory_is_told_and_replaced(journal, pods):
@@ -168,7 +156,7 @@ def test_a_worker_out_of_memory_is_told_and_replaced(journal, pods):
     left = journal.next("worker_left")
     opened.close()
     assert left["cause"] == "out_of_memory", left
-    journal.world_of(2)
+    journal.both()
 
 
 def test_a_lost_node_is_told_and_its_worker_replaced(journal, full_cluster, pods):
@@ -178,4 +166,4 @@ def test_a_lost_node_is_told_and_its_worker_replaced(journal, full_cluster, pods
     left = journal.next("worker_left")
     assert left["cause"] == "node_lost", left
     full_cluster.add_node(lost, 3)
-    journal.world_of(2)
+    journal.both()

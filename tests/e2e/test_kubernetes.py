@@ -4,11 +4,14 @@ import json
 import os
 import re
 import signal
+import subprocess
+import urllib.request
 from pathlib import Path
 
 import pytest
-from cluster_kit import command_line, wait_for
+from cluster_kit import DEADLINE, CommandLine, objects_in, wait_for
 from kubernetes import client
+from running_job import ELASTICDL
 
 from elasticdl.cli import namespace_job
 from elasticdl.kube import job_pods
@@ -25,9 +28,15 @@ TRAIN += ["--model_def", "digits.mlp_torch", "--num_workers", "1-2", "--global_b
 ONE_A_NODE = ["--num_workers", "1-3", "--worker_resource_request", "cpu=0.1,memory=256Mi,gpu=3"]
 
 
+PAGE = '<script type="application/json" id="data">'
+
+
 @pytest.fixture
 def elasticdl(own_cluster, namespace, tmp_path):
-    return command_line(own_cluster.kubeconfig, namespace, tmp_path / "home")
+    """Nothing is left in the namespace of what its commands have made there."""
+    before = objects_in(own_cluster, namespace)
+    yield CommandLine(own_cluster.kubeconfig, namespace, tmp_path / "home")
+    assert objects_in(own_cluster, namespace) == before
 
 
 @pytest.fixture
@@ -35,40 +44,31 @@ def core(own_cluster):
     return client.CoreV1Api(own_cluster.client())
 
 
-def events(elasticdl, name):
-    entries = map(json.loads, elasticdl("events", "digits", "--json").stdout.splitlines())
-    return [each for each in entries if each["event"] == name]
-
-
 def wait_until(condition, elasticdl):
     """Asks now and then: each time is a process, in whose way the job's own would be."""
     wait_for("what the test waits for", condition, lambda: elasticdl("logs", "digits").stdout, poll=2)
 
 
-def delete(elasticdl, core, namespace):
-    assert elasticdl("delete", "digits").stdout == "job digits deleted\n"
-    listings = (core.list_namespaced_pod, core.list_namespaced_service, core.list_namespaced_secret)
-    assert not any(listing(namespace, label_selector="elasticdl.org/job=digits").items for listing in listings)
-
-
-def test_a_job_from_its_submission_to_its_removal(elasticdl, core, namespace, tmp_path):
+def test_a_job_from_its_submission_to_its_removal(elasticdl, namespace, tmp_path):
     done = elasticdl(*TRAIN, "--num_epochs", "1", "--output", str(tmp_path / "out"), *ONE_A_NODE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == ""
     # Once; at the end it may come to a place that another has left.
     assert len(re.findall(r"worker \d waits: 0/\d nodes .* Insufficient nvidia.com/gpu", done.stderr)) == 1, done.stderr
-    assert any("Insufficient nvidia.com/gpu" in each["reason"] for each in events(elasticdl, "worker_pending"))
+    assert any(
+        "Insufficient nvidia.com/gpu" in each["reason"] for each in elasticdl.journal("digits", "worker_pending")
+    )
     assert f"job digits submitted to namespace {namespace} of the cluster at " in done.stderr
     assert "job digits succeeded: 23 steps, epoch 1/1" in done.stderr
     assert "metrics  accuracy" in done.stderr
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["steps"] == 23
     status = elasticdl("status", "digits")
     assert status.stdout.startswith("job digits: succeeded: training is complete\n"), status.stderr
-    (finished,) = events(elasticdl, "job_finished")
+    (finished,) = elasticdl.journal("digits", "job_finished")
     assert (finished["phase"], finished["steps"]) == ("succeeded", 23)
     assert "master    | " in elasticdl("logs", "digits").stdout
     assert elasticdl("stop", "digits").stderr == "elasticdl stop: job digits is not running: it has succeeded\n"
-    delete(elasticdl, core, namespace)
+    elasticdl.delete("digits")
 
 
 def check_that_a_killed_worker_is_replaced_in_its_pod(elasticdl, core, namespace):
@@ -77,7 +77,7 @@ def check_that_a_killed_worker_is_replaced_in_its_pod(elasticdl, core, namespace
         return {(pod.metadata.uid, pod.status.phase) for pod in found}
 
     def started():
-        return {each["worker"]: each for each in events(elasticdl, "worker_started")}
+        return {each["worker"]: each for each in elasticdl.journal("digits", "worker_started")}
 
     wait_until(lambda: {0, 1} <= started().keys(), elasticdl)
     before = pods()
@@ -88,13 +88,13 @@ def check_that_a_killed_worker_is_replaced_in_its_pod(elasticdl, core, namespace
 
 def check_that_workers_that_are_all_deleted_at_once_lose_nothing(elasticdl, core, namespace):
     def worlds():
-        return events(elasticdl, "world_formed")
+        return elasticdl.journal("digits", "world_formed")
 
     before = worlds()[-1]
     core.delete_collection_namespaced_pod(namespace, label_selector="elasticdl.org/role=worker")
     wait_until(lambda: not set(worlds()[-1]["members"]) & set(before["members"]), elasticdl)
     assert all(world["step"] > 0 for world in worlds()[worlds().index(before) + 1 :]), worlds()
-    assert not events(elasticdl, "warning")
+    assert not elasticdl.journal("digits", "warning")
 
 
 def check_that_a_look_takes_five_requests(own_cluster, namespace, monkeypatch):
@@ -118,11 +118,38 @@ def check_that_a_look_takes_five_requests(own_cluster, namespace, monkeypatch):
     assert len(asked) <= 5, asked
 
 
-def test_a_job_outlives_its_master_and_the_command_line(elasticdl, own_cluster, core, namespace, monkeypatch):
+def check_the_dashboard(elasticdl, namespace):
+    def jobs():
+        with urllib.request.urlopen(f"{listed}data.json", timeout=DEADLINE) as answer:
+            return {job["name"]: job["phase"] for job in json.load(answer).get("content", ())}
+
+    command = [*ELASTICDL, "dashboard", "digits", "--namespace", namespace]
+    with subprocess.Popen(command, env={**os.environ, **elasticdl.env}, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            page = process.stdout.readline().strip()
+            listed = page.partition("job/")[0]
+            wait_for("a list of the job", lambda: jobs() == {"digits": "running"})
+            with urllib.request.urlopen(page, timeout=DEADLINE) as answer:
+                assert b"<title>digits" in answer.read()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(DEADLINE) == 0
+        finally:
+            process.kill()
+
+
+def check_the_report(elasticdl, page):
+    assert elasticdl("report", "digits", "--out", str(page)).stdout == f"{page}\n"
+    told = json.loads(page.read_text().partition(PAGE)[2].partition("</script>")[0])
+    sizes = [len(world["members"]) for world in elasticdl.journal("digits", "world_formed")]
+    assert [size for _, size, *_ in told["worlds"]] == sizes
+
+
+def test_a_job_outlives_its_master_and_the_command_line(elasticdl, own_cluster, core, namespace, monkeypatch, tmp_path):
     patient = ("--stop_grace", "120")  # so long until replacements have started, however busy the machine is
     assert elasticdl(*TRAIN, *patient, "--num_epochs", "100000", "--detach").returncode == 0
     wait_until(lambda: "job digits: running" in elasticdl("status", "digits").stdout, elasticdl)
     check_that_a_look_takes_five_requests(own_cluster, namespace, monkeypatch)
+    check_the_dashboard(elasticdl, namespace)
     check_that_a_killed_worker_is_replaced_in_its_pod(elasticdl, core, namespace)
     check_that_workers_that_are_all_deleted_at_once_lose_nothing(elasticdl, core, namespace)
     masters = {"label_selector": "elasticdl.org/role=master"}
@@ -133,16 +160,17 @@ def test_a_job_outlives_its_master_and_the_command_line(elasticdl, own_cluster, 
         return any(is_running(pod) for name, pod in seen.items() if name != first.metadata.name)
 
     until(another_runs, "another master", core.list_namespaced_pod, namespace, **masters)
-    wait_until(lambda: events(elasticdl, "master_restarted"), elasticdl)
-    assert events(elasticdl, "master_restarted")[0]["missing"] == []
-    assert len(events(elasticdl, "job_started")) == 1
+    wait_until(lambda: elasticdl.journal("digits", "master_restarted"), elasticdl)
+    assert elasticdl.journal("digits", "master_restarted")[0]["missing"] == []
+    assert len(elasticdl.journal("digits", "job_started")) == 1
     assert "workers now 1, before" in elasticdl("scale", "digits", "1").stdout
     assert elasticdl("stop", "digits", "--now").stdout.startswith("job digits stopped at step ")
+    check_the_report(elasticdl, tmp_path / "digits.html")
     jobs = client.BatchV1Api(own_cluster.client()).list_namespaced_job
     until(lambda seen: seen["digits-master"].status.succeeded, "complete", jobs, namespace)
     (job,) = jobs(namespace).items
     assert not job.status.failed, "a master that was deleted is counted, so the next one would wait"
-    delete(elasticdl, core, namespace)
+    elasticdl.delete("digits")
 
 
 PROGRAM = """
@@ -173,12 +201,13 @@ def test_a_program_gets_what_it_is_given_and_a_worker_in_which_no_python_can_run
     options += ["--envs", "GIVEN=$(HOME)x", "--env_from_secret", "TOKEN=hub/token", "--namespace", namespace]
     submitted = elasticdl("run", "--detach", *options, "--", "python", "-c", PROGRAM, "$(HOME) $$")
     assert submitted.returncode == 0, submitted.stderr
-    wait_until(lambda: events(elasticdl, "worker_stuck"), elasticdl)
-    stuck = events(elasticdl, "worker_stuck")[0]
+    wait_until(lambda: elasticdl.journal("digits", "worker_stuck"), elasticdl)
+    stuck = elasticdl.journal("digits", "worker_stuck")[0]
     assert (stuck["worker"], stuck["where"]) == (1, "<string>:6 in hold_pythons_lock"), stuck  # as its pod has logged
     # HOME is elsewhere in a pod of the tests.
     assert "$(HOME) $$ t0ken $(HOME)x /tmp" in elasticdl("logs", "digits").stdout
     shown = [core.list_namespaced_pod(namespace), core.list_namespaced_config_map(namespace)]
     assert "$(HOME)x" not in str(shown)
     assert elasticdl("stop", "digits", "--now").returncode == 0
-    delete(elasticdl, core, namespace)
+    elasticdl.delete("digits")
+    core.delete_namespaced_secret("hub", namespace)

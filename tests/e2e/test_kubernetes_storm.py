@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -52,28 +51,14 @@ class Kind(StrEnum):
 WEIGHTS = dict.fromkeys(Kind, 6) | {Kind.FREEZE_NODE: 2, Kind.LOSE_NODE: 2, Kind.KILL_MASTER: 1}
 
 
-@dataclass(frozen=True, slots=True)
-class Disturbance:
-    """``after``: steps since the one before. ``pick``: from 0 to 1, chooses whom it befalls."""
-
-    kind: Kind
-    after: int
-    pick: float
-
-    def choose(self, options: list[Any]) -> Any:
-        return options[int(self.pick * len(options))]
-
-
-def schedule(seed: int, count: int) -> list[Disturbance]:
-    """Each kind before any a second time, then in any order."""
-    rng = random.Random(seed)
-    return [Disturbance(kind, rng.randint(1, 8), rng.random()) for kind in each_kind_first(rng, WEIGHTS, count)]
-
-
 class Storm:
-    """Brings disturbances about, each when it can be borne: one worker that holds the state is always left in peace."""
+    """Brings disturbances about, each when it can be borne: one worker that holds the state is always left in peace.
 
-    def __init__(self, job: WatchedJob, cluster: Cluster) -> None:
+    ``rng`` decides when they come, and whom they befall.
+    """
+
+    def __init__(self, rng: random.Random, job: WatchedJob, cluster: Cluster) -> None:
+        self._rng = rng
         self._job = job
         self._cluster = cluster
         self._pods = Pods(job.core, job.namespace, cluster.image)
@@ -81,25 +66,26 @@ class Storm:
         self._hit: set[int] = set()  # workers that were disturbed
         self.story: list[str] = []
 
-    def bring(self, disturbance: Disturbance) -> None:
-        job, kind = self._job, disturbance.kind
-        job.wait_for_step(job.step() + disturbance.after)
+    def bring(self, kind: Kind) -> None:
+        job, after, pick = self._job, self._rng.randint(1, 8), self._rng.random()
+        job.wait_for_step(job.step() + after)
         whole = kind in (Kind.FREEZE_NODE, Kind.LOSE_NODE, Kind.PREEMPT)
         self.end_urgent(float("inf") if whole else job.step())
         workers = self._wait_for_standing(WORKERS if whole else 2)
         self.story.append(f"step {job.step()}: {kind}")
         match kind:
             case Kind.PREEMPT:
-                self._preempt(job.step() + 5 * disturbance.after)
+                self._preempt(job.step() + 5 * after)
             case Kind.FREEZE_NODE | Kind.LOSE_NODE:
-                self._cut_off(kind, disturbance.choose(self._cluster.node_names), workers)
+                nodes = self._cluster.node_names
+                self._cut_off(kind, nodes[int(pick * len(nodes))], workers)
             case Kind.RESTART_API_SERVER:
-                self._cluster.restart_api_server(LONGEST_OUTAGE * disturbance.pick)
+                self._cluster.restart_api_server(LONGEST_OUTAGE * pick)
             case Kind.KILL_MASTER | Kind.DELETE_MASTER | Kind.DELETE_MASTER_NOW:
                 master = wait_for("a master", lambda: [pod for pod in job.masters() if job.process(pod)], job.describe)
                 self._end(kind, master[0])
             case _:
-                number = disturbance.choose(sorted(workers))
+                number = sorted(workers)[int(pick * len(workers))]
                 self._note(number)
                 self._end(kind, workers[number], number)
 
@@ -168,12 +154,13 @@ class Storm:
 def test_a_storm_does_not_show_in_the_training(own_cluster: Cluster, namespace: str, tmp_path: Path):
     before = objects_in(own_cluster, namespace)
     job = WatchedJob(own_cluster, namespace, "storm", tmp_path, -(-COUNT * STEPS_PER_DISTURBANCE // STEPS_PER_EPOCH))
-    storm = Storm(job, own_cluster)
+    rng = random.Random(SEED)
+    storm = Storm(rng, job, own_cluster)
     with priority_classes(own_cluster, namespace, urgent=1000):
         job.submit("--num_workers", f"2-{WORKERS}", seconds_per_step=0.3)
         try:
-            for disturbance in schedule(SEED, COUNT):
-                storm.bring(disturbance)
+            for kind in list(each_kind_first(rng, WEIGHTS, COUNT)):  # each before any a second time
+                storm.bring(kind)
             storm.end_urgent()
             journal = job.finish()
             job.check_training()
@@ -182,5 +169,5 @@ def test_a_storm_does_not_show_in_the_training(own_cluster: Cluster, namespace: 
         except BaseException:  # a failure comes with all that is needed to understand it, and to bring it about again
             print(f"seed {SEED}, {len(storm.story)} of {COUNT} disturbances:", *storm.story, job.describe(), sep="\n")
             raise
-        job.delete()
+        job.elasticdl.delete(job.name)
     assert objects_in(own_cluster, namespace) == before

@@ -21,7 +21,7 @@ from cluster_kit import STEPS_PER_EPOCH, WatchedJob, wait_for
 from elasticdl.common.process_group import tethered
 from elasticdl.job.facts import Facts, TimeUse
 from tests.cluster.build import PROMETHEUS, require
-from tests.cluster.steps import Unavailable
+from tests.cluster.recipes import Unavailable
 
 pytest_plugins = ["tests.cluster.fixtures"]
 pytestmark = pytest.mark.slow
@@ -111,7 +111,7 @@ def job(cluster, namespace, tmp_path) -> Iterator[WatchedJob]:
     watched = WatchedJob(cluster, namespace, NAME, folder, EPOCHS)
     watched.submit("--num_workers", "1-2", seconds_per_step=0.1)
     yield watched
-    watched.delete()
+    watched.elasticdl.delete(NAME)
 
 
 @pytest.fixture
@@ -147,8 +147,7 @@ def test_prometheus_tells_what_the_report_tells(job, prometheus):
     at, collected = spent(prometheus, of_job)
     time.sleep(TOLERANCE)  # what was so then is in the journal now
     history = Facts()
-    journal = job.elasticdl("events", NAME, "--json").stdout.splitlines()
-    history.read(line for line in journal if json.loads(line)["time"] <= at)
+    history.read(json.dumps(entry) for entry in job.elasticdl.journal(NAME) if entry["time"] <= at)
     history.advance(at)
     told = history.spent.wall
     assert collected.keys() == {str(doing) for doing in TimeUse}

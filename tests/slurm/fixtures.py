@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.cluster.steps import Unavailable
+from tests.cluster.recipes import Unavailable
 from tests.slurm.lab import SlurmLab, slurm_lab
 
 PROCESSORS = 4

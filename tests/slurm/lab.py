@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.cluster.build import SLURM, require
 from tests.cluster.control_plane import free_ports
 from tests.cluster.processes import Leashed
-from tests.cluster.steps import Unavailable
+from tests.cluster.recipes import Unavailable
 
 KILL_WAIT = 5  # seconds between SIGTERM and SIGKILL
 NODE_TIMEOUT = 10  # seconds until a node that does not answer is given up

@@ -8,25 +8,31 @@ The GPUs are only counted: a container is told nothing of them.
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from kubernetes import client
 
-from tests.cluster.build import NODE
+from elasticdl.job.quantities import GPU
+from tests.cluster.build import CLUSTER, NODE, require
 from tests.cluster.cluster import Cluster
 from tests.cluster.full import leftovers
 from tests.cluster.full.images import TEST_IMAGE, elasticdl_image, pause_image
 from tests.cluster.full.network import MOST_NODES, Network
 from tests.cluster.full.node import import_image
-from tests.cluster.full.settings import SOCKET, NodeSettings
-from tests.cluster.pki import Pair
+from tests.cluster.full.settings import KubeletSettings
 from tests.cluster.processes import Leashed
+from tests.cluster.recipes import Unavailable, or_unavailable
 
-_GPU = "nvidia.com/gpu"
 _LOADED_WITHIN_S = 60.0
+_TOOLS = ("unshare", "nsenter", "ip", "mount")
+_GROUPS = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "pids")
+_TRIED_WITHIN_S = 20.0
 
 
 class FullCluster(Cluster):
@@ -34,31 +40,27 @@ class FullCluster(Cluster):
 
     # Of Python and this repository as they are on this machine, for a user who is not root.
     image = TEST_IMAGE
-    services_user = "system:kube-proxy"  # sees no pods, and needs none
 
     def __init__(self, programs: Path, nodes: Mapping[str, int]) -> None:
         """``nodes`` has the GPUs by name, at most `MOST_NODES` at a time."""
         super().__init__(programs, nodes)
-        self._network: Network | None = None
-        self._gpus: dict[str, int] = {}
-        self._places: dict[str, int] = {}
-        self._prepared: dict[str, Path] = {}
+        self._told: dict[str, KubeletSettings] = {}
 
     def wait_for_node(self, name: str) -> None:
         """Returns when pods can be placed on the node, and its GPUs are counted."""
         core = client.CoreV1Api(self.client())
-        wanted = str(self._gpus[name])
+        told, wanted = self._told[name], str(self._told[name].gpus)
 
         def counted() -> bool:
             self._check_node(name)
-            if not self._prepared[name].exists():
+            if not told.prepared.exists():
                 return False
             try:
                 status = core.read_node(name).status
                 assert status is not None
-                if (status.capacity or {}).get(_GPU) != wanted:
-                    core.patch_node_status(name, {"status": {"capacity": {_GPU: wanted}}})
-                return (status.allocatable or {}).get(_GPU) == wanted
+                if (status.capacity or {}).get(GPU) != wanted:
+                    core.patch_node_status(name, {"status": {"capacity": {GPU: wanted}}})
+                return (status.allocatable or {}).get(GPU) == wanted
             except client.ApiException as error:
                 if error.status not in (404, 409):  # it has not registered; it wrote at the same time
                     raise
@@ -70,14 +72,9 @@ class FullCluster(Cluster):
     def load_image(self, archive: Path) -> None:
         """Give every node the image of an archive, as `docker save` writes it; there is no registry to pull from."""
         for name in self.node_names:
-            command = import_image(str(self.folder / "nodes" / name / SOCKET), archive)
+            command = import_image(self._told[name].socket, archive)
             command[0] = str(NODE.folder() / command[0])
             subprocess.run(command, capture_output=True, timeout=_LOADED_WITHIN_S, check=True)
-
-    @property
-    def _net(self) -> Network:
-        assert self._network is not None, "the cluster has not been started"
-        return self._network
 
     def _connect(self) -> str:
         images = self.folder / "images"
@@ -85,42 +82,56 @@ class FullCluster(Cluster):
         pause_image(NODE.folder() / "root/bin/busybox").write(images / "pause.tar")
         elasticdl_image().write(images / "elasticdl.tar")
         self._network = Network.open(self.folder)
+        self._undo.callback(self._network.close)
         return self._network.plan.host
 
-    def _disconnect(self) -> None:
-        if self._network is not None:
-            self._network.close()
-
-    def _launch(self, name: str, gpus: int, identity: Pair, services: Pair, own: Path) -> Leashed:
-        self._gpus[name] = gpus
-        place = self._place(name)
-        users = (("kubelet", f"system:node:{name}", identity), ("services", self.services_user, services))
-        for file, user, pair in users:
-            self._plane.write_kubeconfig(own / f"{file}.kubeconfig", user, pair)
-        settings = NodeSettings(
-            name=name,
-            place=place,
-            network=self._net.plan.number,
-            switch=self._net.pid,
+    def _launch(self, told: dict[str, Any]) -> Leashed:
+        name = told["name"]
+        taken = {self._told[other].place for other in self.node_names if other != name}
+        # A lost node's successor under the same name takes its place.
+        before = self._told[name].place if name in self._told else None
+        free = [place for place in (before, *range(MOST_NODES)) if place is not None and place not in taken]
+        settings = self._told[name] = KubeletSettings(
+            **told,
+            place=free[0],
+            network=self._network.plan.number,
+            switch=self._network.pid,
             kubernetes=str(self._programs),
             programs=str(NODE.folder()),
-            folder=str(own),
-            logs=str(self.logs),
             images=str(self.folder / "images"),
-            server=self.server,
-            authority=str(self._plane.authority_file),
-            services_certificate=str(services.certificate),
-            services_key=str(services.key),
         )
-        self._prepared[name] = settings.prepared
         alone = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
-        afterwards = [sys.executable, "-I", "-S", leftovers.__file__, settings.group, str(own)]
-        command = [*alone, sys.executable, "-m", "tests.cluster.full.node"]
-        return self._run_node(settings, command, self.folder, afterwards)
+        afterwards = [sys.executable, "-I", "-S", leftovers.__file__, settings.group, settings.folder]
+        return self._run_node(settings, ["-m", "tests.cluster.full.node"], alone, afterwards)
 
-    def _place(self, name: str) -> int:
-        """Its number; a lost node's successor under the same name takes its place."""
-        taken = {self._places[other] for other in self.node_names if other != name}
-        if name not in self._places or self._places[name] in taken:
-            self._places[name] = next(place for place in range(MOST_NODES) if place not in taken)
-        return self._places[name]
+
+def find_full_programs(say: Callable[[str], None] = print) -> Path:
+    """Those of the control plane and, in their cache, of the nodes; may take its time to build them.
+
+    Raises:
+        Unavailable: they cannot be built or used here.
+        BuildError: they could not be built.
+    """
+    check_machine()
+    require([CLUSTER, NODE], say)
+    return CLUSTER.folder()
+
+
+def check_machine() -> None:
+    """
+    Raises:
+        Unavailable: this machine, or who we are on it, does not allow a node's namespaces and control groups.
+    """
+    if sys.platform != "linux" or os.geteuid() != 0:
+        raise Unavailable("kubelets and containers need Linux and root")
+    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
+    if missing:
+        raise Unavailable(f"{', '.join(missing)} not found: install util-linux, mount and iproute2")
+    lacking = [name for name in _GROUPS if not os.access(leftovers.HIERARCHIES / name / "tasks", os.W_OK)]
+    if lacking:
+        raise Unavailable(f"no writable control groups (version 1) for {', '.join(lacking)} in {leftovers.HIERARCHIES}")
+    command = ["unshare", "--net", "--mount", "--pid", "--fork", "mount", "-t", "tmpfs", "tmpfs", "/run"]
+    with or_unavailable("namespaces cannot be made"):
+        tried = subprocess.run(command, capture_output=True, text=True, timeout=_TRIED_WITHIN_S, check=False)
+    if tried.returncode:
+        raise Unavailable(f"namespaces cannot be made: {tried.stderr.strip()}")

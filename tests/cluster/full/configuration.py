@@ -8,12 +8,12 @@ from typing import Any
 import yaml
 
 from tests.cluster.full.images import PAUSE_IMAGE
-from tests.cluster.full.settings import NodeSettings
+from tests.cluster.full.settings import KubeletSettings
 
 DOMAIN = "cluster.local"
 
 
-def containerd(settings: NodeSettings) -> str:
+def containerd(settings: KubeletSettings) -> str:
     """What this machine may not let it do, negative OOM scores and AppArmor, is left out."""
     return f"""version = 3
 root = "{settings.folder}/containerd"
@@ -46,7 +46,7 @@ oom_score = 0
 """
 
 
-def pod_network(settings: NodeSettings) -> str:
+def pod_network(settings: KubeletSettings) -> str:
     """A bridge in the node; addresses are not translated, as every node and the host know the way to each pod."""
     addresses = {
         "type": "host-local",
@@ -58,7 +58,7 @@ def pod_network(settings: NodeSettings) -> str:
     return json.dumps({"cniVersion": "0.4.0", "name": "pods", "plugins": [bridge]})
 
 
-def kubelet(settings: NodeSettings) -> str:
+def kubelet(settings: KubeletSettings) -> str:
     configuration: dict[str, Any] = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -89,7 +89,7 @@ def kubelet(settings: NodeSettings) -> str:
     return yaml.safe_dump(configuration)
 
 
-def kube_proxy(settings: NodeSettings) -> str:
+def kube_proxy(settings: KubeletSettings) -> str:
     configuration: dict[str, Any] = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",

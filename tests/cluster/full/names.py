@@ -5,75 +5,36 @@ Serves A records over UDP. Every other name does not exist: nothing leads out of
 
 from __future__ import annotations
 
-import json
 import re
 import socket
-import ssl
 import struct
 import sys
-import urllib.parse
-import urllib.request
-from dataclasses import dataclass
-from typing import Any
 
+from elasticdl.kube.client import ABSENT, ApiError
+from tests.cluster.api import Api
 from tests.cluster.full.configuration import DOMAIN
 
 PORT = 53
-_NAME = re.compile(rf"(?:([\w-]+)\.)?([\w-]+)\.([\w-]+)\.svc\.{re.escape(DOMAIN)}")
-_ANSWER_WITHIN_S = 4.0
+_NAME = re.compile(rf"([\w-]+)\.([\w-]+)\.svc\.{re.escape(DOMAIN)}")
 _HEADER, _RECORD = struct.Struct(">HHHHHH"), struct.Struct(">HHHIH4s")
 _TYPE_A = 1
 _IS_ANSWER, _NO_ERROR, _FAILED, _NO_SUCH_NAME = 0x8580, 0, 2, 3
 _LIVES_S = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Services:
-    """Reads Services and their endpoints."""
-
-    server: str
-    context: ssl.SSLContext
-
-    def addresses(self, name: str) -> list[str] | None:
-        """Those of a full name; None if there is no such name.
-
-        Raises:
-            OSError: the API server does not say.
-        """
-        found = _NAME.fullmatch(name)
-        if not found:
-            return None
-        host, service, namespace = found.groups()
-        for each in self._list(namespace, "services", service):
-            if not host and each["spec"].get("clusterIP") not in (None, "", "None"):
-                return [each["spec"]["clusterIP"]]
-        subsets = [
-            subset for each in self._list(namespace, "endpoints", service) for subset in each.get("subsets") or []
-        ]
-        there = [address for subset in subsets for address in subset.get("addresses") or []]
-        return [address["ip"] for address in there if not host or address.get("hostname") == host] or None
-
-    def _list(self, namespace: str, kind: str, name: str) -> list[dict[str, Any]]:
-        query = urllib.parse.urlencode({"fieldSelector": f"metadata.name={name}"})
-        url = f"{self.server}/api/v1/namespaces/{namespace}/{kind}?{query}"
-        with urllib.request.urlopen(url, timeout=_ANSWER_WITHIN_S, context=self.context) as answer:
-            items: list[dict[str, Any]] = json.load(answer)["items"]
-            return items
-
-
-def serve(address: str, services: Services) -> None:
+def serve(address: str, api: Api) -> None:
     """Answer for ever."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
         listener.bind((address, PORT))
         while True:
             query, asker = listener.recvfrom(4096)
             try:
-                listener.sendto(answer_to(query, services), asker)
+                listener.sendto(answer_to(query, api), asker)
             except (struct.error, IndexError, UnicodeDecodeError) as error:
                 print(f"names: not a query, from {asker}: {error}", file=sys.stderr, flush=True)
 
 
-def answer_to(query: bytes, services: Services) -> bytes:
+def answer_to(query: bytes, api: Api) -> bytes:
     """
     Raises:
         struct.error, IndexError, UnicodeDecodeError: it is not a query.
@@ -83,14 +44,24 @@ def answer_to(query: bytes, services: Services) -> bytes:
         labels.append(query[at + 1 : at + 1 + length].decode("ascii").lower())
         at += 1 + length
     (kind,) = struct.unpack_from(">H", query, at + 1)
-    try:
-        found = services.addresses(".".join(labels))
-        code = _NO_ERROR if found else _NO_SUCH_NAME
-    except OSError as error:
-        print(f"names: {labels}: {error}", file=sys.stderr, flush=True)
-        found, code = None, _FAILED
+    code, found = _addresses(".".join(labels), api)
     # A name without an address of the kind that was asked for exists all the same.
-    told = found if found and kind == _TYPE_A else []
+    told = found if kind == _TYPE_A else []
     records = [_RECORD.pack(0xC000 + _HEADER.size, _TYPE_A, 1, _LIVES_S, 4, socket.inet_aton(each)) for each in told]
     header = _HEADER.pack(_HEADER.unpack_from(query)[0], _IS_ANSWER | code, 1, len(records), 0, 0)
     return header + query[_HEADER.size : at + 5] + b"".join(records)
+
+
+def _addresses(name: str, api: Api) -> tuple[int, list[str]]:
+    """What becomes of a question, and the answer."""
+    service = _NAME.fullmatch(name)
+    if not service:
+        return _NO_SUCH_NAME, []
+    try:
+        found = api.addresses(*service.groups())
+    except ApiError as error:
+        if error.status != ABSENT:
+            print(f"names: {name}: {error}", file=sys.stderr, flush=True)
+            return _FAILED, []
+        found = []
+    return _NO_ERROR if found else _NO_SUCH_NAME, found

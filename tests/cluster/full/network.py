@@ -16,7 +16,6 @@ from pathlib import Path
 from tests.cluster.control_plane import ControlPlaneError
 from tests.cluster.processes import Leashed
 
-SERVICES = "10.96.0.0/16"
 MOST_NODES = 4
 BRIDGE = "switch"
 _UP_WITHIN_S = 10.0

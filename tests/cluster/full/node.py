@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import ssl
 import subprocess
 import sys
 import threading
@@ -17,25 +16,27 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from tests.cluster.api import Api
+from tests.cluster.control_plane import SERVICES
 from tests.cluster.full import configuration, names
 from tests.cluster.full.images import runtime_spec
-from tests.cluster.full.leftovers import make_groups
-from tests.cluster.full.mounts import mount_own
-from tests.cluster.full.network import BRIDGE, SERVICES, in_namespace, run_ip
-from tests.cluster.full.settings import NodeSettings
+from tests.cluster.full.leftovers import HIERARCHIES, make_groups
+from tests.cluster.full.network import BRIDGE, in_namespace, run_ip
+from tests.cluster.full.settings import KubeletSettings
 
 _CONTAINERD_WITHIN_S = 30.0
 _COMMAND_WITHIN_S = 60.0
 _POLL_S = 0.02
+# What the kubelet wants the kernel to be set to.
+_KERNEL = {"vm/overcommit_memory": "1", "kernel/panic": "10", "kernel/panic_on_oops": "1"}
 
 
-def main(file: str) -> int:
-    settings = NodeSettings(**json.loads(Path(file).read_text()))
+def main() -> int:
+    settings = KubeletSettings.told()
     connect(settings)  # needs the switch's process, which our own /proc will not have
     make_groups(settings.group)
-    pod_logs = Path(
-        settings.logs, "pods", settings.name
-    )  # of this node alone: the kubelet removes what it does not know
+    # Of this node alone: the kubelet removes what it does not know.
+    pod_logs = Path(settings.logs, "pods", settings.name)
     pod_logs.mkdir(exist_ok=True)
     mount_own(settings.own, pod_logs)
     node = Node(settings)
@@ -43,7 +44,7 @@ def main(file: str) -> int:
     return node.wait()
 
 
-def connect(settings: NodeSettings) -> None:
+def connect(settings: KubeletSettings) -> None:
     """Be on the switch, and know the way to all pods and to Services; there is no other."""
     plan, name = settings.plan, settings.name
     run_ip([f"link add eth0 type veth peer name {name} netns /proc/{settings.switch}/ns/net"])
@@ -51,6 +52,47 @@ def connect(settings: NodeSettings) -> None:
     own = ["link set lo up", "link set eth0 up", f"address add {settings.address}/24 dev eth0"]
     run_ip([*own, f"route add {SERVICES} dev eth0", *plan.routes_to_pods(besides=settings.place)])
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+
+
+def mount_own(folder: Path, logs: Path) -> None:
+    """What the node sees of the machine's files, in its own mount namespace. The kubelet and containerd have places that no
+    option moves, and write to the kernel's settings; here both are the node's own.
+
+    ``logs``: the folder that pods' logs are written to, as they would be to /var/log/pods.
+    """
+    _mount("-t", "proc", "proc", "/proc")
+    for name, value in _KERNEL.items():
+        file = folder / "kernel" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{value}\n")
+        _mount("--bind", str(file), f"/proc/sys/{name}")
+    for place in ("/run", "/var/log"):
+        _mount("-t", "tmpfs", "tmpfs", place)
+    for name in ("pods", "containers"):
+        Path("/var/log", name).mkdir()
+    _mount("--bind", str(logs), "/var/log/pods")
+    _cover("/var/lib", folder / "var-lib")
+    _mount_sysfs(folder)
+
+
+def _cover(place: str, folder: Path) -> None:
+    """What is there is seen as before, and what is written there goes below ``folder``."""
+    for name in ("upper", "work"):
+        (folder / name).mkdir(parents=True)
+    _mount("-t", "overlay", "overlay", "-o", f"lowerdir={place},upperdir={folder}/upper,workdir={folder}/work", place)
+
+
+def _mount_sysfs(folder: Path) -> None:
+    """Of this network namespace, with the control groups where they were."""
+    aside = folder / "cgroup"
+    aside.mkdir()
+    _mount("--rbind", str(HIERARCHIES), str(aside))
+    _mount("-t", "sysfs", "sysfs", "/sys")
+    _mount("--rbind", str(aside), str(HIERARCHIES))
+
+
+def _mount(*arguments: str) -> None:
+    subprocess.run(["mount", *arguments], timeout=_COMMAND_WITHIN_S, check=True)
 
 
 def import_image(socket: str, archive: Path) -> list[str]:
@@ -61,7 +103,7 @@ def import_image(socket: str, archive: Path) -> list[str]:
 class Node:
     """The programs of a node; everything here runs in its namespaces."""
 
-    def __init__(self, settings: NodeSettings) -> None:
+    def __init__(self, settings: KubeletSettings) -> None:
         self._settings = settings
         self._programs: dict[str, subprocess.Popen[bytes]] = {}
         root = settings.root
@@ -95,9 +137,7 @@ class Node:
         )
         for archive in sorted(Path(settings.images).glob("*.tar")):
             self._run(*import_image(settings.socket, archive))
-        context = ssl.create_default_context(cafile=settings.authority)
-        context.load_cert_chain(settings.services_certificate, settings.services_key)
-        services = names.Services(settings.server, context)
+        services = Api(settings.own / "services.kubeconfig")
         threading.Thread(target=names.serve, args=(settings.address, services), daemon=True).start()
         settings.prepared.touch()
 
@@ -149,4 +189,4 @@ class Node:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main())

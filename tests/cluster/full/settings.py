@@ -1,4 +1,4 @@
-"""What a node is told at its start."""
+"""What a node with a kubelet is told at its start."""
 
 from __future__ import annotations
 
@@ -6,27 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster.full.network import Plan
+from tests.cluster.settings import NodeSettings
 
-SOCKET = "containerd.sock"
 
-
-@dataclass(frozen=True, slots=True)
-class NodeSettings:
-    """Written as JSON by the cluster, read by `python -m tests.cluster.full.node`; paths are absolute."""
-
-    name: str
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubeletSettings(NodeSettings):
     place: int  # among the nodes of the cluster
     network: int  # the number of its `Plan`
     switch: int  # a process in the switch's network namespace, by its number on the host
     kubernetes: str  # the folder of kubelet and kube-proxy
     programs: str  # the folder of the others
-    folder: str
-    logs: str
     images: str
-    server: str
-    authority: str
-    services_certificate: str
-    services_key: str
 
     @property
     def plan(self) -> Plan:
@@ -42,11 +32,6 @@ class NodeSettings:
         return f"{self.plan.interface}-{self.name}"
 
     @property
-    def own(self) -> Path:
-        """The folder of this node alone."""
-        return Path(self.folder)
-
-    @property
     def root(self) -> Path:
         """Where Debian's packages have been unpacked."""
         return Path(self.programs) / "root"
@@ -59,4 +44,4 @@ class NodeSettings:
     @property
     def socket(self) -> str:
         """Where containerd listens."""
-        return f"{self.folder}/{SOCKET}"
+        return f"{self.folder}/containerd.sock"

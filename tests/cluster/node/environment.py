@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.kubeconfig import write_kubeconfig
-from tests.cluster.node.api import Json
+from tests.cluster.api import Json
 from tests.cluster.node.volumes import SERVICE_ACCOUNT, Sources, Unready
+from tests.cluster.papers import write_kubeconfig
 
 
 class CannotStart(Exception):
@@ -40,10 +40,9 @@ def invocation(
     if SERVICE_ACCOUNT in places:  # the files that a client has at a fixed path in a real container
         account = Path(places[SERVICE_ACCOUNT])
         server = f"https://{given['KUBERNETES_SERVICE_HOST']}:{given['KUBERNETES_SERVICE_PORT']}"
-        cluster = {"server": server, "certificate-authority": str(account / "ca.crt")}
-        env["KUBECONFIG"] = str(root.parent / "kubeconfig")
         namespace, user = (account / "namespace").read_text(), {"tokenFile": str(account / "token")}
-        write_kubeconfig(root.parent / "kubeconfig", cluster, "pod", user, namespace)
+        file = write_kubeconfig(root.parent / "kubeconfig", server, account / "ca.crt", "pod", user, namespace)
+        env["KUBECONFIG"] = str(file)
     env |= {name: real(value) for name, value in _declared(container, sources).items()}
     command = [real(_expanded(word, env)) for word in (container.get("command") or []) + (container.get("args") or [])]
     if not command:

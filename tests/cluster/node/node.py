@@ -2,61 +2,74 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import platform
 import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from elasticdl.common.backoff import Backoff
-from elasticdl.kube.client import ABSENT, CONFLICT, ApiError, Watch
-from tests.cluster.node.api import Api, Json, PodsOfNode
-from tests.cluster.node.logs import PORT, bind
-from tests.cluster.node.pod import GPU, Devices, Host, Pod
+from elasticdl.job.quantities import GPU
+from elasticdl.kube.client import (
+    ANSWER_SECONDS,
+    SILENCE_SECONDS,
+    WATCH_SECONDS,
+    ApiError,
+    Changes,
+    NotThereError,
+    Source,
+    Watch,
+)
+from tests.cluster.api import Api, Json
+from tests.cluster.node.pod import Host, Pod
+from tests.cluster.node.server import PORT, bind
 from tests.cluster.node.services import Services
 from tests.cluster.node.status import Reporter, timestamp
-from tests.cluster.pki import Pair
+from tests.cluster.settings import NodeSettings
 
 _RETRY_S = 0.2
 _LONGEST_RETRY_S = 1.0
 _HEARTBEAT_S = 2.0
-_LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+_PODS = "/api/v1/pods"
 _ROOM = {"cpu": "64", "memory": "256Gi", "pods": "500", "ephemeral-storage": "100Gi"}
-_FACTS = ("machineID", "systemUUID", "bootID", "kernelVersion", "osImage", "kubeletVersion", "kubeProxyVersion")
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSettings:
-    """One node of a cluster; paths are strings because this travels as JSON."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessNodeSettings(NodeSettings):
+    environment: dict[str, str]  # what every container's image would set
 
-    name: str
-    server: str
-    authority: str
-    certificate: str
-    key: str
-    # Of somebody who may see all Services and their pods.
-    services_certificate: str
-    services_key: str
-    folder: str
-    logs: str
-    gpus: int
-    # What every container's image would set.
-    environment: dict[str, str] = field(default_factory=dict)
+
+class PodsOfNode(Source):
+    """What `elasticdl.kube.client.Watch` follows."""
+
+    def __init__(self, api: Api, node: str) -> None:
+        self._api = api
+        self._mine = f"spec.nodeName={node}"
+
+    def list(self) -> Json:
+        return self._api.ask("GET", _PODS, fieldSelector=self._mine)
+
+    def watch(self, version: str) -> Changes:
+        how = {"watch": True, "allow_watch_bookmarks": True, "timeout_seconds": WATCH_SECONDS}
+        query = {"field_selector": self._mine, "resource_version": version, **how}
+        timeout = (ANSWER_SECONDS[0], SILENCE_SECONDS)
+        return Changes(self._api.open("GET", _PODS, "watch pods", query, timeout=timeout), self._api)
 
 
 class Node:
     """Runs pods until its process is killed."""
 
-    def __init__(self, settings: NodeSettings) -> None:
+    def __init__(self, settings: ProcessNodeSettings) -> None:
         self._settings = settings
-        self._identity = Pair(Path(settings.certificate), Path(settings.key))
-        self._api = Api(settings.server, settings.authority, self._identity)
+        self._api = Api(settings.own / "kubelet.kubeconfig")
         self._lock = threading.Lock()
         self._pods: dict[str, Pod] = {}
 
@@ -64,11 +77,8 @@ class Node:
         server, network = self._bind()
         address = f"127.{network}.0.1"
         reporter = Reporter(self._api, self._settings.name)
-        threads: list[tuple[Callable[..., None], tuple[str, ...]]]
-        threads = [(reporter.run, ()), (server.serve_forever, ()), (self._beat, (address,))]
-        self._insist(lambda: self._register(address))
-        for target, arguments in threads:
-            threading.Thread(target=target, args=arguments, daemon=True).start()
+        for work in (reporter.run, server.serve_forever, partial(self._beat, address)):
+            threading.Thread(target=work, daemon=True).start()
         host = self._host(address, network, reporter)
 
         def listed(manifests: Sequence[Json]) -> None:
@@ -86,74 +96,52 @@ class Node:
     def _bind(self) -> tuple[ThreadingHTTPServer, int]:
         """A server for the logs, and the second number of this node's addresses, which nobody else has while it runs."""
         for network in random.SystemRandom().sample(range(1, 255), 254):
-            try:
-                address = f"127.{network}.0.1"
-                return bind(
-                    address, self._find_log, self._find_address, self._identity, self._settings.authority
-                ), network
-            except OSError:
-                continue
+            with contextlib.suppress(OSError):
+                return bind(f"127.{network}.0.1", self._named, self._settings), network
         raise OSError(f"port {PORT} is taken on all of 127.1.0.1 to 127.254.0.1")
 
     def _host(self, address: str, network: int, reporter: Reporter) -> Host:
-        settings, folder = self._settings, Path(self._settings.folder)
+        settings, folder = self._settings, self._settings.own
         (folder / "pods").mkdir(parents=True, exist_ok=True)
         url = urlsplit(settings.server)
         service = {"KUBERNETES_SERVICE_HOST": str(url.hostname), "KUBERNETES_SERVICE_PORT": str(url.port)}
         numbers = itertools.count(256)
-        may_look = Pair(Path(settings.services_certificate), Path(settings.services_key))
         return Host(
             address=address,
             pods=folder / "pods",
-            logs=Path(settings.logs),
+            logs=Path(settings.logs, "pods"),
             api=self._api,
             reporter=reporter,
-            devices=Devices(settings.gpus),
             environment={**settings.environment, **service},
             # From 127.n.1.0 on, each once: an old peer's address never belongs to a new pod.
             new_address=lambda: "127.{}.{}.{}".format(network, *divmod(next(numbers), 256)),
-            services=Services(Api(settings.server, settings.authority, may_look), f"127.{network}"),
+            services=Services(Api(folder / "services.kubeconfig"), f"127.{network}"),
         )
 
-    def _register(self, address: str) -> None:
+    def _beat(self, address: str) -> None:
+        """Say that the node is there, also to those who thought it lost; register it where it is not known, also anew."""
         name = self._settings.name
         labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}
-        self._create("/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
-        self._post_status(address)
-        spec = {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": timestamp(micro=True)}
-        self._create(_LEASES, {"metadata": {"name": name}, "spec": spec})
-
-    def _create(self, path: str, body: Json) -> None:
-        try:
-            self._api.ask("POST", path, body)
-        except ApiError as error:
-            if error.status != CONFLICT:  # it was here before
-                raise
-
-    def _beat(self, address: str) -> None:
-        """Renew the lease; the status too, since a node that was thought lost has to say that it is there."""
         while True:
-            started = time.monotonic()
+            pause = _RETRY_S
             try:
-                renewed = {"spec": {"renewTime": timestamp(micro=True)}}
-                self._api.ask("PATCH", f"{_LEASES}/{self._settings.name}", renewed)
                 self._post_status(address)
+                pause = _HEARTBEAT_S
+            except NotThereError:
+                with contextlib.suppress(ApiError):
+                    self._api.ask("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
             except ApiError as error:
-                _say(f"heartbeat: {error}")
-                if error.status == ABSENT:  # somebody deleted the node, as `kubectl delete node` does
-                    self._insist(lambda: self._register(address))
-            time.sleep(max(_RETRY_S, started + _HEARTBEAT_S - time.monotonic()))
+                print(f"{timestamp()} heartbeat: {error}", file=sys.stderr, flush=True)
+            time.sleep(pause)
 
     def _post_status(self, address: str) -> None:
         settings = self._settings
         room = {**_ROOM, GPU: str(settings.gpus)}
-        info = {**dict.fromkeys(_FACTS, "process-node"), "containerRuntimeVersion": "process://1"}
-        info |= {"operatingSystem": "linux", "architecture": platform.machine()}
+        info = {"kubeletVersion": "process-node", "operatingSystem": "linux", "architecture": platform.machine()}
         healthy = {"Ready": "True", "MemoryPressure": "False", "DiskPressure": "False", "PIDPressure": "False"}
         times = dict.fromkeys(("lastHeartbeatTime", "lastTransitionTime"), timestamp())
-        conditions = [
-            {"type": name, "status": value, "reason": "ProcessNode", **times} for name, value in healthy.items()
-        ]
+        each = {"reason": "ProcessNode", **times}
+        conditions = [{"type": name, "status": value, **each} for name, value in healthy.items()]
         addresses = [{"type": "InternalIP", "address": address}, {"type": "Hostname", "address": settings.name}]
         status = {"capacity": room, "allocatable": room, "conditions": conditions, "addresses": addresses}
         status |= {"nodeInfo": info, "daemonEndpoints": {"kubeletEndpoint": {"Port": PORT}}}
@@ -179,26 +167,3 @@ class Node:
         with self._lock:
             found = [pod for pod in self._pods.values() if (pod.ref.namespace, pod.ref.name) == (namespace, name)]
         return found[-1] if found else None
-
-    def _find_log(self, namespace: str, name: str, container: str) -> tuple[Path, Callable[[], bool]] | None:
-        pod = self._named(namespace, name)
-        found = next((each for each in pod.containers if each.name == container), None) if pod else None
-        if found is None:
-            return None
-        return found.log, lambda: found.process is not None
-
-    def _find_address(self, namespace: str, name: str) -> str | None:
-        pod = self._named(namespace, name)
-        return pod.address if pod else None
-
-    def _insist(self, attempt: Callable[[], None]) -> None:
-        while True:
-            try:
-                return attempt()
-            except ApiError as error:
-                _say(f"registration: {error}")
-                time.sleep(_RETRY_S)
-
-
-def _say(line: str) -> None:
-    print(f"{timestamp()} {line}", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
-"""One pod of a node: a thread that keeps its containers as the manifest wants them, and reports.
+"""One pod of a node: a thread that keeps its container as the manifest wants it, and reports.
 
-What happens (the manifest changes, a process ends, the object vanishes) arrives in one queue. After each message the
+What happens (the manifest changes, the process ends, the object vanishes) arrives in one queue. After each message the
 whole situation is looked at anew, so a lost or repeated message does no harm.
 """
 
@@ -17,43 +17,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elasticdl.kube.client import ApiError
-from tests.cluster.node import MISSING_IMAGES
-from tests.cluster.node.api import Api, Json
-from tests.cluster.node.container import NEVER, Container
+from tests.cluster.api import Api, Json
 from tests.cluster.node.environment import CannotStart, Invocation, invocation
 from tests.cluster.node.services import Services
-from tests.cluster.node.status import PodRef, Reporter, Verdict, phase, pod_status, timestamp
+from tests.cluster.node.status import PodRef, Reporter, pod_status, timestamp
 from tests.cluster.node.volumes import Sources, Unready, link_mounts, make_volume
 from tests.cluster.processes import Leashed
 
-GPU = "nvidia.com/gpu"
+MISSING_IMAGES = "missing/"
+NEVER = math.inf
 _TRY_AGAIN_S = 1.0
 # A node may be told of its pod a moment before it may read what the pod needs.
 _LOOK_AGAIN_S = 0.2
-_DEVICES_WITHIN_S = 5.0
-_LOST_EXIT_CODE = 255
-
-
-class Devices:
-    """The GPUs of a node by number: which pod has which; safe for many threads."""
-
-    def __init__(self, count: int) -> None:
-        self._free = set(range(count))
-        self._changed = threading.Condition()
-
-    def take(self, count: int) -> list[int] | None:
-        """The lowest that are free; None if fewer than ``count`` stay free."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: len(self._free) >= count, _DEVICES_WITHIN_S):
-                return None
-            taken = sorted(self._free)[:count]
-            self._free.difference_update(taken)
-            return taken
-
-    def give_back(self, ids: list[int]) -> None:
-        with self._changed:
-            self._free.update(ids)
-            self._changed.notify_all()
+_MESSAGE_TAIL = 2048
+_CANNOT_START, _LOST = 128, 255  # exit codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +42,29 @@ class Host:
     logs: Path
     api: Api
     reporter: Reporter
-    devices: Devices
     environment: Mapping[str, str]
     new_address: Callable[[], str]
     services: Services
 
 
 class Pod:
-    """Runs from ``start`` until its object has vanished and all its processes have ended."""
+    """Runs from ``start`` until its object has vanished and its process has ended."""
 
     def __init__(self, manifest: Json, host: Host) -> None:
         self.ref = PodRef.of(manifest)
         self._manifest = manifest
         self._host = host
         self._spec: Json = manifest["spec"]
+        self.container: Json = self._spec["containers"][0]
         # Called in the pod's own thread, one after the other.
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         own = f"{self.ref.namespace}_{self.ref.name}_{self.ref.uid[:8]}"
         self._folder = host.pods / own
-        logs = host.logs / own
-        logs.mkdir(parents=True, exist_ok=True)
-        self.containers = [Container(each, self._folder / each["name"], logs) for each in self._spec["containers"]]
+        self.log = host.logs / own / f"{self.container['name']}.log"
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.process: Leashed | None = None
+        self._state: Json = {"waiting": {"reason": "ContainerCreating"}}
+        self._due = 0.0  # when to start the process, on the monotonic clock
         self.address = host.new_address()
         self._places = {
             "startTime": timestamp(),
@@ -93,11 +72,9 @@ class Pod:
             "podIP": self.address,
             "podIPs": [{"$patch": "replace"}, {"ip": self.address}],  # an earlier node may have told another one
         }
-        self._devices: list[int] = []
         self._made: set[str] = set()
-        self._verdict: Verdict | None = None
         self._vanished = False
-        self._kill_at: float | None = None
+        self._kill_at = NEVER
         self._told: Json | None = None
         # Ended under a node of this name that is no more: what that one told stands.
         self._inherited = False
@@ -119,143 +96,125 @@ class Pod:
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
             self._admit()
-            while not (self._vanished and not self._processes()):
+            while not (self._vanished and not self.process):
                 self._advance(time.monotonic())
                 self._receive()
         finally:
-            for container in self.containers:
-                container.kill()
-            self._release_devices()
+            if self.process:
+                self.process.kill()
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _admit(self) -> None:
         """Take up the pod, unless it cannot run here or its time here is past."""
         told = self._manifest.get("status", {}).get("phase")
         if told in ("Succeeded", "Failed"):
-            self._verdict = Verdict("NodeLost", "the node was started again")
-            self._inherited = True
+            self._inherited, self._due = True, NEVER
         elif told == "Running":  # by a node of this name that is no more
-            for container in self.containers:
-                container.ended(_LOST_EXIT_CODE, reason="Unknown")
-        limits = [each.get("resources", {}).get("limits") or {} for each in self._spec["containers"]]
-        wanted = sum(int(each.get(GPU, 0)) for each in limits)
-        if self._finished() or not wanted:
-            return
-        taken = self._host.devices.take(wanted)
-        if taken is None:
-            self._verdict = Verdict("UnexpectedAdmissionError", f"requested {wanted} of {GPU}, fewer are free")
-        self._devices = taken or []
+            self._end(_LOST, reason="Unknown")
+        elif len(self._spec["containers"]) + len(self._spec.get("initContainers") or ()) > 1:
+            self._end(_CANNOT_START, reason="StartError", message="a pod of this node has one container")
 
     def _receive(self) -> None:
         """Wait for a message, or for something to become due."""
-        times = [each.due for each in self.containers if not self._ending()]
-        if self._kill_at is not None and self._processes():
-            times.append(self._kill_at)
-        soonest = min(times, default=NEVER)
+        soonest = min(NEVER if self._ending() else self._due, self._kill_at if self.process else NEVER)
         try:
             self._inbox.get(timeout=None if soonest == NEVER else max(0.0, soonest - time.monotonic()))()
         except queue.Empty:
             return
 
     def _advance(self, now: float) -> None:
-        if self._vanished or self._verdict:
-            for container in self._processes():
-                container.kill()
+        if self._vanished:
+            if self.process:
+                self.process.kill()
         elif self._deleted():
-            self._end(now)
-        else:
-            for container in self.containers:
-                if container.due <= now:
-                    self._start(container, now)
-        if self._finished():
-            self._release_devices()
+            self._stop(now)
+        elif self._due <= now:
+            self._start(now)
         self._report()
 
-    def _end(self, now: float) -> None:
-        """Ask the processes once, and make them when the time of grace is over."""
+    def _stop(self, now: float) -> None:
+        """Ask the process once, and make it when the time of grace is over."""
+        if not self.process:
+            return
+        if self._kill_at == NEVER:
+            self._host.reporter.event(self.ref, "Killing", f"Stopping container {self.container['name']}")
+            self.process.signal(signal.SIGTERM)
+        # A second deletion may give it less time.
         grace = float(self._manifest["metadata"].get("deletionGracePeriodSeconds") or 0)
-        if self._kill_at is None:
-            self._kill_at = math.inf
-            for container in self._processes():
-                self._host.reporter.event(self.ref, "Killing", f"Stopping container {container.name}")
-                container.signal(signal.SIGTERM)
         self._kill_at = min(self._kill_at, now + grace)
         if now >= self._kill_at:
-            for container in self._processes():
-                container.kill()
+            self.process.kill()
 
-    def _start(self, container: Container, now: float) -> None:
-        if container.image.startswith(MISSING_IMAGES):
-            pulled = container.state.get("waiting", {}).get("reason") != "ContainerCreating"
-            reason = "ImagePullBackOff" if pulled else "ErrImagePull"
-            what = "Back-off pulling image" if pulled else "failed to pull image"
-            self._host.reporter.event(self.ref, "BackOff", f'{what} "{container.image}"', warning=True)
-            container.wait(reason, f'{what} "{container.image}"', NEVER if pulled else now + _TRY_AGAIN_S)
+    def _start(self, now: float) -> None:
+        image = self.container["image"]
+        if image.startswith(MISSING_IMAGES):
+            tried = self._state["waiting"]["reason"] != "ContainerCreating"
+            reason = "ImagePullBackOff" if tried else "ErrImagePull"
+            what = f'{"Back-off pulling image" if tried else "failed to pull image"} "{image}"'
+            self._host.reporter.event(self.ref, "BackOff", what, "Warning")
+            self._wait(reason, what, NEVER if tried else now + _TRY_AGAIN_S)
             return
         try:
-            process = container.run(self._prepare(container))
+            what_to_run = self._prepare()
         except CannotStart as error:
-            container.ended(128, reason="StartError", message=str(error))
+            self._end(_CANNOT_START, reason="StartError", message=str(error))
         except Unready as error:
-            container.wait("CreateContainerConfigError", str(error), now + _LOOK_AGAIN_S)
+            self._wait("CreateContainerConfigError", str(error), now + _LOOK_AGAIN_S)
         except ApiError as error:
-            container.wait("ContainerCreating", str(error), now + _TRY_AGAIN_S)
+            self._wait("ContainerCreating", str(error), now + _TRY_AGAIN_S)
         else:
-            threading.Thread(target=self._tell_end, args=(container, process), daemon=True).start()
-            self._host.reporter.event(self.ref, "Started", f"Started container {container.name}")
+            self.process = Leashed.start(what_to_run.command, self.log, what_to_run.env, what_to_run.folder)
+            self._state, self._due = {"running": {"startedAt": timestamp()}}, NEVER
+            threading.Thread(target=self._tell_end, args=(self.process,), daemon=True).start()
+            self._host.reporter.event(self.ref, "Started", f"Started container {self.container['name']}")
 
-    def _prepare(self, container: Container) -> Invocation:
+    def _wait(self, reason: str, message: str, due: float) -> None:
+        self._state, self._due = {"waiting": {"reason": reason, "message": message}}, due
+
+    def _end(self, exit_code: int, *, reason: str = "", message: str = "") -> None:
+        reason = reason or ("Error" if exit_code else "Completed")
+        if not message and exit_code and self.container.get("terminationMessagePolicy") == "FallbackToLogsOnError":
+            message = self.log.read_bytes()[-_MESSAGE_TAIL:].decode(errors="replace") if self.log.exists() else ""
+        now = timestamp()
+        started = (self._state.get("running") or {}).get("startedAt", now)
+        over = {"exitCode": exit_code, "reason": reason, "message": message or None, "finishedAt": now}
+        self.process, self._due = None, NEVER
+        self._state = {"terminated": {**over, "startedAt": started}}
+
+    def _prepare(self) -> Invocation:
         facts = {"status.podIP": self.address, "status.hostIP": self._host.address}
         sources = Sources(self._host.api, self._manifest, facts)
-        volumes, root, temporary = self._folder / "volumes", container.folder / "root", container.folder / "tmp"
+        volumes, root, temporary = (self._folder / each for each in ("volumes", "container/root", "container/tmp"))
         volumes.mkdir(exist_ok=True)
         for volume in self._spec.get("volumes") or []:
             if volume["name"] not in self._made:
                 make_volume(volume, volumes / volume["name"], sources)
                 self._made.add(volume["name"])
-        places = link_mounts(container.spec, volumes, root)
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
+        places = link_mounts(self.container, volumes, root)
+        temporary.mkdir(exist_ok=True)
         given = {**self._host.environment, "HOSTNAME": self.ref.name, "HOME": str(root), "TMPDIR": str(temporary)}
-        if self._devices:
-            given["NVIDIA_VISIBLE_DEVICES"] = ",".join(map(str, self._devices))
-        what = invocation(container.spec, sources, given, places, root)
+        what = invocation(self.container, sources, given, places, root)
         return replace(what, env={name: self._host.services.resolved(value) for name, value in what.env.items()})
 
-    def _tell_end(self, container: Container, process: Leashed) -> None:
+    def _tell_end(self, process: Leashed) -> None:
         code = process.wait()
-        self._inbox.put(lambda: container.ended(code))
+        self._inbox.put(lambda: self._end(code))
 
     def _report(self) -> None:
         """Tell the API server, if there is anything new to it."""
-        if self._vanished:
+        final = self._deleted() and not self.process
+        if self._vanished or (self._inherited and not final):
             return
-        if self._inherited:
-            if self._deleted():
-                self._host.reporter.report(self.ref, {}, final=True)
-            return
-        status = self._places | pod_status(self.ref.uid, self._phase(), self.containers, self._verdict)
-        final = self._deleted() and not self._processes()
+        status = {} if self._inherited else self._places | self._status()
         if status != self._told or final:
             self._told = status
             self._host.reporter.report(self.ref, status, final=final)
 
-    def _phase(self) -> str:
-        return phase(self.containers, ending=self._ending(), verdict=self._verdict)
-
-    def _finished(self) -> bool:
-        """Nothing runs, and nothing will."""
-        return not self._processes() and (self._ending() or self._phase() in ("Succeeded", "Failed"))
-
-    def _processes(self) -> list[Container]:
-        return [each for each in self.containers if each.process]
+    def _status(self) -> Json:
+        return pod_status(self.ref.uid, self.container, self._state, ending=self._ending())
 
     def _deleted(self) -> bool:
         return "deletionTimestamp" in self._manifest["metadata"]
 
     def _ending(self) -> bool:
-        return self._vanished or self._deleted() or self._verdict is not None
-
-    def _release_devices(self) -> None:
-        self._host.devices.give_back(self._devices)
-        self._devices = []
+        return self._vanished or self._deleted()

@@ -15,11 +15,11 @@ import socketserver
 import threading
 
 from elasticdl.kube.client import ApiError
-from tests.cluster.node.api import Api
+from tests.cluster.api import Api
 
 _NAME = re.compile(r"(?<![\w.-])([a-z0-9-]+)\.([a-z0-9-]+)\.svc(?:\.cluster\.local)?:(\d+)(?![\w.-])")
-_CONNECT_S = 5.0
-_CHUNK = 1 << 16
+CONNECT_S = 5.0
+CHUNK = 1 << 16
 
 
 class Services:
@@ -43,12 +43,12 @@ class Services:
             return self._places[found[0]]
 
     def _serve(self, name: str, namespace: str, port: int) -> str:
-        services = self
+        api = self._api
 
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
-                with contextlib.suppress(OSError, ApiError):  # the client sees that nobody is there
-                    target = socket.create_connection((services._first_pod(name, namespace), port), _CONNECT_S)
+                with contextlib.suppress(OSError, ApiError, IndexError):  # the client sees that nobody is there
+                    target = socket.create_connection((api.addresses(name, namespace)[0], port), CONNECT_S)
                     target.settimeout(None)
                     with target:
                         there = threading.Thread(target=_copy, args=(self.request, target), daemon=True)
@@ -62,20 +62,11 @@ class Services:
         threading.Thread(target=server.serve_forever, name=f"service {name}", daemon=True).start()
         return f"{address}:{port}"
 
-    def _first_pod(self, name: str, namespace: str) -> str:
-        path = f"/api/v1/namespaces/{namespace}"
-        wanted = self._api.ask("GET", f"{path}/services/{name}")["spec"]["selector"]
-        selector = ",".join(f"{key}={value}" for key, value in wanted.items())
-        for pod in self._api.ask("GET", f"{path}/pods", labelSelector=selector)["items"]:
-            if pod["status"].get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp"):
-                return str(pod["status"]["podIP"])
-        raise ConnectionRefusedError(f"no pod of service {name}")
-
 
 def _copy(source: socket.socket, target: socket.socket) -> None:
     """Until either is closed, whereupon both are."""
     with contextlib.suppress(OSError):
-        while data := source.recv(_CHUNK):
+        while data := source.recv(CHUNK):
             target.sendall(data)
     for each in (source, target):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What the API server is told of pods: their status, as a kubelet derives it, and events."""
+"""What the API server is told: the status of pods, and events."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ import datetime
 import sys
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from elasticdl.kube.client import ABSENT, CONFLICT, ApiError, NoAnswerError
-from tests.cluster.node.api import Api, Json
-
-if TYPE_CHECKING:
-    from tests.cluster.node.container import Container
+from tests.cluster.api import Api, Json
 
 _RETRY_S = 0.5
 
 
-def timestamp(*, micro: bool = False) -> str:
-    """Now, as the API writes it."""
-    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ" if micro else "%Y-%m-%dT%H:%M:%SZ")
+def timestamp(when: datetime.datetime | None = None, *, micro: bool = False) -> str:
+    """Some time, or now, as the API writes it."""
+    utc = when.astimezone(datetime.UTC) if when else datetime.datetime.now(datetime.UTC)
+    return utc.strftime("%Y-%m-%dT%H:%M:%S.%fZ" if micro else "%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,54 +36,30 @@ class PodRef:
         return f"/api/v1/namespaces/{self.namespace}/pods/{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Why a pod has failed as a whole, whatever its containers did."""
-
-    reason: str
-    message: str
-
-
-def phase(containers: list[Container], *, ending: bool, verdict: Verdict | None) -> str:
-    """Pending until every container has run; then Running until all have ended."""
-    if verdict:
-        return "Failed"
-    codes = [each.state["terminated"]["exitCode"] for each in containers if "terminated" in each.state]
-    if ending and not any("running" in each.state for each in containers):
-        return "Succeeded" if len(codes) == len(containers) and not any(codes) else "Failed"
-    if any("waiting" in each.state for each in containers):
-        return "Pending"
-    if len(codes) < len(containers):
-        return "Running"
-    return "Failed" if any(codes) else "Succeeded"
-
-
-def pod_status(uid: str, told: str, containers: list[Container], verdict: Verdict | None) -> Json:
-    """The part of a patch of the pod's status that changes."""
-    ready = all("running" in each.state for each in containers) and not verdict
-    reason = None if ready else "PodCompleted" if told == "Succeeded" else "ContainersNotReady"
-    conditions = [{"type": each, "status": str(ready), "reason": reason} for each in ("Ready", "ContainersReady")]
-    return {
-        "phase": told,
-        "reason": verdict.reason if verdict else None,
-        "message": verdict.message if verdict else None,
-        "conditions": [{"type": "Initialized", "status": "True"}, *conditions],
-        "containerStatuses": [_container_status(uid, each) for each in containers],
-    }
-
-
-def _container_status(uid: str, container: Container) -> Json:
-    has_run = "waiting" not in container.state
-    return {
-        "name": container.name,
-        "image": container.image,
-        "imageID": f"process://{container.image}" if has_run else "",
-        "containerID": f"process://{uid}/{container.name}" if has_run else "",
+def pod_status(uid: str, container: Json, state: Json, *, ending: bool) -> Json:
+    """The part of a patch of the pod's status that changes; ``state`` is that of its container."""
+    running, ended = "running" in state, state.get("terminated")
+    if ended:
+        phase = "Failed" if ended["exitCode"] else "Succeeded"
+    elif running:
+        phase = "Running"
+    else:
+        phase = "Failed" if ending else "Pending"
+    reason = None if running else "PodCompleted" if phase == "Succeeded" else "ContainersNotReady"
+    conditions = [{"type": each, "status": str(running), "reason": reason} for each in ("Ready", "ContainersReady")]
+    has_run = "waiting" not in state
+    told = {
+        "name": container["name"],
+        "image": container["image"],
+        "imageID": f"process://{container['image']}" if has_run else "",
+        "containerID": f"process://{uid}/{container['name']}" if has_run else "",
         "restartCount": 0,
-        "started": "running" in container.state,
-        "ready": "running" in container.state,
-        "state": container.state,
+        "started": running,
+        "ready": running,
+        "state": state,
     }
+    initialized = {"type": "Initialized", "status": "True"}
+    return {"phase": phase, "conditions": [initialized, *conditions], "containerStatuses": [told]}
 
 
 class Reporter:
@@ -105,22 +78,14 @@ class Reporter:
             self._reports[pod] = (status, final)
             self._changed.notify()
 
-    def event(self, pod: PodRef, reason: str, message: str, *, warning: bool = False) -> None:
+    def event(self, pod: PodRef, reason: str, message: str, kind: str = "Normal") -> None:
         """Tell people, if it can be told; nothing depends on it."""
-        now = timestamp()
-        event = {
-            "metadata": {"generateName": f"{pod.name[:50]}.", "namespace": pod.namespace},
-            "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid},
-            "source": self._source,
-            "type": "Warning" if warning else "Normal",
-            "reason": reason,
-            "message": message,
-            "count": 1,
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-        }  # fmt: skip
+        of = {"apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid}
+        metadata = {"generateName": f"{pod.name[:50]}.", "namespace": pod.namespace}
+        what = {"type": kind, "reason": reason, "message": message, "source": self._source, "count": 1}
+        times = dict.fromkeys(("firstTimestamp", "lastTimestamp"), timestamp())
         with self._changed:
-            self._events.append(event)
+            self._events.append({"metadata": metadata, "involvedObject": of, **what, **times})
             self._changed.notify()
 
     def run(self) -> None:

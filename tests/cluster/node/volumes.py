@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from elasticdl.kube.client import ABSENT, FORBIDDEN, ApiError
-from tests.cluster.node.api import Api, Json
+from tests.cluster.api import Api, Json
 from tests.cluster.node.status import PodRef
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
