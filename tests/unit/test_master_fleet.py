@@ -3,121 +3,70 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from master_kit import GRACE, LONG, START, Yard, killed, launched
+from play_kit import PATIENT, Play, launched, stories, tell
 
-from elasticdl.job import messages as m
 from elasticdl.master.core import events as e
-from elasticdl.master.core import events as i
 from elasticdl.master.core.events import ExitCause
 from elasticdl.master.core.fleet import LONGEST_DELAY, after_training, judge_loss, misuse, refusal
 from elasticdl.master.core.values import CRASHES_IN_TRAINING, LIVE, WorkerState
 from elasticdl.master.core.worker_record import WorkerRecord
 
-# ---- who is launched ----
+FLEETS = """
+a crashed worker is replaced after a delay that doubles (1-3)
+  tick; 0 crashed; wait 0.4 -> launch 0 1 2: asked for
+  wait 0.2 -> launch 3
+  1 crashed; wait 0.9 -> nothing
+  wait 0.2 -> launch 4; worker_launched replaces = False, False, False, True, True
+scaling down lets go those of least use first (1-4)
+  0-3 train
+  scale 1-6; 5 pend: no slot -> launch 4 5
+  scale 1-2 -> change 1 for 0 1; kill 5 4: the job was scaled to at most 2; drain 3 2
+  wait 1 -> nothing
+  3 clean; wait 1 -> nothing; worker_left cause = drained
+
+a worker that overstays its leave is killed and one that has finished is not (1-3, own_program)
+  0 1 2 train
+  1 2 drain; 2 finishes; wait 30 -> change 1 for 0 2; launch 3; launch 4
+  wait 0.2 -> broken 1 for 0; kill 1: had not left 30 s after it was to
+  1 killed -> worker_left cause = frozen
+  3 connects; 3 drains; wait 31; 3 killed -> kill 3; worker_left cause = frozen, frozen
+the users own program has time from its first word (1-2, own_program)
+  tick; 0 1 placed; wait 5000; 0 connects; wait 599 -> launch 0 1; read 0 1
+  wait 5 -> dump 0; kill 0: not ready 600 s after its start; launch 2
+one that has not asked may be importing and one that has must beat (1-2, heartbeat_timeout=2)
+  tick; 0 1 connect; 0 1 silent; wait 4 -> launch 0 1
+  0 1 ask; wait 1.5 -> world 1: 0 1; read 0 1
+  1 beats; wait 0.4 -> nothing
+  wait 0.2 -> broken 1 for 1; kill 0: no heartbeat for 2 s
+a broken connection has nothing to do with importing (1-1, heartbeat_timeout=2)
+  tick; 0 connects; 0 silent; 0 cut; wait 1.8; 0 connects; wait 4 -> launch 0; read 0
+  0 cut; wait 2.2 -> read 0; kill 0: no connection for 2 s; launch 1
+"""
 
 
-def test_a_crashed_worker_is_replaced_after_a_delay_that_doubles():
-    y = Yard()
-    y.wait()
-    for worker_id, delay in enumerate((0.5, 1.0)):
-        assert launched(y.crash(worker_id) + y.wait(0.9 * delay)) == []
-        assert launched(y.wait(0.2 * delay)) == [3 + worker_id]
-    assert [fields["replaces"] for fields in y.records("worker_launched")] == [False] * 3 + [True] * 2
+@pytest.mark.parametrize("story", stories(FLEETS))
+def test_fleets(story):
+    tell(story)
 
 
 def test_crashes_in_training_have_a_budget_that_training_restores():
-    y = Yard(maximum=1)
-    y.start()
+    play = Play(1, 1, **PATIENT)
+    play.do("0 trains")
 
-    def crash_in_training(*steps):
-        (worker_id,) = y.ids
-        y.train(worker_id, *steps)
-        y.crash(worker_id)
-        y.come(*launched(y.wait(LONGEST_DELAY)))
+    def crash_in_training(steps):
+        (worker,) = play.there
+        play.train_steps(worker, steps)
+        (worker,) = launched(play.do(f"{worker} crashed; leap {LONGEST_DELAY}"))
+        play.do(f"{worker} comes; leap 1")
 
     for _ in range(CRASHES_IN_TRAINING - 1):
-        crash_in_training(1, 2)  # each time from the beginning
-    crash_in_training(*range(1, 101))
+        crash_in_training([1, 2])  # each time from the beginning
+    crash_in_training(range(1, 101))
     for _ in range(CRASHES_IN_TRAINING - 2):
-        crash_in_training(1)
-    assert y.end == ""
-    crash_in_training(1)
-    assert "10 workers crashed in training" in y.end
-
-
-def test_scaling_down_lets_go_those_of_least_use_first():
-    y = Yard(maximum=4)
-    y.start()
-    y.scale(1, 6)  # 4 and 5 are starting
-    y.post(e.WorkerPending(5, "no slot"))
-    *kills, first, second = y.scale(1, 2)
-    assert [(type(o), o.worker_id) for o in kills] == [(i.KillWorker, 5), (i.KillWorker, 4)]
-    assert [(told.to, type(told.message)) for told in (first, second)] == [((3,), m.Drain), ((2,), m.Drain)]
-    assert y.wait(1) == []
-    y.exit(3, ExitCause.CLEAN, 0)
-    assert (y.causes, y.wait(1)) == (["drained"], [])
-
-
-# ---- who is given up ----
-
-
-def test_a_worker_that_overstays_its_leave_is_killed_and_one_that_has_finished_is_not():
-    y = Yard(own_program=True)
-    y.start()
-    y.post(
-        e.FromWorker(1, m.Draining("SIGTERM")),
-        e.FromWorker(2, m.Draining("SIGTERM")),
-        e.FromWorker(2, m.Finished(9, 1, {})),
-    )
-    assert killed(y.wait(GRACE)) == []
-    assert killed(y.wait(0.2)) == [(1, "had not left 30 s after it was to")]
-    y.exit(1)
-    assert y.causes == ["frozen"]
-    y.connect(3)
-    y.post(e.FromWorker(3, m.Draining("SIGTERM")))
-    y.wait(GRACE + 1)
-    y.exit(3)
-    assert y.causes == ["frozen"] * 2, "one that was never ready has not crashed either"
-
-
-def test_the_users_own_program_has_time_from_its_first_word():
-    y = Yard(maximum=2, own_program=True)
-    y.wait()
-    y.place(0), y.place(1)
-    y.wait(5000)
-    y.connect(0)
-    assert killed(y.wait(START)) == []
-    assert [worker_id for worker_id, _ in killed(y.wait(3) + y.wait(LONG))] == [0]
-
-
-def test_one_that_has_not_asked_may_be_importing_and_one_that_has_must_beat():
-    y = Yard(maximum=2, heartbeat_timeout=2.0)
-    y.wait()
-    for worker in (0, 1):
-        y.connect(worker)
-    y.wait(1)
-    assert killed(y.wait(1) + y.wait(1) + y.wait(1)) == []
-    for worker in (0, 1):
-        y.ask(worker)
-
-    def pass_on(*beating):
-        y.post(*(e.FromWorker(worker, m.Heartbeat(1, 0, 1, waiting=False)) for worker in beating))
-        return killed(y.wait(0.9))
-
-    assert pass_on() + pass_on() + pass_on(0, 1) + pass_on(1) == []
-    assert pass_on(1) == [(0, "no heartbeat for 2 s")]
-
-
-def test_a_broken_connection_has_nothing_to_do_with_importing():
-    y = Yard(maximum=1, heartbeat_timeout=2.0)
-    y.wait()
-    y.connect(0)
-    y.post(e.WorkerDisconnected(0))
-    y.wait(0.9), y.wait(0.9)
-    y.connect(0)
-    assert killed(y.wait(0.9) + y.wait(0.9) + y.wait(0.9)) == []
-    y.post(e.WorkerDisconnected(0))
-    assert killed(y.wait(0.9) + y.wait(0.9) + y.wait(0.9)) == [(0, "no connection for 2 s")]
+        crash_in_training([1])
+    assert play.fact("phase") == "running"
+    (worker,) = play.there
+    assert "10 workers crashed in training" in play.do(f"{worker} crashed")[-1]
 
 
 # ---- what an exit means ----
@@ -196,32 +145,24 @@ def test_the_users_own_program_may_not_fail_after_training_but_may_be_taken_away
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["exit", "crash", "leave", "scale", "wait"]), st.integers(0, 9)), max_size=25)
+    st.lists(
+        st.tuples(st.sampled_from(["killed", "connects", "drains", "scale", "wait"]), st.integers(0, 9)), max_size=25
+    )
 )
 def test_levels_hold_whatever_happens(history):
-    """Never more live workers than asked for, never an id twice, and after quiet time exactly as many as asked for."""
-    y = Yard(maximum=4)
-    maximum, seen = 4, set(launched(y.wait()))
-
-    def note(instructions):
-        assert not seen.intersection(launched(instructions))
-        seen.update(launched(instructions))
-        live = [record for record in y.job.records.values() if record.state in LIVE]
-        assert len(live) <= maximum
-        return len(live)
-
+    """Never more live workers than asked for, and after quiet time exactly as many as asked for."""
+    play, maximum = Play(1, 4, **PATIENT), 4
+    play.do("tick")
     for action, number in history:
-        worker_id = max(seen) - number
+        worker = play.job.fleet.next_id - 1 - number
         match action:
-            case "exit":
-                note(y.exit(worker_id))
-            case "crash":
-                note(y.connect(worker_id) + y.exit(worker_id, ExitCause.KILLED, 1))
-            case "leave":
-                note(y.post(e.FromWorker(worker_id, m.Draining(""))))
             case "scale":
                 maximum = 1 + number
-                note(y.scale(1, maximum))
+                play.do(f"scale 1-{maximum}")
             case "wait":
-                note(y.wait(number))
-    assert note(y.wait(LONGEST_DELAY + 1)) == maximum
+                play.do(f"leap {number}")
+            case _ if worker >= 0:
+                play.do(f"{worker} {action}")
+        assert sum(record.state in LIVE for record in play.job.records.values()) <= maximum
+    play.do(f"leap {LONGEST_DELAY + 1}")
+    assert sum(record.state in LIVE for record in play.job.records.values()) == maximum

@@ -1,12 +1,10 @@
-"""How long replacements wait for what became of others: events in, launches out."""
+"""How long replacements wait for what became of others, and what is said of that."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from master_kit import Yard, launched
+from play_kit import PATIENT, Play, launched, stories, tell
 
-from elasticdl.job import messages as m
-from elasticdl.master.core import events as e
 from elasticdl.master.core.events import ExitCause
 from elasticdl.master.core.fleet import BURST, LEAST_BURST, LEAST_RATE, LONGEST_DELAY, LONGEST_OF_NODE, RATE
 from elasticdl.master.core.values import CRASHES_IN_TRAINING
@@ -16,136 +14,178 @@ BY_OTHERS = [ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST, ExitCa
 WAITS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0)
 TICK = 0.25
 
+LOSSES = """
+a replacement that reaches a world ends the row and the waiting of the others (1-2)
+  tick; 0 1 evicted; leap 30; 2 3 evicted; leap 30; 4 5 evicted; leap 30; 6 7 evicted; leap 30; 8 9 evicted; leap 30; 10 11 evicted; leap 30
+  12 13 evicted; leap 60; 14 evicted: detail -> ...; reason = ...replacements wait 30 s: 15 workers in a row were lost before training, the last evicted: detail
+  15 comes; wait 1 -> world 1: 15; launch 16; reason =
+  16 evicted -> launch 17
+a person sees why replacements wait and is told once (1-1)
+  tick; 0 evicted; leap 1; 1 evicted; leap 1; 2 evicted -> ...; launch 2; reason = workers are starting
+  leap 1; 3 evicted -> launch 3; reason = ...replacements wait 2 s...
+  leap 2; 4 evicted -> launch 4; reason = ...replacements wait 4 s...
+  leap 30; 5 evicted: detail; leap 30; 6 evicted; leap 30 -> reason = workers are starting
+  -> warning message = replacements wait 8 s: 6 workers in a row were lost before training, the last evicted: detail
+replacements are kept off a node that loses one after another until a worker of it trains (1-2)
+  tick; 1 evicted on n1; 2 evicted on n1; leap 1 -> launch 0 1; launch 2; launch away from n1 3
+  3 placed on n1; 0 3 come; leap 1; 0 evicted on n2; 3 asks -> world 1: 0 3; broken 1 for 3; world 2: 3
+  tick -> launch 4
 
-def waiting(maximum=1):
-    y = Yard(maximum=maximum)
-    y.wait()
-    return y
+newcomers that cannot start at once share a wait (1-3, heartbeat_timeout=1000)
+  0 1 2 train
+  0 steps 1 2; 1 leaves; 2 leaves; 0 asks; tick -> change 1 for 0 2; launch 3; launch 4; world 2: 0
+  3 4 fail: data; 3 4 crashed; leap 1.3 -> launch 5; launch 6
+  5 6 fail: data; 5 6 crashed; leap 1.3 -> launch 7; launch 8
+  7 8 fail: data; 7 8 crashed; leap 2.6 -> launch 9; launch 10
+  9 fails: data; 9 crashed; leap 1.9 -> nothing
+a job that has too few without them fails for that reason and keeps its state (2-2)
+  0 1 train
+  0 steps 1 2; 1 leaves; 0 asks; tick -> change 1 for 0; launch 2
+  2 fails: data; 2 crashed; leap 30; 3 fails: data; 3 crashed; leap 30; 4 fails: data; 4 crashed; leap 30 -> launch 3; launch 4; launch 5
+  5 fails: data; 5 crashed; leap 30; 6 fails: data; 6 crashed; leap 30 -> launch 6; launch 7; phase = waiting
+  7 fails: KeyError; 7 crashed -> stop with checkpoint 0: 6 workers in a row could not start, last worker 7: KeyError...
+what the code of a worker raises that has trained ends the job (1-2)
+  0 1 train
+  0 steps 1 2; 0 fails trained: KeyError -> broken 1 for 1; stop 1: KeyError
+what the code of a worker raises before anybody has trained ends the job (1-2)
+  0 1 train
+  0 fails: KeyError -> broken 1 for 1; stop 1: KeyError
+
+who runs for ten seconds without a session is shown with the command for its log (2-2, job_name=digits)
+  tick; 0 comes; 1 placed on node-a; wait 9.9 -> launch 0 1; remark 1 =
+  wait 60.3 -> nothing; remark 1 = runs on node-a, no session for 70 s, see its log: `elasticdl logs digits --worker 1`
+  -> reason = 1 of at least 2 workers ready; worker_stuck = 0
+  1 connects -> nothing; remark 1 =
+so is one that runs the users own program (2-2, job_name=digits, own_program)
+  tick; 0 comes; 1 placed on node-a; wait 70 -> launch 0 1; remark 1 = runs on node-a, no session for 70 s, see its log: `elasticdl logs digits --worker 1`
+it is given up in the end with where it stands (2-2, start_timeout=20)
+  tick; 0 comes; 1 placed on node-a; wait 20.2 -> launch 0 1; read 1
+  1 seen: its process runs; wait 2 -> kill 1: not ready 20 s after its start, its process runs; launch 2
+time in which the master was held up does not count (2-2)
+  tick; 1 placed; wait 1; jump 60; tick -> launch 0 1; remark 1 =
+the next master names it too and knows no reason of before (1-1)
+  tick; 0 pend: 0/2 nodes are available; die; rise; 0 placed; wait 12 -> launch 0; shown 0 = starting; remark 0 = ...no session for 12 s...
+  0 connects; wait 50 -> nothing; remark 0 =
+"""
 
 
-def lose_next(y, cause=ExitCause.EVICTED, node=""):
+@pytest.mark.parametrize("story", stories(LOSSES))
+def test_losses(story):
+    tell(story)
+
+
+def until_launched(play, events):
+    """Seconds."""
+    began, told = play.now, play.do(events)
+    while not launched(told):
+        told = play.do(f"jump {TICK}; tick")
+    return play.now - began
+
+
+def lose_next(play, cause="evicted", where=""):
     """The newest worker, before it has reached a world; seconds until another is launched."""
-    began, out = y.now, y.exit(max(y.ids), cause, 1, node)
-    while not launched(out):
-        out = y.wait(TICK)
-    return y.now - began
+    return until_launched(play, f"{play.newest} {cause} {where}")
+
+
+def started(maximum=1):
+    play = Play(1, maximum, **PATIENT)
+    play.do("tick")
+    return play
 
 
 def test_one_worker_after_another_that_gets_nowhere_is_replaced_later_and_later_of_each_cause_for_itself():
-    y = waiting()
+    play = started()
     for seconds in (0, *WAITS):
-        assert [lose_next(y, cause) for cause in BY_OTHERS] == [seconds] * len(BY_OTHERS)
-    assert y.end == ""
+        assert [lose_next(play, cause) for cause in BY_OTHERS] == [seconds] * len(BY_OTHERS)
+    assert play.fact("phase") == "pending"
 
 
 def test_so_is_one_that_is_told_to_leave_by_the_cluster_before_it_is_ready():
-    y, waits = waiting(), []
-    for worker_id in range(4):
-        y.connect(worker_id)
-        began, out = (
-            y.now,
-            y.post(e.FromWorker(worker_id, m.Draining("SIGTERM"))) + y.exit(worker_id, ExitCause.EVICTED, 0),
-        )
-        while not launched(out):
-            out = y.wait(TICK)
-        waits.append(y.now - began)
+    play = started()
+    waits = [until_launched(play, f"{n} connects; {n} drains; {n} evicted code 0") for n in range(4)]
     assert waits == [0, *WAITS[:3]]
 
 
 @pytest.mark.parametrize("cause", BY_OTHERS)
 def test_workers_that_have_been_in_a_world_are_replaced_at_once_however_often(cause):
-    y = Yard(maximum=2)
-    y.start()
-    for worker_id in range(1, 1 + 2 * CRASHES_IN_TRAINING):
-        out = y.exit(worker_id, cause, 1) + y.ask(0, left=y.job.rendezvous.version)
-        assert launched(out + y.wait()) == [worker_id + 1]
-        y.come(worker_id + 1)
-        y.wait(0.2)
-        y.ask(0, left=y.job.rendezvous.version)
-        y.wait(2)
-    assert (set(y.causes), y.end, y.reason) == ({str(cause)}, "", "")
+    play = Play(1, 2, **PATIENT)
+    play.do("0 1 train")
+    for worker in range(1, 1 + 2 * CRASHES_IN_TRAINING):
+        assert launched(play.do(f"{worker} {cause}; 0 asks broken; tick")) == [worker + 1]
+        play.do(f"{worker + 1} comes; leap 0.2; 0 asks; leap 2")
+    assert (play.fact("worker_left cause"), play.fact("reason")) == (", ".join([cause] * 2 * CRASHES_IN_TRAINING), "")
 
 
 def test_those_that_are_lost_together_count_as_one():
-    y = Yard(maximum=50)
-    first = launched(y.wait())
-    second = [worker for lost in first for worker in launched(y.exit(lost, ExitCause.PREEMPTED))]
-    assert len(second) == 50, "a storm that takes all of them while they start is not felt"
-    assert [worker for lost in second for worker in launched(y.exit(lost, ExitCause.PREEMPTED))] == []
-    assert len(launched(y.wait(1))) == 50
+    play = Play(1, 50, **PATIENT)
+    assert len(launched(play.do("tick; 0-49 preempted"))) == 100, (
+        "a storm that takes all of them while they start is not felt"
+    )
+    assert launched(play.do("50-99 preempted")) == []
+    assert len(launched(play.do("leap 1"))) == 50
 
 
 def test_of_many_that_wait_one_tries_and_the_others_come_after_it_if_it_is_not_lost():
-    y, launches = waiting(20), []
-    while y.now < 120:
-        for worker_id in y.ids:
-            y.exit(worker_id, ExitCause.EVICTED)
-        launches += [y.now] * len(launched(y.wait(TICK)))
+    play, launches = started(20), []
+    while play.now < 120:
+        for worker in sorted(play.there):
+            play.do(f"{worker} evicted")
+        launches += [play.now] * len(launched(play.do(f"jump {TICK}; tick")))
     assert sum(at > 4 for at in launches) <= 8
-    while not (first := launched(y.wait(TICK))):
+    while not (first := launched(play.do(f"jump {TICK}; tick"))):
         pass
     assert len(first) == 1
-    together = [len(launched(y.wait(TICK))) for _ in range(int(LONGEST_DELAY / TICK))]
+    together = [len(launched(play.do(f"jump {TICK}; tick"))) for _ in range(int(LONGEST_DELAY / TICK))]
     assert (sum(together), max(together)) == (19, 1)
 
 
-def test_a_replacement_that_reaches_a_world_ends_the_row_and_the_waiting_of_the_others():
-    y = waiting(2)
-    for _ in range(7):
-        for worker_id in y.ids:
-            y.exit(worker_id, ExitCause.EVICTED)
-        y.wait(LONGEST_DELAY)
-    first, second = y.ids
-    assert launched(y.exit(first, ExitCause.EVICTED)) == []
-    assert y.reason.endswith("15 workers in a row were lost before training, the last evicted: detail")
-    assert "replacements wait 30 s: " in y.reason
-    assert launched(y.come(second) + y.wait(1)) == [second + 1]
-    assert y.reason == "", "what is over is not shown"
-    assert lose_next(y) == 0
-
-
-def test_a_person_sees_why_replacements_wait_and_is_told_once():
-    y = waiting()
-    for _ in range(4):
-        assert "replacements" not in y.reason
-        lose_next(y)
-    for _ in range(4):
-        y.exit(max(y.ids), ExitCause.EVICTED)
-        assert "replacements wait " in y.reason
-        y.wait(LONGEST_DELAY)
-    assert y.warnings == [
-        "replacements wait 8 s: 6 workers in a row were lost before training, the last evicted: detail"
-    ]
-
-
-def test_replacements_are_kept_off_a_node_that_loses_one_after_another_until_a_worker_of_it_trains():
-    y = waiting(2)
-    y.exit(1, ExitCause.EVICTED, node="n1")
-    y.exit(max(y.ids), ExitCause.EVICTED, 1, "n1")
-    (launch,) = y.wait(1)
-    assert launch.away_from == ("n1",)
-    y.place(launch.worker_id, "n1")
-    y.come(0, launch.worker_id)
-    y.wait(1)
-    y.exit(0, ExitCause.EVICTED, node="n2")
-    y.ask(launch.worker_id, left=1)
-    (launch,) = y.wait()
-    assert launch.away_from == ()
-
-
 def test_where_there_is_no_other_node_it_is_tried_less_and_less_and_a_person_sees_it_who_may_scale_the_job():
-    y = waiting()
-    waits = [lose_next(y, node="n1") for _ in range(13)]
+    play = started()
+    waits = [lose_next(play, where="on n1") for _ in range(13)]
     assert waits == [0, 0.5, 1, 2, 4, 8, 16, 30, 32, 64, 128, 256, LONGEST_OF_NODE]
-    y.exit(13, ExitCause.EVICTED, node="n1")
-    y.wait(20)
-    assert y.reason == (
+    play.do("13 evicted on n1: detail; leap 20")
+    assert play.fact("reason") == (
         "workers are starting; 14 workers in a row were lost on node n1 before training, the last evicted: detail; the node is "
         "avoided, and tried again in 280 s"
     )
-    (message,) = y.warnings
-    assert message.endswith("the node is avoided, and tried again in 8 s")
-    assert [(each.worker_id, each.away_from) for each in y.scale(1, 2)] == [(14, ()), (15, ())]
+    assert play.fact("warning message").endswith("the node is avoided, and tried again in 8 s")
+    assert play.do("scale 1-2") == ["launch 14: in place of another: worker 13 evicted: detail", "launch 15: asked for"]
+
+
+FAILS = {
+    "in its first world": "{n} comes; 0 asks; {n} fails: other data; {n} crashed; 0 asks",
+    "before it asks for a world": "{n} fails: other data; {n} crashed",
+    "without a word": "{n} crashed: other data",
+}
+
+
+@pytest.mark.parametrize("kind", FAILS)
+def test_a_newcomer_that_cannot_start_is_tried_later_and_later_and_does_not_end_the_job(kind):
+    play, because = Play(1, 2, **PATIENT), "crashed: other data" if kind == "without a word" else "other data"
+    play.do("0 1 train; 0 steps 1 2; 1 leaves; 0 asks; tick")
+    for worker, delay in enumerate((0.0, 0.5, 1.0, 2.0, 4.0, 8.0), 2):
+        before = launched(play.do(FAILS[kind].format(n=worker) + f"; leap {0.9 * delay}"))
+        assert before == [worker + 1] * (not delay)
+        assert launched(play.do(f"leap {0.2 * delay + 0.1}")) == [worker + 1] * bool(delay)
+    assert play.fact("phase") == "running"
+    assert (
+        play.fact("warning message")
+        == f"replacements wait 8 s: 6 workers in a row could not start, the last: {because}"
+    )
+    play.do(FAILS[kind].format(n=8))
+    assert play.fact("reason") == f"replacements wait 16 s: 7 workers in a row could not start, the last: {because}"
+    assert launched(play.do("0 killed; leap 0.1")) == [9], "the place of one that could train is filled"
+    assert len(launched(play.do("scale 1-3"))) == 2
+    assert "could not start" not in play.fact("reason")
+
+
+def test_one_that_trains_ends_the_row_however_often_it_happens_to_a_job():
+    play = Play(2, 2, **PATIENT)
+    play.do("0 1 train; 0 steps 1 2; 1 leaves; 0 asks; tick")
+    for n in range(2, 14, 2):
+        assert launched(play.do(f"{n} fails: other data; {n} crashed; leap 0.1")) == [n + 1]
+        play.do(f"{n + 1} comes; 0 asks; {n + 1} at 1; {n + 1} at 2")
+        assert launched(play.do(f"{n + 1} killed; 0 asks broken; leap 0.1")) == [n + 2]
 
 
 DEATHS = st.lists(
@@ -163,18 +203,17 @@ def most_launches(maximum, seconds):
 @given(deaths=DEATHS)
 def test_however_workers_die_launches_are_bounded(maximum, rounds, deaths):
     """All workers die, again and again, of these causes in turn, some as soon as they are in a world."""
-    y = Yard(maximum=maximum)
-    launches = [y.now] * len(launched(y.wait()))
+    play = Play(1, maximum, **PATIENT)
+    launches = [play.now] * len(launched(play.do("tick")))
     for number in range(rounds):
         cause, trains, pause = deaths[number % len(deaths)]
-        ids = y.ids
-        if trains:
-            y.come(*ids)
-            y.wait(0.2)
-        for worker_id in ids:
-            out = y.leave(worker_id) if cause is ExitCause.CLEAN else y.exit(worker_id, cause, 1)
-            launches += [y.now] * len(launched(out))
-        launches += [y.now] * len(launched(y.wait(pause)))
+        ids = " ".join(map(str, sorted(play.there)))
+        if trains and ids:
+            play.do(f"{ids} come; leap 0.2")
+        if ids:
+            told = play.do(f"{ids} leave" if cause is ExitCause.CLEAN else f"{ids} {cause}")
+            launches += [play.now] * len(launched(told))
+        launches += [play.now] * len(launched(play.do(f"leap {pause}")))
     for began in {launches[0], launches[len(launches) // 2]}:
         for seconds in (10, 60):
             assert sum(began <= at < began + seconds for at in launches) <= most_launches(maximum, seconds)
@@ -182,13 +221,12 @@ def test_however_workers_die_launches_are_bounded(maximum, rounds, deaths):
 
 @pytest.mark.parametrize("maximum", [1, 4, 200])
 def test_a_thousand_workers_that_die_in_a_world_at_once_are_replaced_at_a_bounded_rate(maximum):
-    y = Yard(maximum=maximum)
-    launches = len(launched(y.wait()))
+    play = Play(1, maximum, **PATIENT)
+    launches = len(launched(play.do("tick")))
     for _ in range(1000 // maximum):
-        ids = y.ids
-        y.come(*ids)
-        y.wait(0.2)
-        for worker_id in ids:
-            launches += len(launched(y.exit(worker_id, ExitCause.PREEMPTED)))
-        launches += len(launched(y.wait()))
-    assert min(4 * maximum, most_launches(maximum, 0) - 1) <= launches <= most_launches(maximum, y.now)
+        if not (ids := " ".join(map(str, sorted(play.there)))):
+            play.do("leap 0.2")
+            continue
+        play.do(f"{ids} come; leap 0.2")
+        launches += len(launched(play.do(f"{ids} preempted; tick")))
+    assert min(4 * maximum, most_launches(maximum, 0) - 1) <= launches <= most_launches(maximum, play.now)

@@ -209,7 +209,7 @@ def recorded_events():
 
 
 def test_all_that_is_told_of_a_job_is_declared_and_all_that_is_declared_is_told():
-    """Which fields an entry has is looked at in each test of the core: see `master_kit.step`."""
+    """Which fields an entry has is looked at in each test of the core: see `play_kit.step`."""
     named, strings = recorded_events()
     assert named <= KINDS.keys()
     assert len(named) > 20, "the calls are found"

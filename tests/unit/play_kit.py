@@ -1,0 +1,455 @@
+"""Stories of a job: what happens, line by line, and what its master then wants, in words.
+
+    a killed worker breaks the world and is replaced (2-3, stop_grace=5)
+      0 1 2 train
+      1 killed -> broken 1 for 0 2: worker 1 killed: SIGKILL
+      0 2 ask broken; tick -> world 2: 0 2; launch 3; reason =; worker_left cause = killed
+
+The title has the range of workers and other settings. A line has events, and after the arrow what comes of them: instructions, in
+order, and facts (``name = value``). Instructions, or the word `nothing`, are all that the master wants, apart from kinds that the
+stories do not show. One without its reason stands for any reason, and `...` for any text. A line `for WORD in a, b` makes a story of
+each. `Play` does the same for a test that needs more than a story.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import groupby
+from textwrap import dedent
+
+import pytest
+
+from elasticdl.job import messages as m
+from elasticdl.job.journal import KINDS, standing
+from elasticdl.job.spec import WorkerRange, parse_worker_range
+from elasticdl.master.core import events as e
+from elasticdl.master.core.job_core import Job
+from elasticdl.master.core.values import Settings, World
+from elasticdl.master.core.worker_record import Snapshot
+from tests.simulation.job_invariants import check_job
+
+NEVER = 10**9
+LONG = 10.0**9
+PATIENT = {"progress_timeout": LONG, "heartbeat_timeout": LONG, "join_window": 0.1}  # nobody is silent or stuck
+DUMP = 'Timeout (0:00:04)!\nThread 0x1 (most recent call first):\n  File "/job/train.py", line {} in load\n'
+BOOKS = (e.Record, e.NewSteps, e.SaveState, e.AdoptWorld)
+FLAGS = {"broken", "lingering", "together", "trained", "stateless", "moving", "itself", "session", "over", "ending"}
+
+
+def step(job, event, now):
+    """One step, after which all invariants hold."""
+    instructions = job.step(event, now)
+    check_job(job)
+    for instruction in instructions:
+        if isinstance(instruction, e.Record):
+            assert set(instruction.fields) <= set(KINDS[instruction.event].fields), f"not declared: {instruction}"
+    return instructions
+
+
+# ---- what the master wants, in words ----
+
+
+def _words(instruction) -> tuple[str, tuple[int, ...], str]:
+    """What, of whom, and why."""
+    match instruction:
+        case e.Tell(to, World(version, _, _) as world):
+            again = "" if to == world.worker_ids else f" again for {_ids(to)}"
+            return f"world {version}: {_ids(world.worker_ids)}{again}", (), ""
+        case e.Tell(to, m.Change(version, reason)):
+            return f"change {version} for", to, reason
+        case e.Tell(to, m.Broken(version, reason)):
+            return f"broken {version} for", to, reason
+        case e.Tell(to, m.Drain(reason)):
+            return "drain", to, reason
+        case e.Tell(to, m.StopWork(reason, checkpoint)):
+            return "stop with checkpoint" if checkpoint else "stop", to, reason
+        case e.Tell(to, m.DumpStacks()):
+            return "dump", to, ""
+        case e.ReadStacks(worker):
+            return "read", (worker,), ""
+        case e.LaunchWorker(worker, reason, away):
+            return f"launch away from {' '.join(away)}" if away else "launch", (worker,), reason
+        case e.TerminateWorker(worker, reason):
+            return "terminate", (worker,), reason
+        case e.KillWorker(worker, reason):
+            return "kill", (worker,), reason
+        case e.EndJob(phase, reason, traceback):
+            return f"end {phase}", (), f"{reason} | {traceback}" if traceback else reason
+    raise ValueError(instruction)
+
+
+def _ids(ids) -> str:
+    return " ".join(map(str, ids))
+
+
+def in_words(instructions) -> list[str]:
+    """Those in a row that differ only in their worker are one."""
+    told = [_words(each) for each in instructions if not isinstance(each, BOOKS)]
+    out = []
+    for (what, why), alike in groupby(told, key=lambda each: (each[0], each[2])):
+        ids = [worker for _, to, _ in alike for worker in to]
+        out.append(" ".join([what, *map(str, ids)]) + (f": {why}" if why else ""))
+    return out
+
+
+def is_meant(expected: list[str], told: list[str], reason: str = "") -> bool:
+    """``reason``: what may stand between one of them and more that is not asked for."""
+    more = f"({reason}[^\0]*)?" if reason else ""
+    items = (
+        ".*".join(map(re.escape, each.split("..."))) + ("" if each == "..." else rf"{more}\0") for each in expected
+    )
+    return bool(re.fullmatch("".join(items), "".join(f"{each}\0" for each in told)))
+
+
+def launched(told) -> list[int]:
+    """Of what is told in words: who is launched."""
+    found = (re.fullmatch(r"launch(?: away from .*?)?((?: \d+)+)(?:: .*)?", each) for each in told)
+    return [int(worker) for each in found if each for worker in each[1].split()]
+
+
+# ---- a job, and what happens to it ----
+
+
+class Play:
+    """The hearts of workers that are connected beat, and each makes progress unless it waits, stands still or is silent."""
+
+    def __init__(self, minimum=2, maximum=3, *, obedient=False, **settings):
+        """``obedient``: its workers do by themselves, at each tick, what they are told to."""
+        self.settings = Settings(WorkerRange(minimum=minimum, maximum=maximum), **settings)
+        self.job, self.now, self.out = Job(self.settings), 0.0, []
+        self.obedient = obedient
+        self.there, self.connected, self.asked = set(), set(), set()
+        self.inside, self.worlds = {}, {}  # the world in which each believes to be; the members of each
+        self.steps, self.beats = {}, {}
+        self.waiting, self.standing, self.silent = set(), set(), set()  # (in a collective)
+        self.orders, self.away = {}, {}
+        self.saved, self.missed, self.newest = None, [], -1
+
+    # ---- events ----
+
+    def do(self, events: str) -> list[str]:
+        """What comes of them."""
+        before = len(self.out)
+        for each in filter(None, map(str.strip, events.split("; "))):
+            self._play(each)
+        return in_words(self.out[before:])
+
+    def post(self, *events):
+        for event in events:
+            if self.job is None:
+                self.missed.append(event)
+                continue
+            new = step(self.job, event, self.now)
+            self.out += new
+            for instruction in new:
+                self._note(instruction)
+
+    def _note(self, instruction):
+        match instruction:
+            case e.LaunchWorker(worker):
+                assert worker > self.newest, "an id is used again"
+                self.newest = worker
+                self.there.add(worker)
+            case e.KillWorker(worker):
+                self.orders[worker] = instruction
+            case e.Tell(to, World() as world):
+                self.worlds[world.version] = world.worker_ids
+                for worker in to:
+                    self.inside[worker] = world.version
+                    self.asked.discard(worker)
+                    self.orders.pop(worker, None)
+                    self.steps[worker] = max(member.step for member in world.members)
+            case e.Tell(to, m.Change() | m.Broken() | m.Drain() | m.StopWork() as order):
+                last = m.Drain | m.StopWork | e.KillWorker  # nothing comes after these
+                for worker in self.connected.intersection(to):
+                    if not isinstance(self.orders.get(worker), last):
+                        self.orders[worker] = order
+
+    def say(self, worker, said):
+        self.post(e.FromWorker(worker, said))
+
+    def _play(self, event):
+        words, _, text = event.partition(": ")
+        ids, verb, more = re.fullmatch(r"((?:[\d-]+ )*)([a-z_]+) ?(.*)", words).groups()
+        verb = {"finishes": "finish", "goes": "go"}.get(verb, verb.removesuffix("s"))
+        workers = [n for each in ids.split() for n in _range(each)]
+        given, rest = {}, iter(more.split())
+        numbers = [float(each) for each in more.split() if re.fullmatch(r"[\d.]+", each)]
+        for word in rest:
+            given[word] = word in FLAGS or next(rest, "")
+        if workers:
+            if verb == "train":
+                self._train(workers)
+            for worker in workers if verb != "train" else ():
+                self._of_worker(worker, verb, given, [int(each) for each in numbers], text)
+        else:
+            self._of_job(verb, more, numbers, text)
+
+    def _of_job(self, verb, more, numbers, text):
+        match verb:
+            case "tick":
+                self.post(e.Tick())
+            case "wait":
+                self.wait(numbers[0])
+            case "leap":  # in two ticks, without heartbeats
+                for _ in range(2):
+                    self.now += numbers[0] / 2
+                    self.post(e.Tick())
+            case "jump":  # as a master that was held up
+                self.now += numbers[0]
+            case "scale":
+                self.post(e.ScaleRequested(parse_worker_range(more)))
+            case "stop":
+                self.post(e.StopRequested(text, checkpoint=more != "now", now=more == "now"))
+            case "launcher":
+                self.post(e.LauncherFailed(text))
+            case "stalled" | "saved":
+                self.post(e.StateSaveStalled(text))
+            case "found":
+                self.post(e.WorkersFound(tuple(e.FoundWorker(int(each), "h", 1) for each in numbers)))
+            case "die":
+                self.saved = self.job.snapshot()
+                self.job, self.missed, self.connected = None, [], set()
+            case "rise":
+                self._rise(remember="blank" not in more, forgotten=numbers)
+            case _:
+                raise ValueError(verb)
+
+    def _of_worker(self, worker, verb, given, numbers, text):
+        node = given.get("on", "")
+        match verb:
+            case "placed":
+                self.post(e.WorkerPlaced(worker, "h", 1, node, given.get("in", "")))
+            case "pend":
+                self.post(e.WorkerPending(worker, text))
+            case "connect":
+                self._connect(worker, int(given.get("world", -1)))
+            case "come":
+                self._connect(worker, 0)
+                self._ask(worker, {}, "")
+            case "ask":
+                self._ask(worker, given, text)
+            case "cut":
+                self.connected.discard(worker)
+                self.post(e.WorkerDisconnected(worker))
+            case "drain":
+                self.say(worker, m.Draining(text or "SIGTERM", "lingering" in given))
+            case "finish":
+                self.say(worker, m.Finished(9, 1, {}, "together" in given))
+            case "fail":
+                self.say(worker, m.Failed("itself" not in given, text, "Why", trained="trained" in given))
+            case "step":  # it tells of these
+                total = int(given.get("of", 1000))
+                self.train_steps(worker, [n for n in numbers if n != total] or [total], total=total)
+            case "at":
+                self.steps[worker] = numbers[0]
+                self.beat(worker)
+            case "beat":
+                self.beat(worker, ending="ending" in given)
+            case "wait" | "stand" | "go" | "silent":
+                for kind, whose in (("wait", self.waiting), ("stand", self.standing), ("silent", self.silent)):
+                    (whose.add if verb == kind else whose.discard)(worker)
+            case "away":
+                self.away[worker] = numbers[0] if numbers else NEVER
+            case "show":  # its stack
+                where = {"where": text, "moves": "moving" in given, "collectives": int(given.get("begun", 0))}
+                self.say(worker, m.Notice("worker_stuck", {**where, "stack": [], "last_collectives": []}))
+            case "wait_at":
+                self.say(worker, m.Notice("worker_waits", {"where": text, "seconds": float(numbers[0])}))
+            case "seen":  # by its launcher
+                dump = DUMP.format(numbers[0]) if numbers else ""
+                self.post(e.StacksFound(worker, dump, text, "session" in given))
+            case "leave":
+                self.say(worker, m.Draining("told to"))
+                self._exit(worker, e.ExitCause.CLEAN)
+            case cause:
+                code = int(given["code"]) if "code" in given else None
+                self._exit(worker, e.ExitCause(cause), code, text, node)
+
+    def _connect(self, worker, version=-1):
+        """``version``: of the world in which it says to be; -1: in which it is."""
+        known = 0 if worker in self.asked else self.inside.get(worker, 0)
+        self.there.add(worker)
+        self.connected.add(worker)
+        self.beats.setdefault(worker, 0)
+        self.post(e.WorkerPlaced(worker, "h", 1))
+        self.say(worker, m.Hello("h", 1, known if version < 0 else version))
+
+    def _ask(self, worker, given, reason):
+        left = int(given.get("left", self.inside.get(worker, 0)))
+        self.steps[worker] = int(given.get("step", self.steps.get(worker, 0)))
+        self.asked.add(worker)
+        state, synced = left > 0 and "stateless" not in given, int(given.get("synced", 0))
+        self.say(worker, m.Ask(left, self.steps[worker], state, "broken" in given, reason, synced_in=synced))
+
+    def _exit(self, worker, cause, code=None, detail="", node=""):
+        for those in (self.there, self.connected, self.asked, self.silent, self.waiting, self.standing):
+            those.discard(worker)
+        self.orders.pop(worker, None)
+        usual = {e.ExitCause.KILLED: (-9, "SIGKILL"), e.ExitCause.CLEAN: (0, "")}.get(cause, (1, ""))
+        code = usual[0] if code is None else code
+        self.post(e.WorkerExited(worker, cause, code, detail or usual[1], "the last lines", node))
+
+    def _train(self, workers):
+        """Bring up the first world, of these."""
+        self.post(e.Tick())
+        for worker in workers:
+            self._connect(worker)
+        for worker in workers:
+            self._ask(worker, {}, "")
+        self.wait(0.0 if self.job.rendezvous.world else self.settings.join_window + 0.1)
+        assert self.fact("members") == _ids(workers)
+
+    def train_steps(self, worker, steps, *, seconds=0.05, samples=8, total=1000, epoch=0, world=None):
+        version = self.job.rendezvous.version if world is None else world
+        told = (m.StepReport(n, epoch, 0.5, samples, 0.1, seconds, version, samples * n, False) for n in steps)
+        self.say(worker, m.Progress(tuple(told), total, epoch + 1))
+
+    # ---- time ----
+
+    def beat(self, worker, **more):
+        if worker not in self.connected:
+            return
+        waits = worker in self.waiting or (self.obedient and self._hangs(worker))
+        self.beats[worker] += not (waits or worker in self.standing)
+        version = 0 if worker in self.asked else self.inside.get(worker, 0)
+        self.say(worker, m.Heartbeat(version, self.steps.get(worker, 0), self.beats[worker], waits, **more))
+
+    def wait(self, seconds):
+        tick = 0.5 if self.obedient or seconds > 30 else 0.1
+        tick, end = 5 * tick if seconds > 1000 else tick, self.now + seconds
+        while self.now < end - 1e-9 and not (self.job and self.job.phase.final):
+            self.now += min(tick, end - self.now)
+            for worker in sorted(self.there - self.silent):
+                if self.obedient:
+                    self._obey(worker)
+                self.beat(worker)
+            if self.obedient:
+                for worker in [each for each, order in self.orders.items() if isinstance(order, e.KillWorker)]:
+                    self._exit(worker, e.ExitCause.KILLED)
+            self.post(*[e.Tick()] * (self.job is not None))
+
+    def _hangs(self, worker):
+        """It waits in a collective for one that will never come there."""
+        version = self.inside.get(worker, 0)
+        if worker in self.asked or not version:
+            return False
+        return any(
+            other not in self.there or other in self.silent or other in self.asked or self.inside.get(other) != version
+            for other in self.worlds[version]
+        )
+
+    def _obey(self, worker):
+        if self.job and worker not in self.connected:
+            self.away[worker] = self.away.get(worker, 0) - 1
+            if self.away[worker] < 0:
+                self._connect(worker)
+                if worker in self.asked:
+                    self._ask(worker, {}, "")
+        order, version = self.orders.pop(worker, None), self.inside.get(worker, 0)
+        match order:
+            case e.KillWorker():
+                self._exit(worker, e.ExitCause.KILLED)
+            case m.Drain() | m.StopWork():
+                self._of_worker(worker, "leave", {}, [], "")
+            case m.Change() | m.Broken() if order.world_version == version and worker not in self.asked:
+                self._ask(worker, {"broken": True} if isinstance(order, m.Broken) else {}, "")
+            case _ if not version and worker not in self.asked and worker in self.connected:
+                self._ask(worker, {}, "")
+            case _ if version and worker not in self.asked and not self._hangs(worker):
+                self.steps[worker] = self.steps.get(worker, 0) + 1
+
+    def _rise(self, *, remember, forgotten):
+        """Another master, from what was saved and what there is; nothing may be left of workers that have ended."""
+        memory = Snapshot.from_json(Snapshot(self.saved, 0.0).to_json()).job if remember else None
+        exits = [each for each in self.missed if isinstance(each, e.WorkerExited) and each.worker_id not in forgotten]
+        self.job = Job(self.settings, memory)
+        there = sorted({*self.there, *(each.worker_id for each in exits)})
+        self.post(e.WorkersFound(tuple(e.FoundWorker(each, "h", 1) for each in there)), *exits)
+
+    # ---- facts ----
+
+    def records(self, event):
+        return [each.fields for each in self.out if isinstance(each, e.Record) and each.event == event]
+
+    def fact(self, name):
+        match name.split():
+            case ["members"]:
+                inside = sorted((each.rank, each.worker_id) for each in self.job.workers if each.rank >= 0)
+                return _ids(worker for _, worker in inside)
+            case ["workers"]:
+                return _ids(each.worker_id for each in self.job.workers)
+            case ["state", worker]:
+                return str(self.job.records[int(worker)].state)
+            case ["remark" | "shown" as what, worker]:
+                view = self.job.records[int(worker)].view()
+                return view.remark if what == "remark" else view.state
+            case ["version" | "why_changed" as what]:
+                return str(getattr(self.job.rendezvous, what))
+            case ["step" | "total_steps" as what]:
+                return str(getattr(self.job.training, what))
+            case ["longest"]:
+                return f"{self.job.progress_limits.longest:.0f}"
+            case ["phase" | "reason" | "limits" as what]:
+                return str(getattr(self.job, what))
+            case ["worker_stuck", "standing"]:
+                return ", ".join(map(standing, self.records("worker_stuck")))
+            case ["target" | "decision" | "advice" as what]:
+                return str(getattr(self.job.size, what))
+            case [event] if event in KINDS:
+                return str(len(self.records(event)))
+            case [event, field] if event in KINDS:
+                return ", ".join(str(fields.get(field, "-")) for fields in self.records(event))
+        raise ValueError(name)
+
+
+def _range(text):
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+# ---- stories ----
+
+
+def _settings(text) -> Iterator[tuple[str, object]]:
+    for each in filter(None, map(str.strip, text.split(","))):
+        name, _, value = each.partition("=")
+        if found := re.fullmatch(r"(\d+)-(\d+)", name):
+            yield from zip(("minimum", "maximum"), map(int, found.groups()), strict=True)
+        elif re.fullmatch(r"[\d.]+", value):
+            yield name, float(value) if "." in value or not name.startswith("first") else int(value)
+        else:
+            yield name, value or True
+
+
+def stories(text):
+    """For `pytest.mark.parametrize`: each has the lines of one story."""
+    for block in re.split(r"\n(?=\S)", dedent(text).strip()):
+        title, *lines = block.splitlines()
+        loop = re.fullmatch(r"\s+for (\w+) in (.*)", lines[0])
+        for value in loop[2].split(", ") if loop else [""]:
+            told = [line.replace(loop[1], value) for line in lines[1:]] if loop else lines
+            yield pytest.param((title, told), id=f"{title.partition(' (')[0]} {value}".strip())
+
+
+def tell(story, hides=""):
+    """Play it. ``hides``: kinds of instructions that are none of its business, by their first word."""
+    title, lines = story
+    found = re.search(r" \((.*)\)$", title)
+    play = Play(**dict(_settings(found[1]) if found else ()))
+    for line in lines:
+        events, arrow, outcomes = line.partition("->")
+        told = [each for each in play.do(events.strip()) if each.split()[0] not in hides.split()]
+        wanted = list(filter(None, map(str.strip, re.split(r"; |;$", outcomes))))
+        facts = [each for each in wanted if re.search(r" =( |$)", each)]
+        expected = [each for each in wanted if each not in facts]
+        if expected:
+            expected = [each for each in expected if each != "nothing"]
+            assert is_meant(expected, told, ": "), f"{line.strip()}\ntold: {'; '.join(told) or 'nothing'}"
+        for each in facts:
+            name, _, value = each.partition(" =")
+            seen = play.fact(name.strip())
+            assert is_meant([value.strip()], [seen]), f"{each}\nit is: {seen}"
+        assert wanted or not arrow, f"nothing is said after the arrow: {line}"
+    return play
