@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import groupby
 from textwrap import dedent
 
 import pytest
@@ -85,11 +84,13 @@ def _ids(ids) -> str:
 
 def in_words(instructions) -> list[str]:
     """Those in a row that differ only in their worker are one."""
-    told = [_words(each) for each in instructions if not isinstance(each, BOOKS)]
-    out = []
-    for (what, why), alike in groupby(told, key=lambda each: (each[0], each[2])):
-        ids = [worker for _, to, _ in alike for worker in to]
-        out.append(" ".join([what, *map(str, ids)]) + (f": {why}" if why else ""))
+    out, last, ids = [], None, []
+    for what, to, why in (_words(each) for each in instructions if not isinstance(each, BOOKS)):
+        if (what, why) != last or not to or not set(ids).isdisjoint(to):
+            ids, last = [], (what, why)
+            out.append("")
+        ids += to
+        out[-1] = " ".join([what, *map(str, ids)]) + (f": {why}" if why else "")
     return out
 
 
@@ -124,15 +125,17 @@ class Play:
         self.steps, self.beats = {}, {}
         self.waiting, self.standing, self.silent = set(), set(), set()  # (in a collective)
         self.orders, self.away = {}, {}
+        self.answers, self.due = {}, []
         self.saved, self.missed, self.newest = None, [], -1
 
     # ---- events ----
 
     def do(self, events: str) -> list[str]:
-        """What comes of them."""
+        """What comes of them, but for how a first world comes up."""
         before = len(self.out)
         for each in filter(None, map(str.strip, events.split("; "))):
-            self._play(each)
+            if self._play(each):
+                before = len(self.out)
         return in_words(self.out[before:])
 
     def post(self, *events):
@@ -160,6 +163,8 @@ class Play:
                     self.asked.discard(worker)
                     self.orders.pop(worker, None)
                     self.steps[worker] = max(member.step for member in world.members)
+            case e.Tell(to, m.DumpStacks()):
+                self.due += [(self.now + self.answers[worker][0], worker) for worker in to if worker in self.answers]
             case e.Tell(to, m.Change() | m.Broken() | m.Drain() | m.StopWork() as order):
                 last = m.Drain | m.StopWork | e.KillWorker  # nothing comes after these
                 for worker in self.connected.intersection(to):
@@ -179,12 +184,14 @@ class Play:
         for word in rest:
             given[word] = word in FLAGS or next(rest, "")
         if workers:
-            if verb == "train":
-                self._train(workers)
-            for worker in workers if verb != "train" else ():
+            if verb in ("train", "learn"):
+                self._train(workers, learn=verb == "learn")
+                return True
+            for worker in workers:
                 self._of_worker(worker, verb, given, [int(each) for each in numbers], text)
         else:
             self._of_job(verb, more, numbers, text)
+        return False
 
     def _of_job(self, verb, more, numbers, text):
         match verb:
@@ -242,6 +249,8 @@ class Play:
             case "step":  # it tells of these
                 total = int(given.get("of", 1000))
                 self.train_steps(worker, [n for n in numbers if n != total] or [total], total=total)
+            case "epoch":  # it tells of this one's only step
+                self.train_steps(worker, numbers, total=0, epoch=numbers[0])
             case "at":
                 self.steps[worker] = numbers[0]
                 self.beat(worker)
@@ -252,9 +261,11 @@ class Play:
                     (whose.add if verb == kind else whose.discard)(worker)
             case "away":
                 self.away[worker] = numbers[0] if numbers else NEVER
-            case "show":  # its stack
-                where = {"where": text, "moves": "moving" in given, "collectives": int(given.get("begun", 0))}
-                self.say(worker, m.Notice("worker_stuck", {**where, "stack": [], "last_collectives": []}))
+            case "show":  # where it stands
+                fields = {"where": text, "moves": "moving" in given, "collectives": int(given.get("begun", 0))}
+                self.say(worker, m.Notice("worker_stuck", {**fields, "stack": [text], "last_collectives": []}))
+            case "answer":  # likewise, a moment after it is asked
+                self.answers[worker] = float(given.get("after", 0.3)), given, text
             case "wait_at":
                 self.say(worker, m.Notice("worker_waits", {"where": text, "seconds": float(numbers[0])}))
             case "seen":  # by its launcher
@@ -291,8 +302,8 @@ class Play:
         code = usual[0] if code is None else code
         self.post(e.WorkerExited(worker, cause, code, detail or usual[1], "the last lines", node))
 
-    def _train(self, workers):
-        """Bring up the first world, of these."""
+    def _train(self, workers, *, learn):
+        """Bring up the first world, of these. ``learn``: they come through an epoch, with steps of a moment."""
         self.post(e.Tick())
         for worker in workers:
             self._connect(worker)
@@ -300,6 +311,9 @@ class Play:
             self._ask(worker, {}, "")
         self.wait(0.0 if self.job.rendezvous.world else self.settings.join_window + 0.1)
         assert self.fact("members") == _ids(workers)
+        if learn:
+            everybody = f"{_ids(workers)} at"
+            self.do(f"0 epoch 0; 0 epoch 1; {everybody} 1; {everybody} 2; {everybody} 3; wait 0.1")
 
     def train_steps(self, worker, steps, *, seconds=0.05, samples=8, total=1000, epoch=0, world=None):
         version = self.job.rendezvous.version if world is None else world
@@ -321,6 +335,10 @@ class Play:
         tick, end = 5 * tick if seconds > 1000 else tick, self.now + seconds
         while self.now < end - 1e-9 and not (self.job and self.job.phase.final):
             self.now += min(tick, end - self.now)
+            for worker in [worker for at, worker in self.due if at <= self.now]:
+                _, given, text = self.answers[worker]
+                self._of_worker(worker, "show", given, [], text)
+            self.due = [each for each in self.due if each[0] > self.now]
             for worker in sorted(self.there - self.silent):
                 if self.obedient:
                     self._obey(worker)

@@ -1,306 +1,89 @@
 """Who is taken to be stuck, when that is said, and who is given up for it."""
 
 import pytest
-from master_kit import Run, only
+from play_kit import Play, stories, tell
 
 from elasticdl.job import messages as m
-from elasticdl.master.core import events as e
-from elasticdl.master.core import events as i
-from elasticdl.master.core.rule import (
-    GIVE_UP,
-    GIVE_UP_MOVING,
-    NAME_FLOOR,
-    UNLEARNT_NAME,
-    ProgressLimits,
-)
-from elasticdl.master.core.watching import ANSWER_SECONDS, LOOK_AGAIN, TIME_TO_DUMP
+from elasticdl.master.core.rule import GIVE_UP, NAME_FLOOR, UNLEARNT_NAME, ProgressLimits
 from elasticdl.master.core.worker_record import Pulse
 
-TICK = 0.1
-# ---- limits ----
+STUCK = """
+the one that does not wait is named with its line and replaced (2-3)
+  0-2 learn; 0 1 wait; 2 stands; wait 10.3 -> dump 2
+  2 shows: train.py:31 in load; wait 1 -> nothing; worker_stuck worker = 2; worker_stuck where = train.py:31 in load
+  -> worker_stuck host = h; remark 2 = stuck for 11 s, at train.py:31 in load
+  2 answers: train.py:31 in load; wait 300 -> dump 2; broken 1 for 0 1; kill 2: no progress for 301..., at train.py:31 in load; launch 3
+  -> worker_stuck = 1
+who moves is not killed until it is found to hang (2-3)
+  0-2 learn; 0 1 wait; 2 stands; wait 10.3; 2 shows: train.py:31 in load; 2 answers moving: train.py:80 in validate; wait 300 -> dump 2; dump 2
+  2 answers: train.py:85 in save; wait 61 -> dump 2; broken 1 for 0 1; kill 2: ..., at train.py:85 in save; worker_stuck where = ..., train.py:85 in save
+one that does not answer is looked at by its launcher and what it says itself counts for more (2-3)
+  0-2 learn; 0 1 wait; 2 stands; wait 10.3; wait 2.7 -> dump 2; read 2
+  2 seen session: its process runs; wait 0.1 -> remark 2 = ...its process runs
+  2 shows moving: train.py:80 in validate; 2 answers moving after 2.5: train.py:80 in validate; wait 300 -> dump 2
+what its launcher finds is where it stands (2-3)
+  0-2 learn; 0 1 wait; 2 stands; wait 13.3; 2 seen 3 -> dump 2; read 2; worker_stuck where = /job/train.py:3 in load
+who sends heartbeats and does not answer is asked once more (2-3)
+  0-2 learn; 0 1 wait; 2 stands; wait 302 -> dump 2; read 2; dump 2
+  wait 2 -> read 2; broken 1 for 0 1; kill 2
+one whose stack moves is named later and not killed for an hour (2-3)
+  0-2 learn; 0 1 wait; 2 stands; wait 10.3; 2 shows moving: train.py:80 in validate; wait 290.5 -> dump 2; dump 2
+  2 shows moving: train.py:81 in validate; 2 answers moving: train.py:80 in validate; wait 3000 -> ...; worker_stuck where = train.py:81 in validate
+  wait 600 -> ...; broken 1 for 0 1; kill 2; ...
+if all are stuck at once their state is not thrown away (2-3)
+  0-2 learn; 0-2 stand; wait 360 -> dump 0 1 2; read 0 1 2; dump 0 1 2; read 0 1 2
+who does the same as all others a bit slower is not killed as soon as one waits (2-3)
+  0-2 learn; 0-2 stand; wait 10.3; 0-2 show: train.py:80 in validate; wait 300; 0 goes; 0 beats; 0 waits; wait 299 -> dump 0 1 2; dump 0 1 2; ...
+  1 2 answer: train.py:80 in validate; wait 3 -> broken 1 for 0; kill 1 2; ...
+who moves is not killed for another that is given up (2-4)
+  0-3 learn; 2 3 wait; 0 1 stand; 0 answers after 0: train.py:5 in f; 1 answers moving after 0: train.py:5 in f; wait 310 -> ...; kill 0: ...
+while some have returned another may be writing the result of a script (2-3)
+  0-2 learn; 1 2 wait; 0 stands; 1 2 beat ending; wait 119 -> nothing
+  wait 2 -> dump 0
+  0 shows: train.py:90 in export; wait 178 -> nothing
+who ends the first epoch alone is not blamed before its heartbeat says that it is through (2-3)
+  0-2 train; 0 epoch 0; 0-2 at 1; 0-2 at 2; 0-2 at 3; wait 5; 1 2 wait; 0 stands; wait 70; 0 epoch 1; jump 1; tick; jump 1; tick -> nothing
+  0-2 go; wait 1 -> nothing; longest = 7...
+
+of a silent worker its launcher tells before it is killed (2-3, progress_timeout=10)
+  0-2 train; 2 silent; wait 7.5 -> read 2
+  2 seen: does not run: it is stopped (state T) -> remark 2 = no heartbeat for ...
+  wait 3 -> broken 1 for 0 1; kill 2: no heartbeat for 10 s, does not run: it is stopped (state T)
+  2 goes; wait 1 -> launch 3
+  2 killed -> worker_left cause = frozen; worker_left reason = no heartbeat for 10 s, does not run: it is stopped (state T)
+  -> worker_stuck why = no heartbeat
+all who hold the state are not killed for a call that holds pythons lock (2-3)
+  0-2 train; 0 silent; wait 0.7; 1 silent; wait 0.7; 2 silent; wait 58 -> read 0 1 2; worker_stuck worker = 0, 1, 2
+  wait 2 -> nothing; remark 0 = no heartbeat for 6...
+  0 seen 3 -> worker_stuck where = ..., /job/train.py:3 in load
+  0-2 go; wait 1 -> nothing; remark 0 =; remark 1 =; remark 2 =
+  0-2 silent; wait 301 -> read 0 1 2; kill 0 1 2: no heartbeat for 300 s; ...
+once one of them is back the others have a moment (2-3)
+  0-2 train; 0-2 silent; wait 30; 0 goes; wait 2 -> read 0 1 2; read 1 2
+  wait 2 -> broken 1 for 0; kill 1 2
+
+collectives that take long are waited for (2-3)
+  0-2 learn; 0-2 wait; wait 15 -> dump 0 1 2; read 0 1 2
+  0-2 go; wait 1; 0-2 wait; wait 15; 0-2 go; wait 1; 0-2 wait; wait 15 -> nothing
+  0-2 go; wait 1; 0-2 wait; wait 320 -> dump 0 1 2; ...; broken 1 for 0 1 2; longest = 1...
+what a master was away for or heard late teaches nothing (2-3)
+  0-2 learn; wait 1; jump 100; wait 1 -> longest = 0
+what a master was away for while all waited teaches nothing (2-3)
+  0-2 learn; 0-2 wait; wait 1; jump 100; tick; 0-2 go; wait 1 -> longest = 1
+"""
 
 
-def step_in(epoch):
-    return m.StepReport(epoch, epoch, 0.5, 1, 0.1, 0.1, 1, epoch, True)
-
-
-def learnt(longest):
-    patience, pulse = ProgressLimits(None), Pulse(0.0, 0.0, steps=10)
-    patience.moved(pulse, longest)
-    pulse.heard = longest + 1.0
-    for epoch in range(2):
-        patience.stepped((step_in(epoch),), 0, longest)
-    return patience, pulse
-
-
-def test_until_an_epoch_is_over_the_limits_are_long_and_after_the_last_step_again():
-    patience, pulse = ProgressLimits(None), Pulse(0.0, 0.0, steps=10)
-    patience.moved(pulse, 1.0)
-    assert (patience.until_named(pulse), patience.until_given_up) == (UNLEARNT_NAME, GIVE_UP)
-    patience, pulse = learnt(0.1)
-    patience.stepped((m.StepReport(50, 3, 0.5, 1, 0.1, 0.1, 1, 1, True),), 50, 1.0)
-    assert patience.until_named(pulse) == UNLEARNT_NAME
-
-
-@pytest.mark.parametrize(("longest", "named"), [(0.1, 10.0), (4.0, 20.0), (30.0, 150.0), (90.0, 300.0)])
-def test_later_naming_follows_the_longest_gap(longest, named):
-    patience, pulse = learnt(longest)
-    assert (patience.until_named(pulse), patience.until_given_up) == (named, GIVE_UP)
-
-
-def test_the_first_steps_in_a_world_are_judged_as_if_nothing_were_known():
-    patience, pulse = learnt(0.1)
-    pulse.steps = 1
-    assert patience.until_named(pulse) == UNLEARNT_NAME
-    patience.moved(pulse, pulse.moved + 200.0)
-    assert patience.longest == 0.1
-
-
-def test_a_number_that_was_given_is_the_limit_of_all():
-    patience = ProgressLimits(4.0)
-    assert (patience.until_named(None), patience.until_given_up) == (4.0, 4.0)
-
-
-def test_the_first_report_of_a_new_master_may_be_of_many_epochs_and_teaches_nothing():
-    patience, pulse = ProgressLimits(None), Pulse(1.0, 0.0, steps=10)
-    patience.stepped((step_in(3), step_in(4)), 0, 0.0)
-    assert patience.until_named(pulse) == UNLEARNT_NAME
-    patience.stepped((step_in(5),), 0, 0.0)
-    assert patience.until_named(pulse) == NAME_FLOOR
-
-
-@pytest.mark.parametrize("waiting", [{0, 1, 2}, set()])
-def test_what_a_master_was_away_for_or_heard_late_teaches_nothing(waiting):
-    r = experienced()
-    r.waiting = waiting
-    r.pass_time(1.0, progress=not waiting)
-    r.now += 100.0  # it was suspended
-    if waiting:
-        r.post(e.Tick())
-    r.waiting = set()
-    r.pass_time(1.0)
-    assert r.job.progress_limits.longest < 3.0
-
-
-# ---- naming, and giving up ----
-
-LOAD, VALIDATE = "train.py:31 in load", "train.py:80 in validate"
-
-
-def tell(worker, where, *, moves=False, collectives=0):
-    fields = {"where": where, "stack": [where], "moves": moves, "collectives": collectives, "last_collectives": []}
-    return e.FromWorker(worker, m.Notice("worker_stuck", fields))
-
-
-def answering(r, seconds, where, *, movers=(), after=0.3, tick=TICK):
-    """Time passes without progress; who is asked where it stands says so a moment later. What the master does."""
-    out, due = [], []
-    for _ in range(round(seconds / tick)):
-        done = r.pass_time(tick, progress=False, tick=tick)
-        due += [(r.now + after, worker) for each in only(m.DumpStacks, done) for worker in each.to]
-        for at, worker in [each for each in due if each[0] <= r.now]:
-            due.remove((at, worker))
-            done += r.post(tell(worker, where, moves=worker in movers))
-        out += done
-    return out
-
-
-def killed(out):
-    return [each.worker_id for each in only(i.KillWorker, out)]
-
-
-def experienced(maximum=3, epochs=2):
-    """A job that has come through an epoch, with steps of a moment."""
-    run = Run(maximum=maximum, progress_timeout=None)
-    run.train()
-    for epoch in range(epochs):
-        run.post(e.FromWorker(0, m.Progress((step_in(epoch),), 0, 0)))
-    for record in run.job.records.values():  # beyond its first steps
-        record.pulse.steps = 10
-    run.pass_time(0.1)
-    return run
-
-
-def stuck(asked=True):
-    """Worker 2 is, and was asked where it stands."""
-    run = experienced()
-    run.waiting = {0, 1}
-    if asked:
-        assert run.pass_time(NAME_FLOOR + 0.3, progress=False) == [i.Tell((2,), m.DumpStacks())]
-    return run
-
-
-def test_while_some_have_returned_another_may_be_writing_the_result_of_a_script():
-    r = experienced()
-    for worker in (1, 2):  # as in a plain loop, of which nobody knows how many steps it makes
-        r.post(e.FromWorker(worker, m.Heartbeat(1, 0, 10**6, True, ending=True)))
-    r.waiting = {1, 2}
-    assert r.pass_time(UNLEARNT_NAME - 1, progress=False) == []
-    assert r.pass_time(2, progress=False) == [i.Tell((0,), m.DumpStacks())]
-    r.post(tell(0, "train.py:90 in export"))
-    assert r.pass_time(GIVE_UP - UNLEARNT_NAME - 2, progress=False) == []
-    r.post(e.FromWorker(0, m.Progress((step_in(2),), 0, 0)))  # it goes on after all
-    assert not r.job.progress_limits.ending
-
-
-def test_the_one_that_does_not_wait_is_named_with_its_line_and_replaced():
-    r = stuck()
-    r.post(tell(2, LOAD))
-    r.pass_time(1.0, progress=False)
-    (named,) = r.records("worker_stuck")
-    assert (named["worker"], named["host"], named["where"]) == (2, "h", LOAD)
-    assert r.remark(2) == f"stuck for 11 s, at {LOAD}"
-    out = answering(r, GIVE_UP, LOAD)
-    (kill,) = only(i.KillWorker, out)
-    assert kill.reason.startswith("no progress for 301")
-    assert kill.reason.endswith(f", at {LOAD}")
-    assert len(only(m.DumpStacks, out[:-1])) == 1  # it is looked at once more before it is killed
-    assert len(r.records("worker_stuck")) == 1
-
-
-def test_who_moves_is_not_killed_until_it_is_found_to_hang():
-    r = stuck()
-    r.post(tell(2, LOAD))  # the loader's queue was empty, say
-    assert killed(answering(r, GIVE_UP, VALIDATE, movers=(2,))) == []
-    assert killed(answering(r, LOOK_AGAIN + 1, "train.py:85 in save")) == [2]
-    assert r.records("worker_stuck")[-1]["where"] == "train.py:85 in save"
-
-
-def test_one_that_does_not_answer_is_looked_at_by_its_launcher_and_what_it_says_itself_counts_for_more():
-    r = stuck()
-    assert r.pass_time(2.7, progress=False) == [i.ReadStacks(2)]
-    r.post(e.StacksFound(2, "", "its process runs", has_session=True))
-    r.pass_time(0.1, progress=False)
-    assert r.remark(2).endswith("its process runs")  # its heartbeats come: it is not cut off
-    r.post(tell(2, VALIDATE, moves=True))  # it needs Python's lock to answer
-    assert killed(answering(r, GIVE_UP, VALIDATE, movers=(2,), after=2.5)) == []
-
-
-def test_what_its_launcher_finds_is_where_it_stands():
-    r = stuck()
-    r.pass_time(3, progress=False)
-    r.post(e.StacksFound(2, STACKS))
-    assert r.records("worker_stuck")[0]["where"] == "/job/train.py:3 in load"
-
-
-def test_who_sends_heartbeats_and_does_not_answer_is_asked_once_more():
-    r = stuck(asked=False)
-    assert killed(r.pass_time(GIVE_UP + ANSWER_SECONDS, progress=False)) == []
-    assert killed(r.pass_time(TIME_TO_DUMP + 1, progress=False)) == [2]
+@pytest.mark.parametrize("story", stories(STUCK))
+def test_stuck(story):
+    tell(story)
 
 
 def test_who_may_still_answer_at_this_moment_is_not_killed_yet():
-    r = stuck(asked=False)
-    r.pass_time(GIVE_UP - 1, progress=False)
-    r.now = round(r.now) + 2.0
-    r.job.records[2].suspicion.asked = r.now - ANSWER_SECONDS - TIME_TO_DUMP
-    assert killed(r.post(e.Tick())) == []
-    r.now += TICK
-    assert killed(r.post(e.Tick())) == [2]
-
-
-def test_who_ends_the_first_epoch_alone_is_not_blamed_before_its_heartbeat_says_that_it_is_through():
-    r = experienced(epochs=1)
-    r.pass_time(5.0)
-    r.waiting = {1, 2}
-    assert r.pass_time(60.0 + 10, progress=False) == []  # rank 0 evaluates
-    out = r.post(e.FromWorker(0, m.Progress((step_in(1),), 0, 0)))
-    for _ in range(20):  # heartbeats come every two seconds
-        r.now += TICK
-        out += r.post(e.Tick())
-    assert out == []
-    r.waiting = set()
-    r.pass_time(1.0)
-    assert r.job.progress_limits.longest > 60.0
-
-
-def test_one_whose_stack_moves_is_named_later_and_not_killed_for_an_hour():
-    r = stuck()
-    r.post(tell(2, VALIDATE, moves=True))
-    assert r.pass_time(GIVE_UP - NAME_FLOOR + 0.5, progress=False) == [i.Tell((2,), m.DumpStacks())]
-    r.post(tell(2, "train.py:81 in validate", moves=True))
-    out = answering(r, GIVE_UP_MOVING - 2 * GIVE_UP, VALIDATE, movers=(2,), tick=1.0)
-    assert only(m.DumpStacks, out) == out != []
-    assert len(out) <= GIVE_UP_MOVING / LOOK_AGAIN
-    assert [named["where"] for named in r.records("worker_stuck")] == ["train.py:81 in validate"]
-    assert killed(answering(r, 2 * GIVE_UP, VALIDATE, movers=(2,))) == [2]
-
-
-def test_if_all_are_stuck_at_once_their_state_is_not_thrown_away():
-    out = experienced().pass_time(GIVE_UP + 60, progress=False)
-    assert only((m.DumpStacks, i.ReadStacks), out) == out
-    assert only(i.ReadStacks, out)
-
-
-def test_who_does_the_same_as_all_others_a_bit_slower_is_not_killed_as_soon_as_one_waits():
-    r = experienced()
-    r.pass_time(NAME_FLOOR + 0.3, progress=False)  # all validate, in calls of C that take long
-    r.post(*(tell(worker, VALIDATE) for worker in range(3)))
-    r.pass_time(GIVE_UP, progress=False)
-    r.beats[0] += 1
-    r.waiting = {0}
-    assert killed(r.pass_time(GIVE_UP - 1, progress=False)) == []
-    assert killed(answering(r, 3, VALIDATE)) == [1, 2]
-
-
-def test_who_moves_is_not_killed_for_another_that_is_given_up():
-    r = experienced(maximum=4)
-    r.waiting = {2, 3}
-    out = []
-    while not killed(out) and r.now < 2 * GIVE_UP:
-        out += answering(r, 1.0, "train.py:5 in f", movers=(1,), after=0.0)
-    assert killed(out) == [0]
-
-
-STACKS = 'Timeout (0:00:04)!\nThread 0x1 (most recent call first):\n  File "/job/train.py", line 3 in load\n'
-
-
-def test_of_a_silent_worker_its_launcher_tells_before_it_is_killed():
-    r = Run()
-    r.train()
-    del r.beats[2]
-    assert i.ReadStacks(2) in r.pass_time(7.5)
-    r.post(e.StacksFound(2, "", "does not run: it is stopped (state T)"))
-    assert r.remark(2).startswith("no heartbeat for ")
-    reason = "no heartbeat for 10 s, does not run: it is stopped (state T)"
-    out = r.pass_time(3)
-    assert i.KillWorker(2, reason) in out
-    assert [broken.to for broken in only(m.Broken, out)] == [(0, 1)]
-    r.beats[2] = 5
-    assert killed(r.pass_time(1)) == [], "a heartbeat of a worker that was given up means nothing"
-    r.exit(2)
-    assert (r.causes, r.records("worker_left")[0]["reason"]) == (["frozen"], reason)
-    assert r.records("worker_stuck")[0]["why"] == "no heartbeat"
-
-
-def test_all_who_hold_the_state_are_not_killed_for_a_call_that_holds_pythons_lock():
-    r = Run(progress_timeout=None)
-    r.train()
-    beats = dict(r.beats)
-    for worker in (0, 1, 2):  # heartbeats of different workers come at different times
-        del r.beats[worker]
-        r.pass_time(0.7)
-    assert killed(r.pass_time(58)) == []
-    assert {record["worker"] for record in r.records("worker_stuck")} == {0, 1, 2}
-    assert r.remark(0).startswith("no heartbeat for 60 s")
-    r.post(e.StacksFound(0, STACKS))
-    assert r.records("worker_stuck")[-1]["where"] == "/job/train.py:3 in load"
-    r.beats.update(beats)
-    r.pass_time(1)
-    assert not any(worker.remark for worker in r.job.workers)
-    r.beats.clear()
-    assert sorted(killed(r.pass_time(GIVE_UP + 1))) == [0, 1, 2]
-
-
-def test_once_one_of_them_is_back_the_others_have_a_moment():
-    r = Run(progress_timeout=None)
-    r.train()
-    beat = r.beats[0]
-    r.beats.clear()
-    r.pass_time(30)
-    r.beats[0] = beat
-    assert killed(r.pass_time(2)) == []
-    assert sorted(killed(r.pass_time(2))) == [1, 2]
+    play = Play()
+    play.do(f"0-2 learn; 0 1 wait; 2 stands; wait {GIVE_UP - 1}; jump 1.5; 2 beats")
+    play.job.records[2].suspicion.asked = play.now - 2.9
+    assert "kill" not in " ".join(play.do("tick"))
+    assert "kill 2" in " ".join(play.do("jump 0.3; tick"))
 
 
 # ---- all wait ----
@@ -320,29 +103,61 @@ STEP, LOG = "train.py:9 in step", "train.py:20 in log"
     ],
 )
 def test_if_all_wait_who_does_something_else_is_named_and_the_world_is_left(places, named):
-    r = Run(minimum=1, maximum=len(places))
-    r.train()
-    r.waiting = set(range(len(places)))
-    assert r.pass_time(10.5) == [i.Tell((worker,), m.DumpStacks()) for worker in range(len(places))]
+    play, all_of_them = Play(1, len(places), progress_timeout=10.0), f"0-{len(places) - 1}"
+    ids = " ".join(str(each) for each in range(len(places)))
+    assert play.do(f"{all_of_them} train; {all_of_them} wait; wait 10.5")[-1] == f"dump {ids}"
     for worker, (where, collectives) in enumerate(places):
-        r.post(tell(worker, where, collectives=collectives))
-    (broken,) = r.pass_time(1)
-    assert isinstance(broken.message, m.Broken)
-    assert [record["worker"] for record in r.records("worker_stuck")] == named
-    if len(named) == 1:
-        assert f"worker {named[0]}, at {LOG}" in broken.message.reason
-    assert broken.message.reason.endswith("; and 32 more") == (len(places) == 40)
+        play.do(f"{worker} shows begun {collectives}: {where}")
+    (broken,) = play.do("wait 1")
+    assert broken.startswith(f"broken 1 for {ids}: ")
+    assert [record["worker"] for record in play.records("worker_stuck")] == named
+    assert (f"worker {named[0]}, at {LOG}" in broken) == (len(named) == 1) if named else ": worker" not in broken
+    assert broken.endswith("; and 32 more") == (len(places) == 40)
 
 
-def test_collectives_that_take_long_are_waited_for():
-    r = experienced()
-    asked = []
-    for _ in range(3):
-        r.waiting = {0, 1, 2}
-        asked += only(m.DumpStacks, r.pass_time(NAME_FLOOR + 5, progress=False))
-        r.waiting = set()
-        r.pass_time(1.0)
-    assert asked == [i.Tell((worker,), m.DumpStacks()) for worker in range(3)]
-    r.waiting = {0, 1, 2}
-    assert isinstance(r.pass_time(20 * (NAME_FLOOR + 6), progress=False)[-1].message, m.Broken)
-    assert r.job.progress_limits.longest < NAME_FLOOR + 6
+# ---- limits ----
+
+
+def step_in(epoch):
+    return (m.StepReport(epoch, epoch, 0.5, 1, 0.1, 0.1, 1, epoch, True),)
+
+
+def learnt(longest):
+    patience, pulse = ProgressLimits(None), Pulse(0.0, 0.0, steps=10)
+    patience.moved(pulse, longest)
+    pulse.heard = longest + 1.0
+    for epoch in range(2):
+        patience.stepped(step_in(epoch), 0, longest)
+    return patience, pulse
+
+
+@pytest.mark.parametrize(("longest", "named"), [(0.1, 10.0), (4.0, 20.0), (30.0, 150.0), (90.0, 300.0)])
+def test_later_naming_follows_the_longest_gap_and_after_the_last_step_nothing_is_known(longest, named):
+    patience, pulse = learnt(longest)
+    assert (patience.until_named(pulse), patience.until_given_up) == (named, GIVE_UP)
+    patience.stepped((m.StepReport(50, 3, 0.5, 1, 0.1, 0.1, 1, 1, True),), 50, 1.0)
+    assert patience.until_named(pulse) == UNLEARNT_NAME
+
+
+def test_until_an_epoch_is_over_and_in_the_first_steps_of_a_world_nothing_is_known():
+    patience, pulse = ProgressLimits(None), Pulse(0.0, 0.0, steps=10)
+    patience.moved(pulse, 1.0)
+    assert (patience.until_named(pulse), patience.until_given_up) == (UNLEARNT_NAME, GIVE_UP)
+    patience, pulse = learnt(0.1)
+    pulse.steps = 1
+    assert patience.until_named(pulse) == UNLEARNT_NAME
+    patience.moved(pulse, pulse.moved + 200.0)
+    assert patience.longest == 0.1
+
+
+def test_a_number_that_was_given_is_the_limit_of_all():
+    patience = ProgressLimits(4.0)
+    assert (patience.until_named(None), patience.until_given_up) == (4.0, 4.0)
+
+
+def test_the_first_report_of_a_new_master_may_be_of_many_epochs_and_teaches_nothing():
+    patience, pulse = ProgressLimits(None), Pulse(1.0, 0.0, steps=10)
+    patience.stepped((*step_in(3), *step_in(4)), 0, 0.0)
+    assert patience.until_named(pulse) == UNLEARNT_NAME
+    patience.stepped(step_in(5), 0, 0.0)
+    assert patience.until_named(pulse) == NAME_FLOOR
