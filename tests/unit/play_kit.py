@@ -19,6 +19,7 @@ from textwrap import dedent
 
 import pytest
 
+from elasticdl.elastic.core.reporting import WINDOW
 from elasticdl.job import messages as m
 from elasticdl.job.journal import KINDS, standing
 from elasticdl.job.spec import WorkerRange, parse_worker_range
@@ -33,7 +34,9 @@ LONG = 10.0**9
 PATIENT = {"progress_timeout": LONG, "heartbeat_timeout": LONG, "join_window": 0.1}  # nobody is silent or stuck
 DUMP = 'Timeout (0:00:04)!\nThread 0x1 (most recent call first):\n  File "/job/train.py", line {} in load\n'
 BOOKS = (e.Record, e.NewSteps, e.SaveState, e.AdoptWorld)
-FLAGS = {"broken", "lingering", "together", "trained", "stateless", "moving", "itself", "session", "over", "ending"}
+# What may stand after a verb, alone or before a value.
+FLAGS = {"blank", "broken", "lingering", "together", "trained", "stateless", "moving", "itself", "session", "ending"}
+NAMED = {"on", "in", "world", "left", "step", "synced", "code", "of", "begun", "after"}
 
 
 def step(job, event, now):
@@ -115,8 +118,10 @@ def launched(told) -> list[int]:
 class Play:
     """The hearts of workers that are connected beat, and each makes progress unless it waits, stands still or is silent."""
 
-    def __init__(self, minimum=2, maximum=3, *, obedient=False, **settings):
-        """``obedient``: its workers do by themselves, at each tick, what they are told to."""
+    def __init__(self, minimum=2, maximum=3, *, obedient=False, compute=0.0, **settings):
+        """``obedient``: its workers do by themselves, at each tick, what they are told to. ``compute``: they tell that they do so
+        for so many seconds a step, each on a node of its own.
+        """
         self.settings = Settings(WorkerRange(minimum=minimum, maximum=maximum), **settings)
         self.job, self.now, self.out = Job(self.settings), 0.0, []
         self.obedient = obedient
@@ -126,6 +131,7 @@ class Play:
         self.waiting, self.standing, self.silent = set(), set(), set()  # (in a collective)
         self.orders, self.away = {}, {}
         self.answers, self.due = {}, []
+        self.usual, self.compute = compute, {}
         self.saved, self.missed, self.newest = None, [], -1
 
     # ---- events ----
@@ -179,21 +185,24 @@ class Play:
         ids, verb, more = re.fullmatch(r"((?:[\d-]+ )*)([a-z_]+) ?(.*)", words).groups()
         verb = {"finishes": "finish", "goes": "go"}.get(verb, verb.removesuffix("s"))
         workers = [n for each in ids.split() for n in _range(each)]
-        given, rest = {}, iter(more.split())
-        numbers = [float(each) for each in more.split() if re.fullmatch(r"[\d.]+", each)]
+        given, numbers, rest = {}, [], iter(more.split())
         for word in rest:
-            given[word] = word in FLAGS or next(rest, "")
+            if re.fullmatch(r"[\d.]+", word):
+                numbers.append(float(word))
+            else:
+                given[word] = word in FLAGS or next(rest, "")
         if workers:
+            assert given.keys() <= FLAGS | NAMED, f"{event}: what is this?"
             if verb in ("train", "learn"):
                 self._train(workers, learn=verb == "learn")
                 return True
             for worker in workers:
-                self._of_worker(worker, verb, given, [int(each) for each in numbers], text)
+                self._of_worker(worker, verb, given, numbers, text)
         else:
-            self._of_job(verb, more, numbers, text)
+            self._of_job(verb, more, given, numbers, text)
         return False
 
-    def _of_job(self, verb, more, numbers, text):
+    def _of_job(self, verb, more, given, numbers, text):
         match verb:
             case "tick":
                 self.post(e.Tick())
@@ -219,7 +228,7 @@ class Play:
                 self.saved = self.job.snapshot()
                 self.job, self.missed, self.connected = None, [], set()
             case "rise":
-                self._rise(remember="blank" not in more, forgotten=numbers)
+                self._rise(remember="blank" not in given, forgotten=numbers)
             case _:
                 raise ValueError(verb)
 
@@ -247,12 +256,13 @@ class Play:
             case "fail":
                 self.say(worker, m.Failed("itself" not in given, text, "Why", trained="trained" in given))
             case "step":  # it tells of these
-                total = int(given.get("of", 1000))
-                self.train_steps(worker, [n for n in numbers if n != total] or [total], total=total)
+                self.train_steps(worker, map(int, numbers), total=int(given.get("of", 1000)))
             case "epoch":  # it tells of this one's only step
-                self.train_steps(worker, numbers, total=0, epoch=numbers[0])
+                self.train_steps(worker, map(int, numbers), total=0, epoch=int(numbers[0]))
+            case "compute":
+                (self.compute[worker],) = numbers
             case "at":
-                self.steps[worker] = numbers[0]
+                self.steps[worker] = int(numbers[0])
                 self.beat(worker)
             case "beat":
                 self.beat(worker, ending="ending" in given)
@@ -260,16 +270,16 @@ class Play:
                 for kind, whose in (("wait", self.waiting), ("stand", self.standing), ("silent", self.silent)):
                     (whose.add if verb == kind else whose.discard)(worker)
             case "away":
-                self.away[worker] = numbers[0] if numbers else NEVER
+                self.away[worker] = int(numbers[0]) if numbers else NEVER
             case "show":  # where it stands
                 fields = {"where": text, "moves": "moving" in given, "collectives": int(given.get("begun", 0))}
                 self.say(worker, m.Notice("worker_stuck", {**fields, "stack": [text], "last_collectives": []}))
             case "answer":  # likewise, a moment after it is asked
                 self.answers[worker] = float(given.get("after", 0.3)), given, text
             case "wait_at":
-                self.say(worker, m.Notice("worker_waits", {"where": text, "seconds": float(numbers[0])}))
+                self.say(worker, m.Notice("worker_waits", {"where": text, "seconds": numbers[0]}))
             case "seen":  # by its launcher
-                dump = DUMP.format(numbers[0]) if numbers else ""
+                dump = DUMP.format(int(numbers[0])) if numbers else ""
                 self.post(e.StacksFound(worker, dump, text, "session" in given))
             case "leave":
                 self.say(worker, m.Draining("told to"))
@@ -284,7 +294,7 @@ class Play:
         self.there.add(worker)
         self.connected.add(worker)
         self.beats.setdefault(worker, 0)
-        self.post(e.WorkerPlaced(worker, "h", 1))
+        self.post(e.WorkerPlaced(worker, "h", 1, f"node-{worker}" if self.usual else ""))
         self.say(worker, m.Hello("h", 1, known if version < 0 else version))
 
     def _ask(self, worker, given, reason):
@@ -328,6 +338,10 @@ class Play:
         waits = worker in self.waiting or (self.obedient and self._hangs(worker))
         self.beats[worker] += not (waits or worker in self.standing)
         version = 0 if worker in self.asked else self.inside.get(worker, 0)
+        if self.usual and version:
+            times = {each: self.compute.get(each, self.usual) for each in self.worlds[version]}
+            wait = max(times.values()) - times[worker] + 0.01
+            more["times"] = m.StepTimes(WINDOW, 0.0, times[worker], wait, 0.0, 8.0)
         self.say(worker, m.Heartbeat(version, self.steps.get(worker, 0), self.beats[worker], waits, **more))
 
     def wait(self, seconds):
@@ -447,15 +461,15 @@ def stories(text):
         title, *lines = block.splitlines()
         loop = re.fullmatch(r"\s+for (\w+) in (.*)", lines[0])
         for value in loop[2].split(", ") if loop else [""]:
-            told = [line.replace(loop[1], value) for line in lines[1:]] if loop else lines
-            yield pytest.param((title, told), id=f"{title.partition(' (')[0]} {value}".strip())
+            told = [line.replace(loop[1], value) for line in (title, *lines[1:])] if loop else block.splitlines()
+            yield pytest.param(told, id=f"{title.partition(' (')[0]} {value}".strip())
 
 
-def tell(story, hides=""):
+def tell(story, hides="", **settings):
     """Play it. ``hides``: kinds of instructions that are none of its business, by their first word."""
-    title, lines = story
+    title, *lines = story
     found = re.search(r" \((.*)\)$", title)
-    play = Play(**dict(_settings(found[1]) if found else ()))
+    play = Play(**settings | dict(_settings(found[1]) if found else ()))
     for line in lines:
         events, arrow, outcomes = line.partition("->")
         told = [each for each in play.do(events.strip()) if each.split()[0] not in hides.split()]

@@ -5,23 +5,16 @@ import random
 from pathlib import Path
 
 import pytest
-from master_kit import Run
+from play_kit import Play
 
 from elasticdl.job import messages as m
-from elasticdl.master.core import events as e
-from elasticdl.master.core import events as i
-from elasticdl.master.core.rule import (
-    GIVE_UP,
-    NAME_FACTOR,
-    NAME_FLOOR,
-)
+from elasticdl.master.core.rule import GIVE_UP, NAME_FACTOR, NAME_FLOOR
 
 # Seconds of 4,000 steps in a row of one worker, on two cores that other programs kept busy.
 MEASURED = Path(__file__).with_name("measured_step_seconds.txt")
 HOUR = 3600.0
 BEAT = 0.5
 LONGEST_BURST = 8.0
-TICK = 0.1
 SEED = int(os.environ.get("ELASTICDL_PATIENCE_SEED", "1"))
 
 
@@ -75,13 +68,11 @@ class Training:
         self._begin(now, extra)
 
 
-class LongRun(Run):
-    shows = (m.DumpStacks, i.ReadStacks, i.KillWorker, m.Broken)  # alarms
-
+class LongRun(Play):
     def __init__(self, training):
-        super().__init__(1, training.workers, progress_timeout=None)
+        super().__init__(1, training.workers)
         self.training, self.reported, self.alarms = training, 0, []
-        Run.train(self)
+        self.do(f"0-{training.workers - 1} train")
 
     def live(self, seconds):
         training, end = self.training, self.now + seconds
@@ -89,13 +80,12 @@ class LongRun(Run):
             self.now += BEAT
             training.advance(self.now)
             for worker in range(training.workers):
-                beat = (1, training.step, training.progress[worker], training.waiting[worker])
-                self.post(e.FromWorker(worker, m.Heartbeat(*beat)))
+                self.say(worker, m.Heartbeat(1, training.step, training.progress[worker], training.waiting[worker]))
             if training.step > self.reported:
                 self.reported = training.step
                 told = (training.step, training.steps_epoch, 0.5, 32, 0.1, 0.1, 1, 32 * training.step, False)
-                self.post(e.FromWorker(0, m.Progress((m.StepReport(*told),), 0, 0)))
-            self.alarms += [(self.now, alarm) for alarm in self.post(e.Tick())]
+                self.say(0, m.Progress((m.StepReport(*told),), 0, 0))
+            self.alarms += [(self.now, alarm) for alarm in self.do("tick")]
 
 
 JOBS = {
@@ -108,7 +98,7 @@ JOBS = {
 
 
 def require_no_alarm(run):
-    assert run.alarms == run.records("worker_stuck") == run.warnings == []
+    assert run.alarms == run.records("worker_stuck") == run.records("warning") == []
 
 
 @pytest.mark.slow
@@ -130,5 +120,5 @@ def test_who_hangs_after_an_hour_without_alarm_is_asked_at_the_learnt_limit(kind
     began = run.now
     run.live(GIVE_UP)
     at, asked = run.alarms[0]
-    assert asked == i.Tell((1,), m.DumpStacks())
+    assert asked == "dump 1"
     assert at - began <= min(limit, GIVE_UP) + max(run.training.steps) + 2 * BEAT

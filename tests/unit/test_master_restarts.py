@@ -1,343 +1,169 @@
 """The master dies, and another follows: it has the last saved memory, what there is, and what workers say."""
 
 import pytest
-from master_kit import HEARTBEAT_TIMEOUT, NEVER, RECOVERY_TIMEOUT, TICK, Cluster, only, step
+from play_kit import NEVER, step, stories, tell
 
 from elasticdl.job import messages as m
 from elasticdl.job.messages import Member
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core import events as e
-from elasticdl.master.core import events as i
 from elasticdl.master.core.job_core import Job
 from elasticdl.master.core.values import Phase, Settings, WorkerState, World
 from elasticdl.master.core.worker_record import JobSnapshot, WorkerSnapshot
 
-SOON = int(RECOVERY_TIMEOUT / TICK) - 2  # ticks within which everybody is back in time
+TIMES = {"heartbeat_timeout": 4.0, "progress_timeout": 6.0, "stop_grace": 5.0, "recovery_timeout": 8.0}
+
+# Workers do by themselves what they are told, and come back as soon as they can; `away`: after so many ticks of half a second.
+RESTARTS = """
+an intact world outlives its masters and nobody is told anything (2-4)
+  for AWAY in 0-3 away 0, 1 away 14, 0-3 away 14
+  wait 2; die; AWAY; rise; wait 9 -> launch 0 1 2 3; world 1: 0 1 2 3
+  die; wait 10; AWAY; rise; wait 29 -> nothing; version = 1; members = 0 1 2 3; step = 0
+a master that remembers nothing has all form another world and no step is lost (2-4)
+  wait 2; die; rise blank; wait 3 -> ...; world 2: 0 1 2 3; warning = 0
+  3 killed; wait 5 -> ...; members = 0 1 2 4
+a world that nobody remembers is broken and formed anew by those who are back (2-4)
+  wait 2 -> launch 0 1 2 3; world 1: 0 1 2 3
+  die; 0 killed; rise blank 0; tick; wait 5 -> broken 1 for 1 2 3: the master does not know all of its members; ...; members = 1 2 3 4
+a member that died in the absence is missed (2-4)
+  wait 2; die; 2 killed; rise; wait 5 -> ...; members = 3 0 1 4; worker_left cause = killed
+a member of which nothing is left is missed (2-4)
+  wait 2; die; 2 killed; rise 2; wait 5 -> ...; members = 3 0 1 4; worker_left cause = lost
+a member that never comes back is missed as in any world that does not train (2-4)
+  for RISE in rise, rise blank, 0 1 3 ask broken; rise, 0 1 3 ask broken; rise blank
+  wait 2 -> launch 0 1 2 3; world 1: 0 1 2 3
+  die; 2 silent; RISE; wait 4 -> nothing
+  wait 1 -> ...; kill 2: had not come back 5 s after the master was started again; ...
+  wait 5 -> ...; members = 0 1 3 4
+a member that is away is waited for as long as the world trains and its standbys say nothing (2-4)
+  wait 2; scale 2-5; 0-3 away 14; die; rise; wait 7 -> launch 0 1 2 3; world 1: 0 1 2 3; launch 4
+  -> reason = the master was started again, and waits for workers to come back
+  wait 10 -> change 1 for 0 1 2 3: worker 4 joins; world 2: 0 1 2 3 4; reason =
+  -> master_restarted world = 1; master_restarted members = [0, 1, 2, 3]; master_restarted missing = []; phase phase = running
+a worker is waited for long if nobody shows that the new masters address is known (1-1)
+  wait 2; die; 0 silent; rise; wait 7.5 -> launch 0; world 1: 0
+  wait 1 -> kill 0: ...; launch 1
+a master that was held up while it listened misses nobody for it (2-4)
+  wait 2; die; rise; tick; 0 connects; jump 7; tick; wait 5 -> launch 0 1 2 3; world 1: 0 1 2 3; members = 0 1 2 3
+a worker that a master without memory has found is waited for by the next one too (1-2)
+  wait 2; 0 away; die; rise blank; wait 1; die; rise; wait 1 -> launch 0 1; world 1: 0 1; reason = ...waits for workers...
+  0 away 0; wait 2 -> broken 1 for ...; world 2: 0 1; warning = 0
+one that left in the absence counts as no crash (2-4)
+  wait 2; die; 3 leaves; rise; wait 6; die; 4 leaves; rise; wait 6; die; 5 leaves; rise; wait 6; die; 6 leaves; rise; wait 6 -> members = 2 0 1 7
+  -> worker_left cause = drained, drained, drained, drained; worker_left reason = left while there was no master, ...
+crashes count on (1-1)
+  found; tick; 0 crashed; die; rise; 1 crashed; die; rise; 2 crashed -> ...; end failed: 3 workers in a row failed at the start, last worker 2: ...
+of a worker that had no place nobody has taken anything away (1-1)
+  found; tick; die; 0 killed; rise 0; tick -> launch 0; launch 1; worker_left reason = drained: the master ended before it had a place
+of a worker that is not there it is said that somebody may have taken it away (1-1)
+  found; tick; 0 placed in pod-1; die; 0 killed; rise 0; tick -> launch 0; launch 1
+  -> worker_left cause = lost; worker_left reason = lost: it was gone when the master started again, and nobody has seen why
+it is said when the state was lost with the master (1-1)
+  wait 2; 0 steps 7; die; 0 killed; rise; wait 5 -> ...; warning message = ...held the state after step 7...
+
+a stop that was decided stays decided and is not held up by those who are away (2-4)
+  wait 2; stop: enough; 0-3 away 6; die; rise -> ...; phase = stopping
+  wait 30 -> ...; end stopped: enough; version = 1
+so does a failure of the users code (2-4)
+  wait 2; 1 fails trained: ValueError; 0-3 away 6; die; rise -> ...; phase = stopping
+  wait 30 -> ...; end failed: ValueError | Why; version = 1
+so does one of the launcher (2-4)
+  wait 2; launcher fails: no such claim; 0-3 away 6; die; rise -> ...; phase = stopping
+  wait 30 -> ...; end failed: no such claim; version = 1
+a stop is not held up by those who have not come back (2-4)
+  wait 2; 0-3 away 6; die; rise; scale 1-3; stop: enough -> ...; phase = stopping
+  wait 10 -> ...; end stopped: enough
+that a member of a world half known has finished is no end of the job (1-2)
+  found 1; 1 connects world 5; 1 finishes; tick -> ...; phase = waiting; reason = workers are starting
+"""
 
 
-def train(minimum=2, maximum=4, **more):
-    cluster = Cluster(minimum, maximum, **more)
-    cluster.live(2)
-    assert cluster.phase is Phase.RUNNING
-    return cluster
-
-
-def members_before(*ids, next_id, state=WorkerState.MEMBER, **more):
-    """What a master has left that had these."""
-    there = tuple(WorkerSnapshot(number, state, "", world_version=1, ready=True) for number in ids)
-    return JobSnapshot(WorkerRange(minimum=1, maximum=2), next_id=next_id, workers=there, **more)
-
-
-def found(*ids):
-    return e.WorkersFound(tuple(e.FoundWorker(number, "h", 1) for number in ids))
-
-
-# ---- a world that nothing has happened to ----
-
-
-@pytest.mark.parametrize("delays", [(0, 0, 0, 0), (SOON, 0, 1, 5), (SOON, SOON, SOON, SOON)])
-def test_an_intact_world_outlives_its_masters_and_nobody_is_told_anything(delays):
-    cluster = train()
-    version, told = cluster.version, len(cluster.out)
-    for ticks in (0, 20):
-        steps = [worker.step for worker in cluster.workers.values()]
-        cluster.die()
-        cluster.live(ticks * TICK)
-        for worker, away in zip(cluster.workers.values(), delays, strict=True):
-            worker.away = away
-        cluster.rise()
-        cluster.live(RECOVERY_TIMEOUT + 1)
-        assert all(w.step >= step + ticks for w, step in zip(cluster.workers.values(), steps, strict=True))
-    cluster.live(20)
-    quiet = (i.Record, i.AdoptWorld, i.SaveState, i.NewSteps)
-    assert [it for it in cluster.out[told:] if not isinstance(it, quiet)] == []
-    assert cluster.version == version
-    assert cluster.members == set(cluster.workers) == {0, 1, 2, 3}
-
-
-def test_a_master_that_remembers_nothing_has_all_form_another_world_and_no_step_is_lost():
-    cluster = train()
-    cluster.die()
-    cluster.rise(remember=False)
-    cluster.live(3)
-    assert (cluster.version, cluster.members, cluster.warnings) == (2, {0, 1, 2, 3}, [])
-    cluster.exit(3)
-    cluster.live(5)
-    assert cluster.members == {0, 1, 2, 4}
-    assert cluster.version > 2
-
-
-def test_a_world_that_nobody_remembers_is_broken_and_formed_anew_by_those_who_are_back():
-    cluster = train()
-    cluster.die()
-    cluster.exit(0)
-    cluster.rise(remember=False, forgotten=(0,))
-    cluster.post(e.Tick())
-    cluster.live(5)
-    assert cluster.members == {1, 2, 3, 4}
-    broken = [
-        i.Tell((worker_id,), m.Broken(1, "the master does not know all of its members")) for worker_id in (1, 2, 3)
-    ]
-    assert cluster.all(m.Broken) == broken
-
-
-def test_that_a_member_of_a_world_half_known_has_finished_is_no_end_of_the_job():
-    """Whether it was rank 0, which writes the result, nobody knows."""
-    memory = JobSnapshot(WorkerRange(minimum=1, maximum=2), next_id=2)
-    job = Job(Settings(memory.limits), memory)
-    for event in (
-        e.WorkersFound((e.FoundWorker(1, "h", 1),)),
-        e.FromWorker(1, m.Hello("h", 1, world_version=5)),
-        e.FromWorker(1, m.Finished(9, 1, {})),
-        e.Tick(),
-    ):
-        step(job, event, 0.0)
-    assert not job.phase.final
-    assert job.reason != "training is complete"
-
-
-# ---- what happened in the absence is noticed ----
-
-
-@pytest.mark.parametrize(("forgotten", "cause"), [((), "killed"), ((2,), "lost")])
-def test_a_member_that_died_in_the_absence_is_missed(forgotten, cause):
-    cluster = train()
-    cluster.die()
-    cluster.exit(2)
-    cluster.rise(forgotten=forgotten)
-    cluster.live(5)
-    assert (len(cluster.members), cluster.causes) == (4, [cause])
-
-
-@pytest.mark.parametrize("asked", [False, True])  # whether the others know that their world is broken, or hang in it
-@pytest.mark.parametrize("remember", [False, True])
-def test_a_member_that_never_comes_back_is_missed_as_in_any_world_that_does_not_train(asked, remember):
-    cluster = train()
-    cluster.die()
-    cluster.workers[2].frozen = True
-    for worker_id in (0, 1, 3) if asked else ():
-        cluster.ask(cluster.workers[worker_id], broken=True)
-    cluster.rise(remember)
-    cluster.live(HEARTBEAT_TIMEOUT)
-    assert (cluster.all(i.KillWorker), cluster.version) == ([], 1), "the others wait for it"
-    cluster.live(1)
-    assert cluster.all(i.KillWorker) == [i.KillWorker(2, "had not come back 5 s after the master was started again")]
-    cluster.live(5)
-    assert cluster.members == {0, 1, 3, 4}
-
-
-def test_a_member_that_is_away_is_waited_for_as_long_as_the_world_trains_and_its_standbys_say_nothing():
-    """Members may train on, where the new master's address is not known yet."""
-    cluster = train()
-    cluster.scale(2, 5)
-    for worker in cluster.workers.values():
-        worker.away = 0 if worker.worker_id == 4 else SOON
-    cluster.restart()
-    cluster.live(RECOVERY_TIMEOUT - 1)
-    assert cluster.reason == "the master was started again, and waits for workers to come back"
-    assert cluster.workers[4].asked
-    cluster.live(10)
-    assert (cluster.all(i.KillWorker), cluster.reason) == ([], "")
-    assert cluster.members == {0, 1, 2, 3, 4}
-    (record,) = cluster.records("master_restarted")
-    assert {**record, "seconds": 0} == {"world": 1, "members": [0, 1, 2, 3], "missing": [], "seconds": 0}
-    assert [fields["phase"] for fields in cluster.records("phase")] == ["running"]
-
-
-def test_a_worker_is_waited_for_long_if_nobody_shows_that_the_new_masters_address_is_known():
-    cluster = train(1, 1)
-    cluster.die()
-    cluster.workers[0].frozen = True
-    cluster.rise()
-    cluster.live(RECOVERY_TIMEOUT - TICK)
-    assert cluster.all(i.KillWorker) == []
-    cluster.live(2 * TICK)
-    assert [kill.worker_id for kill in cluster.all(i.KillWorker)] == [0]
-
-
-def test_a_master_that_was_held_up_while_it_listened_misses_nobody_for_it():
-    cluster = train()
-    cluster.restart()
-    cluster.post(e.Tick())
-    cluster.connect(cluster.workers[0])
-    cluster.now += RECOVERY_TIMEOUT - 1
-    cluster.post(e.Tick())
-    cluster.live(5)
-    assert cluster.all(i.KillWorker) == []
-    assert cluster.members == {0, 1, 2, 3}
-
-
-def one_is_back(**times):
-    """The last whom the new master waits for has a session, and has yet to ask; a newcomer waits."""
-    lost = World(3, (Member(0, "h", 5, True),), "")
-    memory = members_before(1, 2, next_id=3, state=WorkerState.STANDBY, world=lost)
-    job = Job(Settings(memory.limits, **times), memory)
-    back, asks = e.FromWorker(1, m.Hello("h", 1)), e.FromWorker(2, m.Ask(0, 0, False, False))
-    events = (found(1, 2), e.FromWorker(2, m.Hello("h", 1)), asks, back)
-    assert published(instruction for event in events for instruction in step(job, event, 0.0)) == []
-    assert job.reason == "waits for a worker that was cut off: it may have the state"
-    return job
+@pytest.mark.parametrize("story", stories(RESTARTS))
+def test_restarts(story):
+    tell(story, obedient=True, **TIMES)
 
 
 def published(instructions):
-    return [told.message.worker_ids for told in only(World, instructions)]
+    return [
+        told.message.worker_ids for told in instructions if isinstance(told, e.Tell) and isinstance(told.message, World)
+    ]
 
 
-def test_one_that_is_back_is_heard_out_before_a_world_without_state_is_formed_and_not_without_end():
-    """That it holds the state is in its request, which follows."""
-    assert published(step(one_is_back(), e.FromWorker(1, m.Ask(2, 5, True, True)), 0.1)) == [(1, 2)]
-    job = one_is_back(start_timeout=5.0, heartbeat_timeout=60.0)
-    assert published(step(job, e.Tick(), 5.1)) == []
-    told = step(job, e.Tick(), 6.2)
-    assert i.KillWorker(1, "not ready 5 s after its start") in told
-    assert published(told) == [(2,)]
+class Successor:
+    """Of a master that had these workers, whose number is below ``next_id``."""
+
+    def __init__(self, *ids, next_id, state=WorkerState.MEMBER, times=None, **more):
+        there = tuple(WorkerSnapshot(number, state, "", world_version=1, ready=True) for number in ids)
+        memory = JobSnapshot(WorkerRange(minimum=1, maximum=2), next_id=next_id, workers=there, **more)
+        self.job = Job(Settings(memory.limits, **(times or {})), memory)
+
+    def hears(self, *events, at=0.0):
+        """A number stands for the session of that worker."""
+        events = (e.FromWorker(each, m.Hello("h", 1)) if isinstance(each, int) else each for each in events)
+        return [instruction for event in events for instruction in step(self.job, event, at)]
+
+
+def found(*ids, over=()):
+    there = (e.FoundWorker(number, "h", 1) for number in ids)
+    return e.WorkersFound((*(e.FoundWorker(number, over=True) for number in over), *there))
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_one_that_is_back_is_heard_out_before_a_world_without_state_is_formed_and_not_without_end(asks):
+    """That it holds the state is in its request, which follows. A newcomer waits."""
+    lost = World(3, (Member(0, "h", 5, True),), "")
+    times = {} if asks else {"start_timeout": 5.0, "heartbeat_timeout": 60.0}
+    job = Successor(1, 2, next_id=3, state=WorkerState.STANDBY, world=lost, times=times)
+    assert published(job.hears(found(1, 2), 2, e.FromWorker(2, m.Ask(0, 0, False, False)), 1)) == []
+    assert job.job.reason == "waits for a worker that was cut off: it may have the state"
+    if asks:
+        assert published(job.hears(e.FromWorker(1, m.Ask(2, 5, True, True)), at=0.1)) == [(1, 2)]
+    else:
+        assert published(job.hears(e.Tick(), at=5.1)) == []
+        told = job.hears(e.Tick(), at=6.2)
+        assert e.KillWorker(1, "not ready 5 s after its start") in told
+        assert published(told) == [(2,)]
+
+
+def first_world(*ids):
+    return World(1, tuple(Member(number, "h", 0, False) for number in ids), "")
 
 
 def test_the_version_of_a_world_that_was_left_since_the_last_save_is_not_used_again():
     """An older save knows world 1, its members have left world 2, and the master dies before there is another world."""
-    world = World(1, tuple(Member(number, "h", 0, False) for number in (0, 1)), "")
-    memory = members_before(0, 1, next_id=2, world=world)
-    job = Job(Settings(memory.limits), memory)
-    for event in (found(0, 1), e.FromWorker(0, m.Hello("h", 1)), e.FromWorker(0, m.Ask(2, 9, True, True))):
-        step(job, event, 0.0)
-    job = Job(Settings(memory.limits), job.snapshot())
-    step(job, found(0, 1), 1.0)
-    assert job.rendezvous.version == 1
+    first = Successor(0, 1, next_id=2, world=first_world(0, 1))
+    first.hears(found(0, 1), 0, e.FromWorker(0, m.Ask(2, 9, True, True)))
+    second = Job(first.job.settings, first.job.snapshot())
+    step(second, found(0, 1), 1.0)
+    assert second.rendezvous.version == 1
 
 
-def test_a_worker_that_a_master_without_memory_has_found_is_waited_for_by_the_next_one_too():
-    """It may hold the state of a world that no save tells of, and the one that found it has died before it was back."""
-    cluster = train(1, 2)
-    cluster.workers[0].away = NEVER
-    cluster.die()
-    cluster.rise(remember=False)
-    cluster.live(1)
-    cluster.restart()
-    cluster.live(1)
-    assert "waits for workers" in cluster.reason
-    cluster.workers[0].away = 0
-    cluster.live(2)
-    assert (cluster.version, cluster.members, cluster.warnings) == (2, {0, 1}, [])
-
-
-def test_one_that_left_in_the_absence_counts_as_no_crash_and_crashes_count_on():
-    cluster = train()
-    for worker_id in (3, 4, 5, 6):
-        cluster.die()
-        cluster.leave(worker_id)
-        cluster.rise()
-        cluster.live(6)
-        assert len(cluster.members) == 4
-    left = {(fields["cause"], fields["reason"]) for fields in cluster.records("worker_left")}
-    assert left == {("drained", "left while there was no master")}
-    cluster = Cluster(1, 1)
-    cluster.post(e.WorkersFound(()), e.Tick())
-    for worker_id in range(3):
-        assert set(cluster.workers) == {worker_id}
-        cluster.exit(worker_id, e.ExitCause.CRASHED)
-        cluster.restart()
-    assert cluster.end.reason == "3 workers in a row failed at the start, last worker 2: crashed"
-
-
-@pytest.mark.parametrize(
-    ("place", "cause", "reason"),
-    [
-        ("", "drained", "drained: the master ended before it had a place"),
-        ("pod-1", "lost", "lost: it was gone when the master started again, and nobody has seen why"),
-    ],
-)
-def test_of_a_worker_that_is_not_there_it_is_said_whether_somebody_may_have_taken_it_away(place, cause, reason):
-    waiting = WorkerSnapshot(0, WorkerState.STARTING, "asked for", place=place)
-    memory = JobSnapshot(WorkerRange(minimum=1, maximum=1), next_id=1, workers=(waiting,))
-    job = Job(Settings(memory.limits), memory)
-    told = [each for event in (found(), e.Tick()) for each in step(job, event, 0.0)]
-    (left,) = [each.fields for each in told if isinstance(each, i.Record) and each.event == "worker_left"]
-    assert (left["worker"], left["cause"], left["reason"]) == (0, cause, reason)
-    assert [each.worker_id for each in told if isinstance(each, i.LaunchWorker)] == [1]
+def test_who_has_finished_is_remembered_though_others_are_still_waited_for():
+    job = Successor(1, next_id=2, world=first_world(0, 1), finished=(0,))
+    said = (e.WorkerDisconnected(1), e.FromWorker(1, m.Finished(9, 1, {})), e.FromWorker(1, m.Hello("h", 1, 1)))
+    job.hears(found(1), found(1), *said, e.Tick(), at=0.1)
+    assert job.job.reason == "training is complete"
 
 
 def test_what_is_left_of_workers_that_were_gone_before_is_no_news():
     """Their pods are kept for their logs, and found by every master anew."""
-    memory = members_before(4, 5, next_id=6)
-    job = Job(Settings(memory.limits, recovery_timeout=1.0), memory)
-    over = [e.FoundWorker(number, over=True) for number in range(4)]
-    events = [e.WorkersFound((*over, *found(4, 5).workers))]
-    events += [e.WorkerExited(number, e.ExitCause.CRASHED, 1, "no good") for number in range(4)]
-    events += [e.FromWorker(number, m.Hello("host", 1)) for number in (4, 5)]
-    told = [each for event in events for each in job.step(event, 0.1)] + job.step(e.Tick(), 2.0)
-    assert [it.event for it in told if isinstance(it, i.Record)] == ["master_restarted"]
-    assert not any(isinstance(it, i.LaunchWorker) for it in told)
-    assert [worker.worker_id for worker in job.workers] == [4, 5]
-
-
-def test_it_is_said_when_the_state_was_lost_with_the_master():
-    cluster = train(1, 1)
-    report = m.StepReport(7, 0, 0.5, 32, 0.1, 0.05, 1, 224, False)
-    cluster.post(e.FromWorker(0, m.Progress((report,), 100, 2)))
-    cluster.die()
-    cluster.exit(0)
-    cluster.rise()
-    cluster.live(5)
-    (warning,) = cluster.warnings
-    assert "held the state after step 7" in warning
-
-
-# ---- the end ----
-
-
-@pytest.mark.parametrize(
-    ("event", "end"),
-    [
-        (e.StopRequested("enough"), i.EndJob(Phase.STOPPED, "enough")),
-        (
-            e.FromWorker(1, m.Failed(True, "ValueError: no", "Why", trained=True)),
-            i.EndJob(Phase.FAILED, "ValueError: no", "Why"),
-        ),
-        (e.LauncherFailed("no such claim"), i.EndJob(Phase.FAILED, "no such claim")),
-    ],
-)
-def test_an_end_that_was_decided_stays_decided_and_is_not_held_up_by_those_who_are_away(event, end):
-    cluster = train()
-    cluster.post(event)
-    for worker in cluster.workers.values():
-        worker.away = 6
-    cluster.restart()
-    assert cluster.phase is Phase.STOPPING
-    cluster.live(30)
-    assert (cluster.end, set(cluster.workers), len(cluster.worlds)) == (end, set(), 1)
-
-
-def test_a_stop_is_not_held_up_by_those_who_have_not_come_back():
-    cluster = train()
-    for worker in cluster.workers.values():
-        worker.away = 6
-    cluster.restart()
-    cluster.scale(1, 3)
-    cluster.post(e.StopRequested("enough"))
-    assert cluster.phase is Phase.STOPPING
-    cluster.live(10)
-    assert cluster.end == i.EndJob(Phase.STOPPED, "enough")
-
-
-def test_who_has_finished_is_remembered_though_others_are_still_waited_for():
-    world = World(1, tuple(Member(number, "h", 0, False) for number in (0, 1)), "")
-    memory = members_before(1, next_id=2, world=world, finished=(0,))
-    job = Job(Settings(memory.limits), memory)
-    said = (e.WorkerDisconnected(1), e.FromWorker(1, m.Finished(9, 1, {})), e.FromWorker(1, m.Hello("h", 1, 1)))
-    for event in (found(1), found(1), *said, e.Tick()):
-        step(job, event, 0.1)
-    assert job.reason == "training is complete"
+    job = Successor(4, 5, next_id=6, world=first_world(4, 5), phase=Phase.RUNNING, times={"recovery_timeout": 1.0})
+    exits = [e.WorkerExited(number, e.ExitCause.CRASHED, 1, "no good") for number in range(4)]
+    told = job.hears(found(4, 5, over=range(4)), *exits, 4, 5, at=0.1) + job.hears(e.Tick(), at=2.0)
+    assert [each.event for each in told if isinstance(each, e.Record)] == ["master_restarted"]
+    assert not any(isinstance(each, e.LaunchWorker) for each in told)
+    assert [worker.worker_id for worker in job.job.workers] == [4, 5]
 
 
 def test_numbers_that_only_grow_make_no_difference():
     """But for the first step, after which a worker that cannot start is no reason to end the job."""
     job = Job(Settings(WorkerRange(minimum=1, maximum=1)))
     first, report = (m.StepReport(step, 0, 0.5, 32, 0.1, 0.05, 1, 32 * step, False) for step in (6, 7))
-    assert i.SaveState() in job.step(e.FromWorker(0, m.Progress((first,), NEVER, 1)), 0.0)
+    assert e.SaveState() in job.step(e.FromWorker(0, m.Progress((first,), NEVER, 1)), 0.0)
     before = job.snapshot()
     told = job.step(e.FromWorker(0, m.Progress((report,), NEVER, 1)), 0.0)
-    assert not any(isinstance(instruction, i.SaveState) for instruction in told)
+    assert not any(isinstance(instruction, e.SaveState) for instruction in told)
     assert job.snapshot() == before
     assert job.snapshot().training.step == 7
-    assert isinstance(job.step(e.Tick(), 1.0)[1], i.SaveState)
+    assert isinstance(job.step(e.Tick(), 1.0)[1], e.SaveState)
     assert job.snapshot() != before
