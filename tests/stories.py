@@ -1,18 +1,22 @@
-"""Tests that are stories: a coroutine function, whose first argument is a scene that is opened before it and closed after it."""
+"""Tests that are stories: in words, or as a coroutine function with a scene that is opened before it and closed after it."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from textwrap import dedent
 from typing import Any
+
+import pytest
 
 Story = Callable[..., Awaitable[None]]
 
 
 def on(scene: Callable[..., AbstractAsyncContextManager[Any]]) -> Callable[[Story], Callable[..., None]]:
-    """Makes a test of a story. Arguments of ``scene`` without a default are fixtures, as those of the story but the first."""
+    """Makes a test of a story, whose first argument is the scene. Arguments of ``scene`` without a default are fixtures, as those of the story but the first."""
     for_scene = [name for name, each in inspect.signature(scene).parameters.items() if each.default is each.empty]
 
     def decorate(story: Story) -> Callable[..., None]:
@@ -33,3 +37,55 @@ def on(scene: Callable[..., AbstractAsyncContextManager[Any]]) -> Callable[[Stor
         return run
 
     return decorate
+
+
+# ---- stories in words ----
+
+
+def told_in(text: str) -> Iterator[Any]:
+    """The stories of a text, for `pytest.mark.parametrize`: of each its lines, the title first.
+
+    A title stands at the left; below it are lines of events, and after an arrow what comes of them. A line `for WORD in a, b` makes a
+    story of each.
+    """
+    for block in re.split(r"\n(?=\S)", dedent(text).strip()):
+        title, *lines = filter(str.strip, block.splitlines())
+        loop = re.fullmatch(r"\s+for (\w+) in (.*)", lines[0])
+        for value in loop[2].split(", ") if loop else [""]:
+            told = [line.replace(loop[1], value) for line in (title, *lines[1:])] if loop else [title, *lines]
+            yield pytest.param(told, id=f"{title.partition(' (')[0]} {value}".strip())
+
+
+def parts_of(text: str) -> list[str]:
+    return list(filter(None, map(str.strip, re.split(r"; |;$", text))))
+
+
+def settings_of(title: str) -> dict[str, str]:
+    """What stands in brackets at its end; the value of a name alone is empty."""
+    found = re.search(r" \((.*)\)$", title)
+    given = (each.partition("=") for each in found[1].split(", ")) if found else ()
+    return {name: value for name, _, value in given}
+
+
+def is_meant(expected: Sequence[str], told: Sequence[str], reason: str = "") -> bool:
+    """`...` stands for any text, or alone for any number of items. ``reason``: after it an item may have more than is expected."""
+    more = f"({reason}[^\0]*)?" if reason else ""
+    items = (
+        "[^\0]*".join(map(re.escape, each.split("..."))) + f"{more}\0" if each != "..." else "(.*\0)?"
+        for each in expected
+    )
+    return bool(re.fullmatch("".join(items), "".join(f"{each}\0" for each in told), re.DOTALL))
+
+
+def check(line: str, told: Sequence[str], fact: Callable[[str], str] = str) -> None:
+    """What a line says after its arrow: all that is told, in order (`nothing`: nothing is), and facts, as in ``name = value``."""
+    _, arrow, outcomes = line.partition("->")
+    facts = [each for each in parts_of(outcomes) if re.search(r" =( |$)", each)]
+    expected = [each for each in parts_of(outcomes) if each not in facts]
+    assert facts or expected or not arrow, f"nothing is said after the arrow: {line}"
+    if expected:
+        wanted = [each for each in expected if each != "nothing"]
+        assert is_meant(wanted, told, ": "), f"{line.strip()}\ntold: {'; '.join(told) or 'nothing'}"
+    for each in facts:
+        name, _, value = (part.strip() for part in each.partition(" ="))
+        assert is_meant([value], [fact(name)]), f"{line.strip()}\n{name} is: {fact(name)}"

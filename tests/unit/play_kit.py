@@ -1,23 +1,17 @@
-"""Stories of a job: what happens, line by line, and what its master then wants, in words.
+"""A job whose surroundings are played: a story says what happens, line by line, and what its master then wants, in words.
 
     a killed worker breaks the world and is replaced (2-3, stop_grace=5)
       0 1 2 train
       1 killed -> broken 1 for 0 2: worker 1 killed: SIGKILL
       0 2 ask broken; tick -> world 2: 0 2; launch 3; reason =; worker_left cause = killed
 
-The title has the range of workers and other settings. A line has events, and after the arrow what comes of them: instructions, in
-order, and facts (``name = value``). Instructions, or the word `nothing`, are all that the master wants, apart from kinds that the
-stories do not show. One without its reason stands for any reason, and `...` for any text. A line `for WORD in a, b` makes a story of
-each. `Play` does the same for a test that needs more than a story.
+The title has the range of workers and other settings. An instruction without its reason stands for any reason. The rest of the form
+is in `tests.stories`; what can happen in `Play`, and what is a fact in `Play.fact`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from textwrap import dedent
-
-import pytest
 
 from elasticdl.elastic.core.reporting import WINDOW
 from elasticdl.job import messages as m
@@ -28,6 +22,7 @@ from elasticdl.master.core.job_core import Job
 from elasticdl.master.core.values import Settings, World
 from elasticdl.master.core.worker_record import Snapshot
 from tests.simulation.job_invariants import check_job
+from tests.stories import check, parts_of, settings_of
 
 NEVER = 10**9
 LONG = 10.0**9
@@ -97,15 +92,6 @@ def in_words(instructions) -> list[str]:
     return out
 
 
-def is_meant(expected: list[str], told: list[str], reason: str = "") -> bool:
-    """``reason``: what may stand between one of them and more that is not asked for."""
-    more = f"({reason}[^\0]*)?" if reason else ""
-    items = (
-        ".*".join(map(re.escape, each.split("..."))) + ("" if each == "..." else rf"{more}\0") for each in expected
-    )
-    return bool(re.fullmatch("".join(items), "".join(f"{each}\0" for each in told)))
-
-
 def launched(told) -> list[int]:
     """Of what is told in words: who is launched."""
     found = (re.fullmatch(r"launch(?: away from .*?)?((?: \d+)+)(?:: .*)?", each) for each in told)
@@ -139,7 +125,7 @@ class Play:
     def do(self, events: str) -> list[str]:
         """What comes of them, but for how a first world comes up."""
         before = len(self.out)
-        for each in filter(None, map(str.strip, events.split("; "))):
+        for each in parts_of(events):
             if self._play(each):
                 before = len(self.out)
         return in_words(self.out[before:])
@@ -444,44 +430,19 @@ def _range(text):
 # ---- stories ----
 
 
-def _settings(text) -> Iterator[tuple[str, object]]:
-    for each in filter(None, map(str.strip, text.split(","))):
-        name, _, value = each.partition("=")
+def _settings(title):
+    for name, value in settings_of(title).items():
         if found := re.fullmatch(r"(\d+)-(\d+)", name):
             yield from zip(("minimum", "maximum"), map(int, found.groups()), strict=True)
-        elif re.fullmatch(r"[\d.]+", value):
-            yield name, float(value) if "." in value or not name.startswith("first") else int(value)
         else:
-            yield name, value or True
-
-
-def stories(text):
-    """For `pytest.mark.parametrize`: each has the lines of one story."""
-    for block in re.split(r"\n(?=\S)", dedent(text).strip()):
-        title, *lines = block.splitlines()
-        loop = re.fullmatch(r"\s+for (\w+) in (.*)", lines[0])
-        for value in loop[2].split(", ") if loop else [""]:
-            told = [line.replace(loop[1], value) for line in (title, *lines[1:])] if loop else block.splitlines()
-            yield pytest.param(told, id=f"{title.partition(' (')[0]} {value}".strip())
+            number = re.fullmatch(r"[\d.]+", value)
+            yield name, (int(value) if name == "first_worker" else float(value)) if number else value or True
 
 
 def tell(story, hides="", **settings):
     """Play it. ``hides``: kinds of instructions that are none of its business, by their first word."""
     title, *lines = story
-    found = re.search(r" \((.*)\)$", title)
-    play = Play(**settings | dict(_settings(found[1]) if found else ()))
+    play = Play(**settings | dict(_settings(title)))
     for line in lines:
-        events, arrow, outcomes = line.partition("->")
-        told = [each for each in play.do(events.strip()) if each.split()[0] not in hides.split()]
-        wanted = list(filter(None, map(str.strip, re.split(r"; |;$", outcomes))))
-        facts = [each for each in wanted if re.search(r" =( |$)", each)]
-        expected = [each for each in wanted if each not in facts]
-        if expected:
-            expected = [each for each in expected if each != "nothing"]
-            assert is_meant(expected, told, ": "), f"{line.strip()}\ntold: {'; '.join(told) or 'nothing'}"
-        for each in facts:
-            name, _, value = each.partition(" =")
-            seen = play.fact(name.strip())
-            assert is_meant([value.strip()], [seen]), f"{each}\nit is: {seen}"
-        assert wanted or not arrow, f"nothing is said after the arrow: {line}"
-    return play
+        told = play.do(line.partition("->")[0].strip())
+        check(line, [each for each in told if each.split()[0] not in hides.split()], play.fact)

@@ -3,13 +3,14 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from play_kit import PATIENT, Play, launched, stories, tell
+from play_kit import PATIENT, Play, launched, tell
 
 from elasticdl.master.core import events as e
 from elasticdl.master.core.events import ExitCause
 from elasticdl.master.core.fleet import LONGEST_DELAY, after_training, judge_loss, misuse, refusal
 from elasticdl.master.core.values import CRASHES_IN_TRAINING, LIVE, WorkerState
 from elasticdl.master.core.worker_record import WorkerRecord
+from tests.stories import told_in
 
 FLEETS = """
 a crashed worker is replaced after a delay that doubles (1-3)
@@ -44,7 +45,7 @@ a broken connection has nothing to do with importing (1-1, heartbeat_timeout=2)
 """
 
 
-@pytest.mark.parametrize("story", stories(FLEETS))
+@pytest.mark.parametrize("story", told_in(FLEETS))
 def test_fleets(story):
     tell(story)
 

@@ -1,11 +1,12 @@
 """The job as a whole: from its start to its end, and what is said of it meanwhile."""
 
 import pytest
-from play_kit import Play, stories, tell
+from play_kit import Play, tell
 
 from elasticdl.job import messages as m
 from elasticdl.master.core import events as e
 from elasticdl.master.core.worker_record import Training
+from tests.stories import told_in
 
 JOBS = """
 workers of a training that goes on are counted on, so each worker of its journal has a number of its own (2-3, first_worker=7)
@@ -150,7 +151,7 @@ a job none of whose workers has a place says what they wait for until one starts
 """
 
 
-@pytest.mark.parametrize("story", stories(JOBS))
+@pytest.mark.parametrize("story", told_in(JOBS))
 def test_jobs(story):
     tell(story)
 

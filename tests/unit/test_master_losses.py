@@ -3,11 +3,12 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from play_kit import PATIENT, Play, launched, stories, tell
+from play_kit import PATIENT, Play, launched, tell
 
 from elasticdl.master.core.events import ExitCause
 from elasticdl.master.core.fleet import BURST, LEAST_BURST, LEAST_RATE, LONGEST_DELAY, LONGEST_OF_NODE, RATE
 from elasticdl.master.core.values import CRASHES_IN_TRAINING
+from tests.stories import told_in
 
 BY_OTHERS = [ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST, ExitCause.DELETED, ExitCause.KILLED]
 # After the first, of which the replacement does not wait.
@@ -69,7 +70,7 @@ the next master names it too and knows no reason of before (1-1)
 """
 
 
-@pytest.mark.parametrize("story", stories(LOSSES))
+@pytest.mark.parametrize("story", told_in(LOSSES))
 def test_losses(story):
     tell(story)
 

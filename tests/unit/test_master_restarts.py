@@ -1,7 +1,7 @@
 """The master dies, and another follows: it has the last saved memory, what there is, and what workers say."""
 
 import pytest
-from play_kit import NEVER, step, stories, tell
+from play_kit import NEVER, step, tell
 
 from elasticdl.job import messages as m
 from elasticdl.job.messages import Member
@@ -10,6 +10,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.job_core import Job
 from elasticdl.master.core.values import Phase, Settings, WorkerState, World
 from elasticdl.master.core.worker_record import JobSnapshot, WorkerSnapshot
+from tests.stories import told_in
 
 TIMES = {"heartbeat_timeout": 4.0, "progress_timeout": 6.0, "stop_grace": 5.0, "recovery_timeout": 8.0}
 
@@ -78,7 +79,7 @@ that a member of a world half known has finished is no end of the job (1-2)
 """
 
 
-@pytest.mark.parametrize("story", stories(RESTARTS))
+@pytest.mark.parametrize("story", told_in(RESTARTS))
 def test_restarts(story):
     tell(story, obedient=True, **TIMES)
 

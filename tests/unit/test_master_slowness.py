@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from play_kit import Play, stories, tell
+from play_kit import Play, tell
 
 from elasticdl.elastic.core.reporting import WINDOW
 from elasticdl.job.messages import Pace, StepTimes
@@ -17,6 +17,7 @@ from elasticdl.master.core.slowness import (
 )
 from elasticdl.master.core.values import WorkerState
 from elasticdl.master.core.worker_record import Pulse, WorkerRecord
+from tests.stories import told_in
 
 # Workers do by themselves what they are told to.
 SLOW = """
@@ -36,7 +37,7 @@ at the end nobody is replaced (1-3, replace_slow)
 """
 
 
-@pytest.mark.parametrize("story", stories(SLOW))
+@pytest.mark.parametrize("story", told_in(SLOW))
 def test_slow(story):
     tell(story, obedient=True, compute=0.1)
 

@@ -1,11 +1,12 @@
 """Who is taken to be stuck, when that is said, and who is given up for it."""
 
 import pytest
-from play_kit import Play, stories, tell
+from play_kit import Play, tell
 
 from elasticdl.job import messages as m
 from elasticdl.master.core.rule import GIVE_UP, NAME_FLOOR, UNLEARNT_NAME, ProgressLimits
 from elasticdl.master.core.worker_record import Pulse
+from tests.stories import told_in
 
 STUCK = """
 the one that does not wait is named with its line and replaced (2-3)
@@ -16,7 +17,7 @@ the one that does not wait is named with its line and replaced (2-3)
   -> worker_stuck = 1
 who moves is not killed until it is found to hang (2-3)
   0-2 learn; 0 1 wait; 2 stands; wait 10.3; 2 shows: train.py:31 in load; 2 answers moving: train.py:80 in validate; wait 300 -> dump 2; dump 2
-  2 answers: train.py:85 in save; wait 61 -> dump 2; broken 1 for 0 1; kill 2: ..., at train.py:85 in save; worker_stuck where = ..., train.py:85 in save
+  2 answers: train.py:85 in save; wait 61 -> dump 2; broken 1 for 0 1; kill 2: ..., at train.py:85 in save; launch 3; worker_stuck where = ..., train.py:85 in save
 one that does not answer is looked at by its launcher and what it says itself counts for more (2-3)
   0-2 learn; 0 1 wait; 2 stands; wait 10.3; wait 2.7 -> dump 2; read 2
   2 seen session: its process runs; wait 0.1 -> remark 2 = ...its process runs
@@ -36,7 +37,7 @@ who does the same as all others a bit slower is not killed as soon as one waits 
   0-2 learn; 0-2 stand; wait 10.3; 0-2 show: train.py:80 in validate; wait 300; 0 goes; 0 beats; 0 waits; wait 299 -> dump 0 1 2; dump 0 1 2; ...
   1 2 answer: train.py:80 in validate; wait 3 -> broken 1 for 0; kill 1 2; ...
 who moves is not killed for another that is given up (2-4)
-  0-3 learn; 2 3 wait; 0 1 stand; 0 answers after 0: train.py:5 in f; 1 answers moving after 0: train.py:5 in f; wait 310 -> ...; kill 0: ...
+  0-3 learn; 2 3 wait; 0 1 stand; 0 answers after 0: train.py:5 in f; 1 answers moving after 0: train.py:5 in f; wait 310 -> ...; kill 0; launch 4
 while some have returned another may be writing the result of a script (2-3)
   0-2 learn; 1 2 wait; 0 stands; 1 2 beat ending; wait 119 -> nothing
   wait 2 -> dump 0
@@ -73,7 +74,7 @@ what a master was away for while all waited teaches nothing (2-3)
 """
 
 
-@pytest.mark.parametrize("story", stories(STUCK))
+@pytest.mark.parametrize("story", told_in(STUCK))
 def test_stuck(story):
     tell(story)
 

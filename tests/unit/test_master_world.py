@@ -1,7 +1,9 @@
 """When a world is formed, of whom, in which order, and exactly what is said about it."""
 
 import pytest
-from play_kit import stories, tell
+from play_kit import tell
+
+from tests.stories import told_in
 
 WORLDS = """
 workers that start together form one world, which waits for others since the latest arrival (2-4)
@@ -11,7 +13,7 @@ workers that start together form one world, which waits for others since the lat
 a full world does not wait (2-2)
   tick; 0 1 come -> world 1: 0 1
 steady arrivals are not waited for forever (1-100)
-  tick; 0 comes; wait 0.2; 1 comes; wait 0.2; 2 comes; wait 0.2; 3 comes; wait 0.2; 4 comes; wait 0.2; 5 comes; wait 0.2; 6 comes; wait 0.3 -> world 1: ...
+  tick; 0 comes; wait 0.2; 1 comes; wait 0.2; 2 comes; wait 0.2; 3 comes; wait 0.2; 4 comes; wait 0.2; 5 comes; wait 0.2; 6 comes; wait 0.2; 7 comes; wait 0.2 -> world 1: ...
 a world waits for further newcomers (4-8)
   0-3 train
   4 comes; wait 0.2; 5 comes; wait 0.2 -> nothing
@@ -146,6 +148,6 @@ who is no member has made no step (2-3)
 """
 
 
-@pytest.mark.parametrize("story", stories(WORLDS))
+@pytest.mark.parametrize("story", told_in(WORLDS))
 def test_worlds(story):
     tell(story, hides="launch")
