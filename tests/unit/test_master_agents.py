@@ -1,77 +1,191 @@
 """The master's desk for agents: what it orders and reports, by lists of what agents say; also of late and silent agents."""
 
 import asyncio
-from contextlib import asynccontextmanager
-from functools import partial
+import re
 
 import pytest
 
-from elasticdl.master.core.events import ExitCause, FoundWorker, StacksFound, WorkerExited, WorkerPlaced
+from elasticdl.master.core.events import FoundWorker, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.master.shell import agents as module
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.calls import Mailbox, Servicer, Sessions
 from elasticdl.places.base import Place, PlaceEnding, PlaceState
 from elasticdl.proto import elasticdl_pb2 as pb
-from tests.stories import on
+from tests.stories import check, parts_of, settings_of, told_in
 
-A, B = (Place(name, f"node-{name}", state=PlaceState.READY, environment={"GPU": name}) for name in "ab")
-SEES_NOTHING = StacksFound(0, "", "the agent of its place does not answer")
 AT_ONCE, NEVER = 0.0, 1000.0  # seconds
-SOMEBODY = {-1: ""}  # whose place is not known
+FLAGS = ("short", "keep")
+
+# All times are over at once; `patient`: that for agents to come never is. An agent gets what it is ordered: `a start` and so on.
+STORIES = """
+a worker that no agent has heard of is taken back
+  begin; start 0 in a; end 0 -> exited 0 killed -9: it was not started yet
+  a comes -> nothing
+what an agent has not heard it is ordered again
+  begin; a comes; start 0 in a; end 0 -> a start; a end
+  a closes; a comes -> a start; a end
+  a comes running 0 -> a end of stream; a end; placed 0 on node-a at host-a
+an end is reported once and may be forgotten when it is saved
+  begin; a comes; start 0 in a; a started 0 -> a start; placed 0 on node-a at host-a
+  unsaved; a ended 0 code 3: Traceback -> exited 0 crashed 3: exit code 3 | Traceback
+  saved; a comes untold 0 code 3 -> a end of stream; a end_taken
+how an end is judged
+  begin; a comes; start 0 in a; a ended 0 code -9 short -> a start; a end_taken; exited 0 out_of_memory -9: ...memory was short...
+  start 0 in a; a ended 0 code 137 short -> a start; a end_taken; exited 0 out_of_memory 137: ...memory was short...
+  start 0 in a; a ended 0 code -15 short -> a start; a end_taken; exited 0 killed -15: SIGTERM
+  start 0 in a; a ended 0 code 3 short -> a start; a end_taken; exited 0 crashed 3: exit code 3
+  start 0 in a; a ended 0 code -9 -> a start; a end_taken; exited 0 killed -9: SIGKILL
+  start 0 in a; a ended 0 code 1 because no-such-file -> a start; a end_taken; exited 0 crashed 1: can't start it: no-such-file
+  start 0 in a; a ended 0 code 0 -> a start; a end_taken; exited 0 clean 0: exit code 0
+
+a worker whose agent is late counts as found where the earlier master had it, so that others need not wait (patient)
+  begin a b remembering 3:a 4:elsewhere -> found 3 in a on node-a
+  a comes running 3 -> placed 3 on node-a at host-a
+a worker whose agent is late may have ended (patient)
+  begin a b remembering 3:a 4:elsewhere; a comes untold 3 code 0 -> a end_taken; found 3 in a on node-a; exited 3 clean 0: exit code 0
+a worker whose agent is late may be gone with it (patient)
+  begin a b remembering 3:a 4:elsewhere; a comes -> found 3 in a on node-a; exited 3 killed -9: the agent that had started it is gone
+an earlier masters worker that comes late is shown and can be ended
+  begin a; start 0 in a; a comes running 8 -> a start; placed 8 on node-a at host-a
+  a ended 8 code 0; a started 9 -> a end_taken; exited 8 clean 0; placed 9 on node-a at host-a
+  end 9 -> a end
+  a ended 9 code -9; a started 0 -> a end_taken; exited 9 killed -9; placed 0 on node-a at host-a
+a worker ends with its agent and not with a stream
+  begin; a comes; start 0 in a; a started 0 -> a start; placed 0 ...
+  a closes; look at 0 -> stacks 0: the agent of its place does not answer
+  a comes running 0 -> nothing
+  a comes -> a end of stream; exited 0 killed -9: the agent that had started it is gone
+nothing is told of a place that is lost and who shows up there leaves
+  begin; a comes; start 0 in a; lose a; a ended 0 code 0 -> a start; a leave
+  a comes running 0 -> a end of stream; a leave
+  end 0 -> nothing
+that a place ends is told before the end of its worker
+  begin; a comes; start 0 in a; a leaves: it got SIGTERM; a ended 0 code -15 -> a start; a end_taken; ending a; exited 0 killed -15
+  b comes leaving SIGTERM -> ending b
+who closes kills and lets nobody wait for what is saved
+  begin; a comes; start 0 in a; unsaved; start 7 in b; b comes untold 7 code 0 -> a start; exited 7 clean 0
+  close -> a end; a leave; b leave
+  a ended 0 code -9 -> a end_taken; exited 0 killed -9
+  start 1 in a; c comes -> c leave
+of a worker whose agent is silent it is said that nothing is seen
+  begin; a comes; start 0 in a; a started 0; look at 0; a looked 0: File -> a start; a read_stacks; placed 0 ...; stacks 0: File
+  look at 0 -> a read_stacks; stacks 0: the agent of its place does not answer
+an agent that takes its time to come is waited for a while
+  begin; start 0 in a -> pending 0: the agent of its place has not come yet
+who detaches says nothing to agents and hears nothing
+  begin; a comes; start 0 in a; close keep; a ended 0 code 0; a comes untold 0 code 0 -> a start; a end of stream; a end of stream
+"""
+
+
+def place(name, state=PlaceState.READY):
+    return Place(name, f"node-{name}", state=state, environment={"GPU": name})
 
 
 class Desk:
-    def __init__(self, find_seconds):
+    def __init__(self, *, patient=False):
         self.agents = Agents()
-        self.agents.find_seconds = find_seconds
+        self.agents.find_seconds = NEVER if patient else AT_ONCE
         self.agents.soon_seconds = self.agents.close_seconds = self.agents.late_seconds = AT_ONCE
-        self.reports = []
+        self.reports, self.lines, self.streams, self.saved = [], {}, [], True
         self.agents.reporting_to(self.reports.append)
-        self.saved = True
 
     async def settled(self):
         return self.saved
 
-    async def begin(self, *places, remembered=SOMEBODY):
-        found = await self.agents.found(places, remembered)
-        await asyncio.sleep(0)
-        return found
-
-    def comes(self, place, *untold, **fields):
-        """Its agent, with what it says first."""
-        running = fields.pop("running", None)
-        hello = pb.AgentHello(place=place.id, node=place.node, host=f"host-{place.id}", untold=untold, **fields)
-        if running is not None:
-            hello.running.CopyFrom(running)
-        line = self.agents.open(hello, self.settled)
-        if self.agents.begun.is_set():
-            self.agents.greet(line, hello)
-        return line
-
-    async def starts(self, begun=True):
-        """Worker 0, in the place of an agent that has come."""
-        await self.begin()
-        line = self.comes(A)
-        self.agents.start(0, A)
-        if begun:
-            self.says(line, started=started(0))
-            assert self.told() == [WorkerPlaced(0, "host-a", 1, "node-a")]
-        return line
-
-    def says(self, line, **body):
-        self.agents.hear(line, "a", pb.AgentMessage(**body))
-
-    def told(self):
-        told, self.reports[:] = list(self.reports), []
-        return told
-
-    def kinds(self):
-        return [type(report) for report in self.told()]
-
-    async def told_soon(self):
-        """With what is told when a time is over."""
+    async def do(self, events):
+        """All that is ordered and reported, in words."""
+        for each in parts_of(events):
+            words, _, text = each.partition(": ")
+            await self.happens(*words.split(), text=text)
         await turns()
-        return self.told()
+        orders = [f"{name} {order}" for name, line in self.streams for order in taken(line)]
+        reports, self.reports[:] = list(self.reports), []
+        return [*orders, *map(in_words, reports)]
+
+    async def happens(self, what, *more, text):
+        match what, *more:
+            case "begin", *places:
+                places, _, remembered = " ".join(places).partition("remembering")
+                held = dict(each.split(":") for each in remembered.split()) or {
+                    "-1": ""
+                }  # somebody, whose place is not known
+                known = {int(worker): where for worker, where in held.items()}
+                async with asyncio.timeout(20):
+                    self.reports += await self.agents.found([place(each) for each in places.split()], known)
+                await asyncio.sleep(0)
+            case "start", worker, "in", name:
+                self.agents.start(int(worker), place(name))
+            case "end", worker:
+                self.agents.end(int(worker), 5.0)
+            case "look", "at", worker:
+                self.agents.read_stacks(int(worker))
+            case "lose", name:
+                self.agents.lost(name)
+            case "saved" | "unsaved", *_:
+                self.saved = what == "saved"
+            case "close", *kept:
+                await self.agents.close(keep=bool(kept))
+            case name, "comes", *first:
+                self.comes(name, given(first))
+            case name, "closes":
+                self.agents.closed(self.lines[name], name)
+            case name, "leaves":
+                self.says(name, leaving=pb.Leaving(reason=text))
+            case name, "started", worker:
+                self.says(name, started=pb.Started(worker_id=int(worker), pid=1))
+            case name, "ended", worker, *how:
+                self.says(name, ended=ended(worker, given(how), text))
+            case name, "looked", worker:
+                self.says(name, looked=pb.Looked(worker_id=int(worker), text=text))
+            case _:
+                raise ValueError(what, more)
+
+    def says(self, name, **body):
+        self.agents.hear(self.lines[name], name, pb.AgentMessage(**body))
+
+    def comes(self, name, first):
+        hello = pb.AgentHello(place=name, node=f"node-{name}", host=f"host-{name}", leaving=first.get("leaving", ""))
+        if "untold" in first:
+            hello.untold.append(ended(first["untold"], first, ""))
+        if "running" in first:
+            hello.running.CopyFrom(pb.Started(worker_id=int(first["running"]), pid=1))
+        self.lines[name] = self.agents.open(hello, self.settled)
+        self.streams.append((name, self.lines[name]))
+        if self.agents.begun.is_set():
+            self.agents.greet(self.lines[name], hello)
+
+
+def given(words):
+    rest = iter(words)
+    return {word: word if word in FLAGS else next(rest) for word in rest}
+
+
+def ended(worker, how, output):
+    short, problem = "short" in how, how.get("because", "")
+    return pb.Ended(worker_id=int(worker), code=int(how["code"]), out_of_memory=short, problem=problem, output=output)
+
+
+def taken(line):
+    while not line.waiting.empty():
+        order = line.waiting.get_nowait()
+        yield "end of stream" if order is None else order.WhichOneof("body")
+
+
+def in_words(report):
+    match report:
+        case FoundWorker(worker, _, _, _, node, where):
+            return f"found {worker} in {where} on {node}"
+        case WorkerPlaced(worker, host, _, node):
+            return f"placed {worker} on {node} at {host}"
+        case WorkerExited(worker, cause, code, detail, output):
+            return f"exited {worker} {cause} {code}: {detail}" + (f" | {output}" if output else "")
+        case WorkerPending(worker, reason):
+            return f"pending {worker}: {reason}"
+        case StacksFound(worker, text, state):
+            return f"stacks {worker}: {text or state}"
+        case PlaceEnding(name):
+            return f"ending {name}"
+    raise ValueError(report)
 
 
 async def turns():
@@ -80,206 +194,43 @@ async def turns():
         await asyncio.sleep(0)
 
 
-async def orders(line):
-    """Those that are new."""
-    await turns()
-    made = []
-    while not line.waiting.empty():
-        order = line.waiting.get_nowait()
-        made.append("end of stream" if order is None else order.WhichOneof("body"))
-    return made
-
-
-@asynccontextmanager
-async def desk(find_seconds=AT_ONCE):
-    yield Desk(find_seconds)
-
-
-def started(worker_id, pid=1):
-    return pb.Started(worker_id=worker_id, pid=pid)
-
-
-def ended(worker_id, code=0, **fields):
-    return pb.Ended(worker_id=worker_id, code=code, **fields)
-
-
-@on(desk)
-async def test_a_worker_that_no_agent_has_heard_of_is_taken_back(desk):
-    await desk.begin()
-    desk.agents.start(0, A)
-    desk.agents.end(0, 0)
-    assert [type(report) for report in await desk.told_soon()] == [WorkerExited]
-    assert await orders(desk.comes(A)) == []
-
-
-@on(desk)
-async def test_what_an_agent_has_not_heard_it_is_ordered_again(desk):
-    line = await desk.starts(begun=False)
-    desk.agents.end(0, 5.0)
-    assert await orders(line) == ["start", "end"]
-    desk.agents.closed(line, "a")
-    assert await orders(desk.comes(A)) == ["start", "end"], "the stream broke before it had them"
-    assert await orders(desk.comes(A, running=started(0))) == ["end"], "it had the first"
-    assert desk.told() == [WorkerPlaced(0, "host-a", 1, "node-a")]
-
-
-@on(desk)
-async def test_an_end_is_reported_once_and_may_be_forgotten_when_it_is_saved(desk):
-    line = await desk.starts()
-    desk.saved = False
-    desk.says(line, ended=ended(0, 3, output="Traceback\nValueError: x"))
-    assert await orders(line) == ["start"]
-    (exited,) = desk.told()
-    assert (exited.cause, exited.code, exited.output) == (ExitCause.CRASHED, 3, "Traceback\nValueError: x")
-    desk.saved = True
-    assert await orders(desk.comes(A, ended(0, 3))) == ["end_taken"]
-    assert desk.told() == []
-
-
-@pytest.mark.parametrize(
-    ("said", "cause", "detail"),
-    [
-        (ended(0, -9, out_of_memory=True), ExitCause.OUT_OF_MEMORY, "memory was short"),
-        (ended(0, 137, out_of_memory=True), ExitCause.OUT_OF_MEMORY, "memory was short"),
-        (ended(0, -15, out_of_memory=True), ExitCause.KILLED, "SIGTERM"),
-        (ended(0, 3, out_of_memory=True), ExitCause.CRASHED, "exit code 3"),
-        (ended(0, -9), ExitCause.KILLED, "SIGKILL"),
-        (ended(0, 1, problem="/x: no such file"), ExitCause.CRASHED, "can't start it: /x: no such file"),
-        (ended(0, 0), ExitCause.CLEAN, "exit code 0"),
-    ],
-)
-@on(desk)
-async def test_how_an_end_is_judged(desk, said, cause, detail):
-    desk.says(await desk.starts(begun=False), ended=said)
-    (exited,) = desk.told()
-    assert exited.cause is cause
-    assert detail in exited.detail
-
-
-@pytest.mark.parametrize(
-    ("untold", "said", "told"),
-    [
-        ((), {"running": started(3, 33)}, WorkerPlaced(3, "host-a", 33, "node-a")),
-        ([ended(3, 0)], {}, WorkerExited(3, ExitCause.CLEAN, 0, "exit code 0")),
-        ((), {}, WorkerExited(3, ExitCause.KILLED, -9, "the agent that had started it is gone")),
-    ],
-)
-@on(partial(desk, NEVER))
-async def test_a_worker_whose_agent_is_late_counts_as_found_where_the_earlier_master_had_it(desk, untold, said, told):
-    """So that others need not wait for an agent that perhaps never comes."""
-    found = await asyncio.wait_for(desk.begin(A, B, remembered={3: "a", 4: "elsewhere"}), 20.0)
-    assert found == [FoundWorker(3, "node-a", node="node-a", place="a")]
-    desk.comes(A, *untold, **said)
-    assert desk.told() == [told]
-
-
-@on(desk)
-async def test_an_earlier_masters_worker_that_comes_late_is_shown_and_can_be_ended(desk):
-    assert await desk.begin(A) == []
-    desk.agents.start(0, A)
-    line = desk.comes(A, running=started(8, 88))
-    assert desk.told() == [WorkerPlaced(8, "host-a", 88, "node-a")]
-    desk.says(line, ended=ended(8, 0))
-    desk.says(line, started=started(9, 99))  # it had waited for the other to end
-    assert desk.told()[-1] == WorkerPlaced(9, "host-a", 99, "node-a")
-    desk.agents.end(9, 0)
-    assert set(await orders(line)) == {"start", "end_taken", "end"}
-    desk.says(line, ended=ended(9, -9))
-    desk.says(line, started=started(0, 1))
-    assert [(type(report), report.worker_id) for report in desk.told()] == [(WorkerExited, 9), (WorkerPlaced, 0)]
-
-
-@on(desk)
-async def test_a_worker_ends_with_its_agent_not_with_a_stream(desk):
-    line = await desk.starts()
-    desk.agents.closed(line, "a")
-    desk.agents.read_stacks(0)
-    assert await desk.told_soon() == [SEES_NOTHING]
-    desk.comes(A, running=started(0))
-    assert desk.told() == []
-    desk.comes(A)  # another process: that of before is gone, with its worker
-    (exited,) = desk.told()
-    assert (exited.cause, exited.worker_id) == (ExitCause.KILLED, 0)
-
-
-@on(desk)
-async def test_nothing_is_told_of_a_place_that_is_lost_and_who_shows_up_there_leaves(desk):
-    line = await desk.starts(begun=False)
-    desk.agents.lost("a")
-    desk.says(line, ended=ended(0))
-    assert await orders(line) == ["start", "leave"]
-    assert await orders(desk.comes(A, running=started(0))) == ["leave"]
-    desk.agents.end(0, 0)
-    assert desk.told() == []
-
-
-@on(desk)
-async def test_that_a_place_ends_is_told_before_the_end_of_its_worker(desk):
-    line = await desk.starts(begun=False)
-    desk.says(line, leaving=pb.Leaving(reason="it got SIGTERM"))
-    desk.says(line, ended=ended(0, -15))
-    assert desk.kinds() == [PlaceEnding, WorkerExited]
-    desk.comes(B, leaving="it got SIGTERM")
-    assert desk.told() == [PlaceEnding("b")]
-
-
-@on(desk)
-async def test_who_closes_kills_and_lets_nobody_wait_for_what_is_saved(desk):
-    line, late = await desk.starts(begun=False), Place("c", state=PlaceState.READY)
-    desk.saved = False
-    desk.agents.start(7, B)
-    other = desk.comes(B, ended(7))
-    assert await orders(other) == []
-    await desk.agents.close()
-    assert [await orders(each) for each in (line, other)] == [["start", "end", "leave"], ["leave"]]
-    desk.says(line, ended=ended(0, -9))
-    assert await orders(line) == ["end_taken"]
-    assert desk.kinds() == [WorkerExited] * 2
-    desk.agents.start(1, A)
-    assert await orders(desk.comes(late)) == ["leave"]
-
-
-@on(desk)
-async def test_of_a_worker_whose_agent_is_silent_it_is_said_that_nothing_is_seen(desk, monkeypatch):
+@pytest.mark.parametrize("story", told_in(STORIES))
+def test_agents(story, monkeypatch):
     monkeypatch.setattr(module, "STACKS_SECONDS", AT_ONCE)
-    line = await desk.starts()
-    desk.agents.read_stacks(0)
-    desk.says(line, looked=pb.Looked(worker_id=0, text="File"))
-    assert await desk.told_soon() == [StacksFound(0, "File")]
-    desk.agents.read_stacks(0)
-    assert await desk.told_soon() == [SEES_NOTHING]
+
+    async def whole():
+        title, *lines = story
+        desk = Desk(patient="patient" in settings_of(title))
+        for line in lines:
+            check(line, await desk.do(re.sub("->.*", "", line)))
+
+    asyncio.run(whole())
 
 
-@on(desk)
-async def test_an_answered_look_says_nothing_of_a_later_one(desk, monkeypatch):
-    monkeypatch.setattr(module, "STACKS_SECONDS", AT_ONCE)
-    line = await desk.starts()
-    desk.agents.read_stacks(0)
-    desk.says(line, looked=pb.Looked(worker_id=0, text="File"))
-    monkeypatch.setattr(module, "STACKS_SECONDS", NEVER)
-    desk.agents.read_stacks(0)
-    await asyncio.sleep(0.05)
-    assert desk.told() == [StacksFound(0, "File")]
+def test_an_answered_look_says_nothing_of_a_later_one(monkeypatch):
+    async def whole():
+        desk = Desk()
+        monkeypatch.setattr(module, "STACKS_SECONDS", 0.02)
+        await desk.do("begin; a comes; start 0 in a; a started 0; look at 0; a looked 0: File")
+        monkeypatch.setattr(module, "STACKS_SECONDS", NEVER)
+        await desk.do("look at 0")
+        await asyncio.sleep(0.05)
+        assert await desk.do("") == []
+
+    asyncio.run(whole())
 
 
-@on(partial(desk, NEVER))
-async def test_who_may_never_come_is_not_waited_for_as_long_as_the_others(desk):
-    finding = asyncio.ensure_future(desk.agents.found([A, Place("b", state=PlaceState.ENDING)], SOMEBODY))
-    await turns()
-    assert not finding.done()
-    desk.comes(A)
-    assert await asyncio.wait_for(finding, 20.0) == []
+def test_who_may_never_come_is_not_waited_for_as_long_as_the_others():
+    async def whole():
+        desk = Desk(patient=True)
+        places = [place("a"), place("b", PlaceState.ENDING)]
+        finding = asyncio.ensure_future(desk.agents.found(places, {-1: ""}))
+        await turns()
+        assert not finding.done()
+        await desk.do("a comes")
+        assert await asyncio.wait_for(finding, 20.0) == []
 
-
-@on(desk)
-async def test_who_detaches_says_nothing_to_agents_and_hears_nothing(desk):
-    line = await desk.starts(begun=False)
-    desk.agents.start(1, B)  # whose agent is late
-    await desk.agents.close(keep=True)
-    assert await orders(line) == ["start", "end of stream"]
-    desk.says(line, ended=ended(0))
-    assert await orders(desk.comes(A, ended(0))) == ["end of stream"]
-    assert desk.told() == []
+    asyncio.run(whole())
 
 
 def test_a_mistake_about_an_agent_is_seen_and_ends_its_stream(monkeypatch):
