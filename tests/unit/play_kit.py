@@ -194,6 +194,15 @@ class Play:
                 self.post(e.Tick())
             case "wait":
                 self.wait(numbers[0])
+            case (
+                "take" | "learn"
+            ):  # steps are told of, each of so many seconds, or so that each member does that part of one's work
+                members = self.worlds[max(self.worlds)]
+                seconds = numbers[0] if verb == "take" else 1.0 / (len(members) * numbers[0])
+                first = self.job.training.step + 1
+                steps = range(first, first + int(given.get("count", 30)))
+                self.train_steps(members[0], steps, seconds=seconds, samples=64, total=0)
+                self.wait(10.0 if verb == "learn" else 0.0)
             case "leap":  # in two ticks, without heartbeats
                 for _ in range(2):
                     self.now += numbers[0] / 2
@@ -223,7 +232,9 @@ class Play:
         match verb:
             case "placed":
                 self.post(e.WorkerPlaced(worker, "h", 1, node, given.get("in", "")))
-            case "pend":
+            case "pend" | "nowhere":
+                if verb == "nowhere":  # and stays so
+                    self.there.discard(worker)
                 self.post(e.WorkerPending(worker, text))
             case "connect":
                 self._connect(worker, int(given.get("world", -1)))
@@ -413,8 +424,10 @@ class Play:
                 return str(getattr(self.job, what))
             case ["worker_stuck", "standing"]:
                 return ", ".join(map(standing, self.records("worker_stuck")))
-            case ["target" | "decision" | "advice" as what]:
+            case ["size", what]:
                 return str(getattr(self.job.size, what))
+            case ["sizes"]:
+                return _ids(len(self.worlds[version]) for version in sorted(self.worlds))
             case [event] if event in KINDS:
                 return str(len(self.records(event)))
             case [event, field] if event in KINDS:
@@ -446,3 +459,4 @@ def tell(story, hides="", **settings):
     for line in lines:
         told = play.do(line.partition("->")[0].strip())
         check(line, [each for each in told if each.split()[0] not in hides.split()], play.fact)
+    return play

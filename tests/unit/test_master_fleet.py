@@ -5,11 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from play_kit import PATIENT, Play, launched, tell
 
-from elasticdl.master.core import events as e
-from elasticdl.master.core.events import ExitCause
-from elasticdl.master.core.fleet import LONGEST_DELAY, after_training, judge_loss, misuse, refusal
-from elasticdl.master.core.values import CRASHES_IN_TRAINING, LIVE, WorkerState
-from elasticdl.master.core.worker_record import WorkerRecord
+from elasticdl.master.core.fleet import LONGEST_DELAY
+from elasticdl.master.core.values import CRASHES_IN_TRAINING, LIVE
 from tests.stories import told_in
 
 FLEETS = """
@@ -42,6 +39,40 @@ one that has not asked may be importing and one that has must beat (1-2, heartbe
 a broken connection has nothing to do with importing (1-1, heartbeat_timeout=2)
   tick; 0 connects; 0 silent; 0 cut; wait 1.8; 0 connects; wait 4 -> launch 0; read 0
   0 cut; wait 2.2 -> read 0; kill 0: no connection for 2 s; launch 1
+
+what the cluster did tells more than what came of it (1-4)
+  for CAUSE in preempted, evicted, node_lost
+  0-3 train; 1 drains; 2 fails itself: can't write; 3 silent; wait 10.5; 0 1 2 3 CAUSE -> worker_left cause = CAUSE, CAUSE, CAUSE, CAUSE
+of several things that befell a worker one is its end (1-6)
+  0-5 train; 0 killed: x; 1 clean -> worker_left cause = killed, crashed
+  -> worker_left reason = killed: x, ended with exit code 0 before its training was complete
+  2 drains: why; 2 deleted: x; 3 drains: why; 3 killed -> worker_left cause = ..., deleted, drained; worker_left reason = ..., deleted: x, why
+  4 fails itself trained: no; 4 clean -> worker_left cause = ..., crashed; worker_left reason = ..., no
+  5 silent; wait 310; 5 deleted -> worker_left cause = ..., frozen; worker_left reason = ..., no heartbeat for 300 s
+one that was given up as it was late has crashed (1-1, start_timeout=20)
+  tick; 0 connects; wait 22; 0 deleted -> worker_left cause = crashed; worker_left reason = not ready 20 s after its start
+one that has finished has finished whatever comes (1-2)
+  0 1 train; 1 finishes; 1 evicted: x -> worker_left cause = finished; worker_left reason = finished
+
+a program that takes no part and ends well is told what to write (1-2, own_program)
+  tick; 0 clean -> reason = worker 0 ended with exit code 0 and took no part...
+so is one that has only connected (1-2, own_program)
+  tick; 0 1 connect; 0 clean -> reason = worker 0 ended with exit code 0 after elastic.init() and has not...
+a program that ends well is told nothing if others take part or it was ready or is told to leave (1-4, own_program)
+  tick; 0-3 placed; 1 2 3 connect; 0 clean -> phase = running
+  1 asks; 1 clean; 2 drains; 2 clean -> phase = running
+a program that has refused its arguments is not started again (1-2, own_program)
+  tick; 0 crashed code 2: exit code 2: no -> reason = worker 0 has refused to train: exit code 2: no
+one that fails otherwise is started again (1-2, own_program)
+  tick; 0 placed; 0 crashed code 1: no; 1 comes; 1 crashed code 2: no; wait 2 -> phase = pending; worker_launched = 4
+the users own program may not fail after training (1-1, own_program)
+  0 trains; 0 steps 30; 0 finishes; 0 crashed code 3: exit code 3 -> end failed: worker 0 has left its training after step 30 and ended: exit code 3 ...
+  -> worker_left reason = ended after step 30: exit code 3; warning = 0
+the users own program may be taken away after training (1-1, own_program)
+  for CAUSE in killed, preempted, node_lost, deleted
+  0 trains; 0 steps 30; 0 finishes; 0 CAUSE -> end succeeded: training is complete; warning message = ...may not have been done
+the users own program may end well after training (1-1, own_program)
+  0 trains; 0 finishes; 0 clean -> end succeeded: training is complete; warning = 0; worker_left reason = finished
 """
 
 
@@ -68,81 +99,6 @@ def test_crashes_in_training_have_a_budget_that_training_restores():
     assert play.fact("phase") == "running"
     (worker,) = play.there
     assert "10 workers crashed in training" in play.do(f"{worker} crashed")[-1]
-
-
-# ---- what an exit means ----
-
-
-def judged(state, cause, **more):
-    end = judge_loss(WorkerRecord(0, "why", state, **more), e.WorkerExited(0, cause, 1, "detail"))
-    return end.cause, end.reason
-
-
-@pytest.mark.parametrize("cause", [ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST])
-def test_what_the_cluster_did_tells_more_than_what_came_of_it(cause):
-    told = (cause, f"{cause.replace('_', ' ')}: detail")
-    for state in (WorkerState.MEMBER, WorkerState.DRAINING, WorkerState.KILLING):
-        assert judged(state, cause) == told
-    assert judged(WorkerState.FAILED, cause, failure="can't write") == told
-    assert judged(WorkerState.FINISHED, cause) == (ExitCause.FINISHED, "finished")
-
-
-UNTRAINED = "ended with exit code 0 before its training was complete"
-
-
-@pytest.mark.parametrize(
-    ("state", "cause", "more", "expected"),
-    [
-        (WorkerState.MEMBER, ExitCause.KILLED, {}, (ExitCause.KILLED, "killed: detail")),
-        (WorkerState.MEMBER, ExitCause.CLEAN, {}, (ExitCause.CRASHED, UNTRAINED)),
-        (WorkerState.DRAINING, ExitCause.DELETED, {}, (ExitCause.DELETED, "deleted: detail")),
-        (WorkerState.DRAINING, ExitCause.KILLED, {}, (ExitCause.DRAINED, "why")),
-        (WorkerState.KILLING, ExitCause.DELETED, {}, (ExitCause.FROZEN, "why")),
-        (WorkerState.KILLING, ExitCause.DELETED, {"failure": "not ready"}, (ExitCause.CRASHED, "not ready")),
-        (WorkerState.FAILED, ExitCause.CLEAN, {"failure": "no"}, (ExitCause.CRASHED, "no")),
-        (WorkerState.MEMBER, ExitCause.CLEAN, {"unheard": True}, (ExitCause.DRAINED, "left while there was no master")),
-    ],
-)
-def test_of_several_things_that_befell_a_worker_one_is_its_end(state, cause, more, expected):
-    assert judged(state, cause, **more) == expected
-
-
-@pytest.mark.parametrize(
-    ("state", "more", "somebody_joined", "expected"),
-    [
-        (WorkerState.STARTING, {}, False, "worker 0 ended with exit code 0 and took no part"),
-        (WorkerState.STARTING, {}, True, ""),
-        (WorkerState.STARTING, {"unheard": True}, False, ""),
-        (WorkerState.INITIALIZING, {}, True, "worker 0 ended with exit code 0 after elastic.init() and has not"),
-        (WorkerState.INITIALIZING, {"ready": True}, True, ""),
-        (WorkerState.DRAINING, {}, False, ""),
-    ],
-)
-def test_a_program_that_ends_well_and_has_not_trained_is_told_what_to_write(state, more, somebody_joined, expected):
-    record, exited = WorkerRecord(0, "", state, **more), e.WorkerExited(0, ExitCause.CLEAN, 0)
-    told = misuse(record, exited, somebody_joined=somebody_joined)
-    assert told.startswith(expected)
-    assert bool(told) == bool(expected)
-
-
-@pytest.mark.parametrize(
-    ("code", "ready", "told"),
-    [(2, False, "worker 0 has refused to train: exit code 2: no"), (2, True, ""), (1, False, "")],
-)
-def test_a_program_that_has_refused_its_arguments_is_not_started_again(code, ready, told):
-    exited = e.WorkerExited(0, ExitCause.CRASHED, code, f"exit code {code}: no")
-    assert refusal(WorkerRecord(0, "", WorkerState.STARTING, ready=ready), exited) == told
-
-
-def test_the_users_own_program_may_not_fail_after_training_but_may_be_taken_away():
-    end = after_training(e.WorkerExited(0, ExitCause.CRASHED, 3, "exit code 3"), 30)
-    assert (end.reason, end.warning) == ("ended after step 30: exit code 3", "")
-    assert end.fatal == "worker 0 has left its training after step 30 and ended: exit code 3"
-    for cause in (ExitCause.KILLED, ExitCause.PREEMPTED, ExitCause.NODE_LOST, ExitCause.DELETED):
-        end = after_training(e.WorkerExited(0, cause, -9, "detail"), 30)
-        assert (end.fatal, "may not have been done" in end.warning) == ("", True)
-    end = after_training(e.WorkerExited(0, ExitCause.CLEAN, 0), 30)
-    assert (end.reason, end.fatal, end.warning) == ("finished", "", "")
 
 
 @given(

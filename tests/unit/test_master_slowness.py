@@ -45,17 +45,10 @@ def test_slow(story):
 def test_while_one_looks_slow_nothing_is_concluded_from_the_number_of_workers():
     play = Play(1, 3, obedient=True, compute=0.1, scale_policy="efficiency", min_efficiency=0.6)
 
-    def takes(seconds, wait):
-        first = play.job.training.step
-        play.train_steps(0, range(first + 1, first + 31), seconds=seconds, samples=64, total=0)
-        play.wait(wait)
-        return set(play.fact("members").split())
-
-    play.wait(5)
-    takes(1.0, 10)
-    assert takes(0.55, 10) == set("012")
-    play.do("1 computes 0.4; wait 5")  # it is not said to be slow yet
-    assert takes(0.9, 4) == set("012")
+    play.do("wait 5; takes 1; wait 10; takes 0.55; wait 10")
+    assert set(play.fact("members").split()) == set("012")
+    play.do("1 computes 0.4; wait 5; takes 0.9; wait 4")  # it is not said to be slow yet
+    assert set(play.fact("members").split()) == set("012")
     play.wait(23)
     assert (play.fact("worker_slow worker"), set(play.fact("members").split())) == ("1", set("02"))
 
