@@ -29,7 +29,8 @@ a person sees why replacements wait and is told once (1-1)
   -> warning message = replacements wait 8 s: 6 workers in a row were lost before training, the last evicted: detail
 one that is lost while others wait shares their wait (1-2)
   tick; 0 evicted; 2 evicted; 1 killed; 3 evicted -> launch 0 1; launch 2; launch 3
-  jump 0.6; tick; wait 0.5 -> launch 4; launch 5
+  jump 0.6; tick -> launch 4
+  wait 0.5 -> launch 5
 replacements are kept off a node that loses one after another until a worker of it trains (1-2)
   tick; 1 evicted on n1; 2 evicted on n1; leap 1 -> launch 0 1; launch 2; launch away from n1 3
   3 placed on n1; 0 3 come; leap 1; 0 evicted on n2; 3 asks -> world 1: 0 3; broken 1 for 3; world 2: 3
