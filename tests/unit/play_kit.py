@@ -30,7 +30,19 @@ PATIENT = {"progress_timeout": LONG, "heartbeat_timeout": LONG, "join_window": 0
 DUMP = 'Timeout (0:00:04)!\nThread 0x1 (most recent call first):\n  File "/job/train.py", line {} in load\n'
 BOOKS = (e.Record, e.NewSteps, e.SaveState, e.AdoptWorld)
 # What may stand after a verb, alone or before a value.
-FLAGS = {"blank", "broken", "lingering", "together", "trained", "stateless", "moving", "itself", "session", "ending"}
+FLAGS = {
+    "blank",
+    "over",
+    "broken",
+    "lingering",
+    "together",
+    "trained",
+    "stateless",
+    "moving",
+    "itself",
+    "session",
+    "ending",
+}
 NAMED = {"on", "in", "world", "left", "step", "synced", "code", "of", "begun", "after"}
 
 
@@ -223,7 +235,7 @@ class Play:
                 self.saved = self.job.snapshot()
                 self.job, self.missed, self.connected = None, [], set()
             case "rise":
-                self._rise(remember="blank" not in given, forgotten=numbers)
+                self._rise(remember="blank" not in given, over="over" in given, numbers=numbers)
             case _:
                 raise ValueError(verb)
 
@@ -389,13 +401,17 @@ class Play:
             case _ if version and worker not in self.asked and not self._hangs(worker):
                 self.steps[worker] = self.steps.get(worker, 0) + 1
 
-    def _rise(self, *, remember, forgotten):
-        """Another master, from what was saved and what there is; nothing may be left of workers that have ended."""
+    def _rise(self, *, remember, over, numbers):
+        """Another master, from what was saved and what there is. ``numbers``: workers that have ended, of which nothing is left, or
+        (``over``) of which something is, though the last master has dealt with them.
+        """
         memory = Snapshot.from_json(Snapshot(self.saved, 0.0).to_json()).job if remember else None
-        exits = [each for each in self.missed if isinstance(each, e.WorkerExited) and each.worker_id not in forgotten]
+        exits = [each for each in self.missed if isinstance(each, e.WorkerExited) and each.worker_id not in numbers]
+        exits += [e.WorkerExited(int(each), e.ExitCause.CRASHED, 1) for each in numbers if over]
         self.job = Job(self.settings, memory)
         there = sorted({*self.there, *(each.worker_id for each in exits)})
-        self.post(e.WorkersFound(tuple(e.FoundWorker(each, "h", 1) for each in there)), *exits)
+        found = (e.FoundWorker(each, "h", 1, over=over and each in numbers) for each in there)
+        self.post(e.WorkersFound(tuple(found)), *exits)
 
     # ---- facts ----
 

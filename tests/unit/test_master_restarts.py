@@ -8,7 +8,7 @@ from elasticdl.job.messages import Member
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core.job_core import Job
-from elasticdl.master.core.values import Phase, Settings, WorkerState, World
+from elasticdl.master.core.values import Settings, WorkerState, World
 from elasticdl.master.core.worker_record import JobSnapshot, WorkerSnapshot
 from tests.stories import told_in
 
@@ -74,6 +74,13 @@ so does one of the launcher (2-4)
 a stop is not held up by those who have not come back (2-4)
   wait 2; 0-3 away 6; die; rise; scale 1-3; stop: enough -> ...; phase = stopping
   wait 10 -> ...; end stopped: enough
+the version of a world that was left since the last save is not used again (1-2)
+  wait 2; 0-1 away; die; rise; 0 connects world 0; 0 asks left 2 step 9 broken; die; rise -> ...; version = 1
+who has finished is remembered though others are still waited for (1-2)
+  wait 2; 0 finishes; 0 clean; 1 away; die; rise; 1 cut; 1 finishes; 1 connects world 1; tick -> ...; reason = training is complete
+what is left of workers that were gone before is no news (2-4)
+  wait 2; 0 1 killed; wait 5 -> ...; workers = 2 3 4 5; worker_left worker = 0, 1
+  die; rise over 0 1; wait 3 -> nothing; workers = 2 3 4 5; worker_left worker = 0, 1; master_restarted = 1
 that a member of a world half known has finished is no end of the job (1-2)
   found 1; 1 connects world 5; 1 finishes; tick -> ...; phase = waiting; reason = workers are starting
 """
@@ -90,70 +97,26 @@ def published(instructions):
     ]
 
 
-class Successor:
-    """Of a master that had these workers, whose number is below ``next_id``."""
-
-    def __init__(self, *ids, next_id, state=WorkerState.MEMBER, times=None, **more):
-        there = tuple(WorkerSnapshot(number, state, "", world_version=1, ready=True) for number in ids)
-        memory = JobSnapshot(WorkerRange(minimum=1, maximum=2), next_id=next_id, workers=there, **more)
-        self.job = Job(Settings(memory.limits, **(times or {})), memory)
-
-    def hears(self, *events, at=0.0):
-        """A number stands for the session of that worker."""
-        events = (e.FromWorker(each, m.Hello("h", 1)) if isinstance(each, int) else each for each in events)
-        return [instruction for event in events for instruction in step(self.job, event, at)]
-
-
-def found(*ids, over=()):
-    there = (e.FoundWorker(number, "h", 1) for number in ids)
-    return e.WorkersFound((*(e.FoundWorker(number, over=True) for number in over), *there))
-
-
 @pytest.mark.parametrize("asks", [True, False])
 def test_one_that_is_back_is_heard_out_before_a_world_without_state_is_formed_and_not_without_end(asks):
     """That it holds the state is in its request, which follows. A newcomer waits."""
-    lost = World(3, (Member(0, "h", 5, True),), "")
+    there = tuple(WorkerSnapshot(each, WorkerState.STANDBY, "", world_version=1, ready=True) for each in (1, 2))
+    world = World(3, (Member(0, "h", 5, True),), "")
+    memory = JobSnapshot(WorkerRange(minimum=1, maximum=2), next_id=3, workers=there, world=world)
     times = {} if asks else {"start_timeout": 5.0, "heartbeat_timeout": 60.0}
-    job = Successor(1, 2, next_id=3, state=WorkerState.STANDBY, world=lost, times=times)
-    assert published(job.hears(found(1, 2), 2, e.FromWorker(2, m.Ask(0, 0, False, False)), 1)) == []
-    assert job.job.reason == "waits for a worker that was cut off: it may have the state"
+    job = Job(Settings(memory.limits, **times), memory)
+    hellos = [e.FromWorker(each, m.Hello("h", 1)) for each in (1, 2)]
+    found = e.WorkersFound(tuple(e.FoundWorker(each, "h", 1) for each in (1, 2)))
+    for event in (found, hellos[1], e.FromWorker(2, m.Ask(0, 0, False, False)), hellos[0]):
+        assert published(step(job, event, 0.0)) == []
+    assert job.reason == "waits for a worker that was cut off: it may have the state"
     if asks:
-        assert published(job.hears(e.FromWorker(1, m.Ask(2, 5, True, True)), at=0.1)) == [(1, 2)]
+        assert published(step(job, e.FromWorker(1, m.Ask(2, 5, True, True)), 0.1)) == [(1, 2)]
     else:
-        assert published(job.hears(e.Tick(), at=5.1)) == []
-        told = job.hears(e.Tick(), at=6.2)
+        assert published(step(job, e.Tick(), 5.1)) == []
+        told = step(job, e.Tick(), 6.2)
         assert e.KillWorker(1, "not ready 5 s after its start") in told
         assert published(told) == [(2,)]
-
-
-def first_world(*ids):
-    return World(1, tuple(Member(number, "h", 0, False) for number in ids), "")
-
-
-def test_the_version_of_a_world_that_was_left_since_the_last_save_is_not_used_again():
-    """An older save knows world 1, its members have left world 2, and the master dies before there is another world."""
-    first = Successor(0, 1, next_id=2, world=first_world(0, 1))
-    first.hears(found(0, 1), 0, e.FromWorker(0, m.Ask(2, 9, True, True)))
-    second = Job(first.job.settings, first.job.snapshot())
-    step(second, found(0, 1), 1.0)
-    assert second.rendezvous.version == 1
-
-
-def test_who_has_finished_is_remembered_though_others_are_still_waited_for():
-    job = Successor(1, next_id=2, world=first_world(0, 1), finished=(0,))
-    said = (e.WorkerDisconnected(1), e.FromWorker(1, m.Finished(9, 1, {})), e.FromWorker(1, m.Hello("h", 1, 1)))
-    job.hears(found(1), found(1), *said, e.Tick(), at=0.1)
-    assert job.job.reason == "training is complete"
-
-
-def test_what_is_left_of_workers_that_were_gone_before_is_no_news():
-    """Their pods are kept for their logs, and found by every master anew."""
-    job = Successor(4, 5, next_id=6, world=first_world(4, 5), phase=Phase.RUNNING, times={"recovery_timeout": 1.0})
-    exits = [e.WorkerExited(number, e.ExitCause.CRASHED, 1, "no good") for number in range(4)]
-    told = job.hears(found(4, 5, over=range(4)), *exits, 4, 5, at=0.1) + job.hears(e.Tick(), at=2.0)
-    assert [each.event for each in told if isinstance(each, e.Record)] == ["master_restarted"]
-    assert not any(isinstance(each, e.LaunchWorker) for each in told)
-    assert [worker.worker_id for worker in job.job.workers] == [4, 5]
 
 
 def test_numbers_that_only_grow_make_no_difference():
