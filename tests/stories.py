@@ -45,11 +45,11 @@ def on(scene: Callable[..., AbstractAsyncContextManager[Any]]) -> Callable[[Stor
 def told_in(text: str) -> Iterator[Any]:
     """The stories of a text, for `pytest.mark.parametrize`: of each its lines, the title first.
 
-    A title stands at the left; below it are lines of events, and after an arrow what comes of them. A line `for WORD in a, b` makes a
-    story of each.
+    A title stands at the left; below it are lines of events, and after an arrow what comes of them. What is indented further goes on
+    the line before. A line `for WORD in a, b` makes a story of each.
     """
     for block in re.split(r"\n(?=\S)", dedent(text).strip()):
-        title, *lines = filter(str.strip, block.splitlines())
+        title, *lines = filter(str.strip, re.sub(r"\n {6,}", " ", block).splitlines())
         loop = re.fullmatch(r"\s+for (\w+) in (.*)", lines[0])
         for value in loop[2].split(", ") if loop else [""]:
             told = [line.replace(loop[1], value) for line in (title, *lines[1:])] if loop else [title, *lines]

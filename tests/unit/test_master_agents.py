@@ -30,21 +30,25 @@ an end is reported once and may be forgotten when it is saved
   unsaved; a ended 0 code 3: Traceback -> exited 0 crashed 3: exit code 3 | Traceback
   saved; a comes untold 0 code 3 -> a end of stream; a end_taken
 how an end is judged
-  begin; a comes; start 0 in a; a ended 0 code -9 short -> a start; a end_taken; exited 0 out_of_memory -9: ...memory was short...
+  begin; a comes; start 0 in a; a ended 0 code -9 short -> a start; a end_taken;
+      exited 0 out_of_memory -9: ...memory was short...
   start 0 in a; a ended 0 code 137 short -> a start; a end_taken; exited 0 out_of_memory 137: ...memory was short...
   start 0 in a; a ended 0 code -15 short -> a start; a end_taken; exited 0 killed -15: SIGTERM
   start 0 in a; a ended 0 code 3 short -> a start; a end_taken; exited 0 crashed 3: exit code 3
   start 0 in a; a ended 0 code -9 -> a start; a end_taken; exited 0 killed -9: SIGKILL
-  start 0 in a; a ended 0 code 1 because no-such-file -> a start; a end_taken; exited 0 crashed 1: can't start it: no-such-file
+  start 0 in a; a ended 0 code 1 because no-such-file -> a start; a end_taken;
+      exited 0 crashed 1: can't start it: no-such-file
   start 0 in a; a ended 0 code 0 -> a start; a end_taken; exited 0 clean 0: exit code 0
 
 a worker whose agent is late counts as found where the earlier master had it, so that others need not wait (patient)
   begin a b remembering 3:a 4:elsewhere -> found 3 in a on node-a
   a comes running 3 -> placed 3 on node-a at host-a
 a worker whose agent is late may have ended (patient)
-  begin a b remembering 3:a 4:elsewhere; a comes untold 3 code 0 -> a end_taken; found 3 in a on node-a; exited 3 clean 0: exit code 0
+  begin a b remembering 3:a 4:elsewhere; a comes untold 3 code 0 -> a end_taken; found 3 in a on node-a;
+      exited 3 clean 0: exit code 0
 a worker whose agent is late may be gone with it (patient)
-  begin a b remembering 3:a 4:elsewhere; a comes -> found 3 in a on node-a; exited 3 killed -9: the agent that had started it is gone
+  begin a b remembering 3:a 4:elsewhere; a comes -> found 3 in a on node-a;
+      exited 3 killed -9: the agent that had started it is gone
 an earlier masters worker that comes late is shown and can be ended
   begin a; start 0 in a; a comes running 8 -> a start; placed 8 on node-a at host-a
   a ended 8 code 0; a started 9 -> a end_taken; exited 8 clean 0; placed 9 on node-a at host-a
@@ -60,7 +64,8 @@ nothing is told of a place that is lost and who shows up there leaves
   a comes running 0 -> a end of stream; a leave
   end 0 -> nothing
 that a place ends is told before the end of its worker
-  begin; a comes; start 0 in a; a leaves: it got SIGTERM; a ended 0 code -15 -> a start; a end_taken; ending a; exited 0 killed -15
+  begin; a comes; start 0 in a; a leaves: it got SIGTERM; a ended 0 code -15 -> a start; a end_taken; ending a;
+      exited 0 killed -15
   b comes leaving SIGTERM -> ending b
 who closes kills and lets nobody wait for what is saved
   begin; a comes; start 0 in a; unsaved; start 7 in b; b comes untold 7 code 0 -> a start; exited 7 clean 0
@@ -68,12 +73,14 @@ who closes kills and lets nobody wait for what is saved
   a ended 0 code -9 -> a end_taken; exited 0 killed -9
   start 1 in a; c comes -> c leave
 of a worker whose agent is silent it is said that nothing is seen
-  begin; a comes; start 0 in a; a started 0; look at 0; a looked 0: File -> a start; a read_stacks; placed 0 ...; stacks 0: File
+  begin; a comes; start 0 in a; a started 0; look at 0; a looked 0: File -> a start; a read_stacks; placed 0 ...;
+      stacks 0: File
   look at 0 -> a read_stacks; stacks 0: the agent of its place does not answer
 an agent that takes its time to come is waited for a while
   begin; start 0 in a -> pending 0: the agent of its place has not come yet
 who detaches says nothing to agents and hears nothing
-  begin; a comes; start 0 in a; close keep; a ended 0 code 0; a comes untold 0 code 0 -> a start; a end of stream; a end of stream
+  begin; a comes; start 0 in a; close keep; a ended 0 code 0; a comes untold 0 code 0 -> a start; a end of stream;
+      a end of stream
 """
 
 

@@ -42,15 +42,18 @@ a broken connection has nothing to do with importing (1-1, heartbeat_timeout=2)
 
 what the cluster did tells more than what came of it (1-4)
   for CAUSE in preempted, evicted, node_lost
-  0-3 train; 1 drains; 2 fails itself: can't write; 3 silent; wait 10.5; 0 1 2 3 CAUSE -> worker_left cause = CAUSE, CAUSE, CAUSE, CAUSE
+  0-3 train; 1 drains; 2 fails itself: can't write; 3 silent; wait 10.5; 0 1 2 3 CAUSE
+      -> worker_left cause = CAUSE, CAUSE, CAUSE, CAUSE
 of several things that befell a worker one is its end (1-6)
   0-5 train; 0 killed: x; 1 clean -> worker_left cause = killed, crashed
   -> worker_left reason = killed: x, ended with exit code 0 before its training was complete
-  2 drains: why; 2 deleted: x; 3 drains: why; 3 killed -> worker_left cause = ..., deleted, drained; worker_left reason = ..., deleted: x, why
+  2 drains: why; 2 deleted: x; 3 drains: why; 3 killed -> worker_left cause = ..., deleted, drained;
+      worker_left reason = ..., deleted: x, why
   4 fails itself trained: no; 4 clean -> worker_left cause = ..., crashed; worker_left reason = ..., no
   5 silent; wait 310; 5 deleted -> worker_left cause = ..., frozen; worker_left reason = ..., no heartbeat for 300 s
 one that was given up as it was late has crashed (1-1, start_timeout=20)
-  tick; 0 connects; wait 22; 0 deleted -> worker_left cause = crashed; worker_left reason = not ready 20 s after its start
+  tick; 0 connects; wait 22; 0 deleted -> worker_left cause = crashed;
+      worker_left reason = not ready 20 s after its start
 one that has finished has finished whatever comes (1-2)
   0 1 train; 1 finishes; 1 evicted: x -> worker_left cause = finished; worker_left reason = finished
 
@@ -66,11 +69,13 @@ a program that has refused its arguments is not started again (1-2, own_program)
 one that fails otherwise is started again (1-2, own_program)
   tick; 0 placed; 0 crashed code 1: no; 1 comes; 1 crashed code 2: no; wait 2 -> phase = pending; worker_launched = 4
 the users own program may not fail after training (1-1, own_program)
-  0 trains; 0 steps 30; 0 finishes; 0 crashed code 3: exit code 3 -> end failed: worker 0 has left its training after step 30 and ended: exit code 3 ...
+  0 trains; 0 steps 30; 0 finishes; 0 crashed code 3: exit code 3
+      -> end failed: worker 0 has left its training after step 30 and ended: exit code 3 ...
   -> worker_left reason = ended after step 30: exit code 3; warning = 0
 the users own program may be taken away after training (1-1, own_program)
   for CAUSE in killed, preempted, node_lost, deleted
-  0 trains; 0 steps 30; 0 finishes; 0 CAUSE -> end succeeded: training is complete; warning message = ...may not have been done
+  0 trains; 0 steps 30; 0 finishes; 0 CAUSE -> end succeeded: training is complete;
+      warning message = ...may not have been done
 the users own program may end well after training (1-1, own_program)
   0 trains; 0 finishes; 0 clean -> end succeeded: training is complete; warning = 0; worker_left reason = finished
 """

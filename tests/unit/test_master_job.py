@@ -30,7 +30,8 @@ survivors that take their time do not hold up a replacement (2-3)
   1 killed; wait 0.8 -> broken 1 for 0 2
   wait 0.4 -> launch 3
 a worker that is not ready says what it waits for (2-3)
-  tick; 0 1 2 connect; 1 wait_at 5: zoo/slow.py:20 in dataset; wait 1 -> remark 1 = has waited for 5 s at zoo/slow.py:20 in dataset
+  tick; 0 1 2 connect; 1 wait_at 5: zoo/slow.py:20 in dataset; wait 1
+      -> remark 1 = has waited for 5 s at zoo/slow.py:20 in dataset
   1 asks; 1 wait_at 5: zoo/slow.py:20 in dataset -> remark 1 =; worker_waits worker = 1
 a job below its minimum waits and says why (3-3)
   0 1 2 train
@@ -38,7 +39,8 @@ a job below its minimum waits and says why (3-3)
   tick; 3 comes -> launch 3; world 2: 0 2 3; phase = running
 a job that insists on its workers says how it would go on and does so at once (2-2, job_name=digits)
   0 1 train
-  1 killed; 0 asks broken -> phase = waiting; reason = 1 of at least 2 workers ready... `elasticdl scale digits 1-2` goes on with fewer
+  1 killed; 0 asks broken -> phase = waiting;
+      reason = 1 of at least 2 workers ready... `elasticdl scale digits 1-2` goes on with fewer
   scale 1-2 -> world 2: 0; launch 2; phase = running; reason =
 whoever asks a job that waits for more workers does not make it wait longer (2-2)
   0 1 train
@@ -53,14 +55,16 @@ a master that was held up blames nobody (2-3)
   wait 1; jump 60; tick; wait 1 -> nothing
 a worker that hangs at its start shows its stacks and is killed (1-2, start_timeout=20)
   tick; 1 pend: no slot; 0 connects; wait 19 -> launch 0 1
-  wait 2.2 -> dump 0; kill 0: not ready 20 s after its start; launch 2: in place of another: worker 0: not ready 20 s after its start
+  wait 2.2 -> dump 0; kill 0: not ready 20 s after its start;
+      launch 2: in place of another: worker 0: not ready 20 s after its start
   -> warning message = worker 0: not ready 20 s after its start... its stacks are in its log
 a worker that gets ready while it shows its stacks is spared (1-1, start_timeout=20)
   tick; 0 connects; wait 20.5 -> launch 0; dump 0
   0 asks; wait 60 -> world 1: 0
 a member that does not leave a broken world is given up so the others go on (2-3, progress_timeout=10)
   0 1 2 train
-  1 killed; 0 asks broken; 2 waits; wait 12 -> broken 1 for 0 2; launch 3; dump 2; kill 2: no progress for 10 s; launch 4
+  1 killed; 0 asks broken; 2 waits; wait 12 -> broken 1 for 0 2; launch 3; dump 2; kill 2: no progress for 10 s;
+      launch 4
   3 4 come -> world 2: 0 3 4; phase = running
 
 the user's error ends the job once with its traceback (2-3)

@@ -17,8 +17,10 @@ TICK = 0.25
 
 LOSSES = """
 a replacement that reaches a world ends the row and the waiting of the others (1-2)
-  tick; 0 1 evicted; leap 30; 2 3 evicted; leap 30; 4 5 evicted; leap 30; 6 7 evicted; leap 30; 8 9 evicted; leap 30; 10 11 evicted; leap 30
-  12 13 evicted; leap 60; 14 evicted: detail -> ...; reason = ...replacements wait 30 s: 15 workers in a row were lost before training, the last evicted: detail
+  tick; 0 1 evicted; leap 30; 2 3 evicted; leap 30; 4 5 evicted; leap 30; 6 7 evicted; leap 30; 8 9 evicted; leap 30;
+      10 11 evicted; leap 30
+  12 13 evicted; leap 60; 14 evicted: detail -> ...;
+      reason = ...replacements wait 30 s: 15 workers in a row were lost before training, the last evicted: detail
   15 comes; wait 1 -> world 1: 15; launch 16; reason =
   16 evicted -> launch 17
 a person sees why replacements wait and is told once (1-1)
@@ -46,7 +48,8 @@ newcomers that cannot start at once share a wait (1-3, heartbeat_timeout=1000)
 a job that has too few without them fails for that reason and keeps its state (2-2)
   0 1 train
   0 steps 1 2; 1 leaves; 0 asks; tick -> change 1 for 0; launch 2
-  2 fails: data; 2 crashed; leap 30; 3 fails: data; 3 crashed; leap 30; 4 fails: data; 4 crashed; leap 30 -> launch 3; launch 4; launch 5
+  2 fails: data; 2 crashed; leap 30; 3 fails: data; 3 crashed; leap 30; 4 fails: data; 4 crashed; leap 30 -> launch 3;
+      launch 4; launch 5
   5 fails: data; 5 crashed; leap 30; 6 fails: data; 6 crashed; leap 30 -> launch 6; launch 7; phase = waiting
   7 fails: KeyError; 7 crashed -> stop with checkpoint 0: 6 workers in a row could not start, last worker 7: KeyError...
 what the code of a worker raises that has trained ends the job (1-2)
@@ -62,14 +65,16 @@ who runs for ten seconds without a session is shown with the command for its log
   -> reason = 1 of at least 2 workers ready; worker_stuck = 0
   1 connects -> nothing; remark 1 =
 so is one that runs the users own program (2-2, job_name=digits, own_program)
-  tick; 0 comes; 1 placed on node-a; wait 70 -> launch 0 1; remark 1 = runs on node-a, no session for 70 s, see its log: `elasticdl logs digits --worker 1`
+  tick; 0 comes; 1 placed on node-a; wait 70 -> launch 0 1;
+      remark 1 = runs on node-a, no session for 70 s, see its log: `elasticdl logs digits --worker 1`
 it is given up in the end with where it stands (2-2, start_timeout=20)
   tick; 0 comes; 1 placed on node-a; wait 20.2 -> launch 0 1; read 1
   1 seen: its process runs; wait 2 -> kill 1: not ready 20 s after its start, its process runs; launch 2
 time in which the master was held up does not count (2-2)
   tick; 1 placed; wait 1; jump 60; tick -> launch 0 1; remark 1 =
 the next master names it too and knows no reason of before (1-1)
-  tick; 0 pend: 0/2 nodes are available; die; rise; 0 placed; wait 12 -> launch 0; shown 0 = starting; remark 0 = ...no session for 12 s...
+  tick; 0 pend: 0/2 nodes are available; die; rise; 0 placed; wait 12 -> launch 0; shown 0 = starting;
+      remark 0 = ...no session for 12 s...
   0 connects; wait 50 -> nothing; remark 0 =
 """
 

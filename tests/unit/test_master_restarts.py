@@ -25,7 +25,8 @@ a master that remembers nothing has all form another world and no step is lost (
   3 killed; wait 5 -> ...; members = 0 1 2 4
 a world that nobody remembers is broken and formed anew by those who are back (2-4)
   wait 2 -> launch 0 1 2 3; world 1: 0 1 2 3
-  die; 0 killed; rise blank 0; tick; wait 5 -> broken 1 for 1 2 3: the master does not know all of its members; ...; members = 1 2 3 4
+  die; 0 killed; rise blank 0; tick; wait 5 -> broken 1 for 1 2 3: the master does not know all of its members; ...;
+      members = 1 2 3 4
 a member that died in the absence is missed (2-4)
   wait 2; die; 2 killed; rise; wait 5 -> ...; members = 3 0 1 4; worker_left cause = killed
 a member of which nothing is left is missed (2-4)
@@ -40,22 +41,27 @@ a member that is away is waited for as long as the world trains and its standbys
   wait 2; scale 2-5; 0-3 away 14; die; rise; wait 7 -> launch 0 1 2 3; world 1: 0 1 2 3; launch 4
   -> reason = the master was started again, and waits for workers to come back
   wait 10 -> change 1 for 0 1 2 3: worker 4 joins; world 2: 0 1 2 3 4; reason =
-  -> master_restarted world = 1; master_restarted members = [0, 1, 2, 3]; master_restarted missing = []; phase phase = running
+  -> master_restarted world = 1; master_restarted members = [0, 1, 2, 3]; master_restarted missing = [];
+      phase phase = running
 a worker is waited for long if nobody shows that the new masters address is known (1-1)
   wait 2; die; 0 silent; rise; wait 7.5 -> launch 0; world 1: 0
   wait 1 -> kill 0: ...; launch 1
 a master that was held up while it listened misses nobody for it (2-4)
   wait 2; die; rise; tick; 0 connects; jump 7; tick; wait 5 -> launch 0 1 2 3; world 1: 0 1 2 3; members = 0 1 2 3
 a worker that a master without memory has found is waited for by the next one too (1-2)
-  wait 2; 0 away; die; rise blank; wait 1; die; rise; wait 1 -> launch 0 1; world 1: 0 1; reason = ...waits for workers...
+  wait 2; 0 away; die; rise blank; wait 1; die; rise; wait 1 -> launch 0 1; world 1: 0 1;
+      reason = ...waits for workers...
   0 away 0; wait 2 -> broken 1 for ...; world 2: 0 1; warning = 0
 one that left in the absence counts as no crash (2-4)
-  wait 2; die; 3 leaves; rise; wait 6; die; 4 leaves; rise; wait 6; die; 5 leaves; rise; wait 6; die; 6 leaves; rise; wait 6 -> members = 2 0 1 7
+  wait 2; die; 3 leaves; rise; wait 6; die; 4 leaves; rise; wait 6; die; 5 leaves; rise; wait 6; die; 6 leaves; rise;
+      wait 6 -> members = 2 0 1 7
   -> worker_left cause = drained, drained, drained, drained; worker_left reason = left while there was no master, ...
 crashes count on (1-1)
-  found; tick; 0 crashed; die; rise; 1 crashed; die; rise; 2 crashed -> ...; end failed: 3 workers in a row failed at the start, last worker 2: ...
+  found; tick; 0 crashed; die; rise; 1 crashed; die; rise; 2 crashed -> ...;
+      end failed: 3 workers in a row failed at the start, last worker 2: ...
 of a worker that had no place nobody has taken anything away (1-1)
-  found; tick; die; 0 killed; rise 0; tick -> launch 0; launch 1; worker_left reason = drained: the master ended before it had a place
+  found; tick; die; 0 killed; rise 0; tick -> launch 0; launch 1;
+      worker_left reason = drained: the master ended before it had a place
 of a worker that is not there it is said that somebody may have taken it away (1-1)
   found; tick; 0 placed in pod-1; die; 0 killed; rise 0; tick -> launch 0; launch 1
   -> worker_left cause = lost; worker_left reason = lost: it was gone when the master started again, and nobody has seen why
@@ -77,7 +83,8 @@ a stop is not held up by those who have not come back (2-4)
 the version of a world that was left since the last save is not used again (1-2)
   wait 2; 0-1 away; die; rise; 0 connects world 0; 0 asks left 2 step 9 broken; die; rise -> ...; version = 1
 who has finished is remembered though others are still waited for (1-2)
-  wait 2; 0 finishes; 0 clean; 1 away; die; rise; 1 cut; 1 finishes; 1 connects world 1; tick -> ...; reason = training is complete
+  wait 2; 0 finishes; 0 clean; 1 away; die; rise; 1 cut; 1 finishes; 1 connects world 1; tick -> ...;
+      reason = training is complete
 what is left of workers that were gone before is no news (2-4)
   wait 2; 0 1 killed; wait 5 -> ...; workers = 2 3 4 5; worker_left worker = 0, 1
   die; rise over 0 1; wait 3 -> nothing; workers = 2 3 4 5; worker_left worker = 0, 1; master_restarted = 1

@@ -38,7 +38,8 @@ as long as there is no place it asks for no more (1-8)
   wait 5; take 1; jump 1; tick; jump 1; tick; jump 1; tick; jump 1; tick; jump 1; tick -> ...; launch 1
   1 nowhere: no place; learn 1 -> nothing; size target = 2
 the users range is kept and a reason of another range is not shown (1-8)
-  wait 5; scale 3-4; wait 5; learn 0.99; learn 0.99 -> ...; sizes = 1 3 4; size decision = stays at 4: --num_workers allows no more
+  wait 5; scale 3-4; wait 5; learn 0.99; learn 0.99 -> ...; sizes = 1 3 4;
+      size decision = stays at 4: --num_workers allows no more
   scale 1-2; wait 5 -> ...; sizes = ... 2; decision reason = ..., goes to 2: the job was scaled to 1-2
   scale 1-4 -> nothing; size decision = stays at 2: the job was scaled to 1-4, and nothing was measured since
   scale 1 -> ...; decision workers = ..., 1; decision reason = ..., goes to 1: the job was scaled to 1

@@ -13,11 +13,14 @@ the one that does not wait is named with its line and replaced (2-3)
   0-2 learn; 0 1 wait; 2 stands; wait 10.3 -> dump 2
   2 shows: train.py:31 in load; wait 1 -> nothing; worker_stuck worker = 2; worker_stuck where = train.py:31 in load
   -> worker_stuck host = h; remark 2 = stuck for 11 s, at train.py:31 in load
-  2 answers: train.py:31 in load; wait 300 -> dump 2; broken 1 for 0 1; kill 2: no progress for 301..., at train.py:31 in load; launch 3
+  2 answers: train.py:31 in load; wait 300 -> dump 2; broken 1 for 0 1;
+      kill 2: no progress for 301..., at train.py:31 in load; launch 3
   -> worker_stuck = 1
 who moves is not killed until it is found to hang (2-3)
-  0-2 learn; 0 1 wait; 2 stands; wait 10.3; 2 shows: train.py:31 in load; 2 answers moving: train.py:80 in validate; wait 300 -> dump 2; dump 2
-  2 answers: train.py:85 in save; wait 61 -> dump 2; broken 1 for 0 1; kill 2: ..., at train.py:85 in save; launch 3; worker_stuck where = ..., train.py:85 in save
+  0-2 learn; 0 1 wait; 2 stands; wait 10.3; 2 shows: train.py:31 in load; 2 answers moving: train.py:80 in validate;
+      wait 300 -> dump 2; dump 2
+  2 answers: train.py:85 in save; wait 61 -> dump 2; broken 1 for 0 1; kill 2: ..., at train.py:85 in save; launch 3;
+      worker_stuck where = ..., train.py:85 in save
 one that does not answer is looked at by its launcher and what it says itself counts for more (2-3)
   0-2 learn; 0 1 wait; 2 stands; wait 10.3; wait 2.7 -> dump 2; read 2
   2 seen session: its process runs; wait 0.1 -> remark 2 = ...its process runs
@@ -29,21 +32,25 @@ who sends heartbeats and does not answer is asked once more (2-3)
   wait 2 -> read 2; broken 1 for 0 1; kill 2
 one whose stack moves is named later and not killed for an hour (2-3)
   0-2 learn; 0 1 wait; 2 stands; wait 10.3; 2 shows moving: train.py:80 in validate; wait 290.5 -> dump 2; dump 2
-  2 shows moving: train.py:81 in validate; 2 answers moving: train.py:80 in validate; wait 3000 -> ...; worker_stuck where = train.py:81 in validate
+  2 shows moving: train.py:81 in validate; 2 answers moving: train.py:80 in validate; wait 3000 -> ...;
+      worker_stuck where = train.py:81 in validate
   wait 600 -> ...; broken 1 for 0 1; kill 2; ...
 if all are stuck at once their state is not thrown away (2-3)
   0-2 learn; 0-2 stand; wait 360 -> dump 0 1 2; read 0 1 2; dump 0 1 2; read 0 1 2
 who does the same as all others a bit slower is not killed as soon as one waits (2-3)
-  0-2 learn; 0-2 stand; wait 10.3; 0-2 show: train.py:80 in validate; wait 300; 0 goes; 0 beats; 0 waits; wait 299 -> dump 0 1 2; dump 0 1 2; ...
+  0-2 learn; 0-2 stand; wait 10.3; 0-2 show: train.py:80 in validate; wait 300; 0 goes; 0 beats; 0 waits; wait 299
+      -> dump 0 1 2; dump 0 1 2; ...
   1 2 answer: train.py:80 in validate; wait 3 -> broken 1 for 0; kill 1 2; ...
 who moves is not killed for another that is given up (2-4)
-  0-3 learn; 2 3 wait; 0 1 stand; 0 answers after 0: train.py:5 in f; 1 answers moving after 0: train.py:5 in f; wait 310 -> ...; kill 0; launch 4
+  0-3 learn; 2 3 wait; 0 1 stand; 0 answers after 0: train.py:5 in f; 1 answers moving after 0: train.py:5 in f;
+      wait 310 -> ...; kill 0; launch 4
 while some have returned another may be writing the result of a script (2-3)
   0-2 learn; 1 2 wait; 0 stands; 1 2 beat ending; wait 119 -> nothing
   wait 2 -> dump 0
   0 shows: train.py:90 in export; wait 178 -> nothing
 who ends the first epoch alone is not blamed before its heartbeat says that it is through (2-3)
-  0-2 train; 0 epoch 0; 0-2 at 1; 0-2 at 2; 0-2 at 3; wait 5; 1 2 wait; 0 stands; wait 70; 0 epoch 1; jump 1; tick; jump 1; tick -> nothing
+  0-2 train; 0 epoch 0; 0-2 at 1; 0-2 at 2; 0-2 at 3; wait 5; 1 2 wait; 0 stands; wait 70; 0 epoch 1; jump 1; tick;
+      jump 1; tick -> nothing
   0-2 go; wait 1 -> nothing; longest = 7...
 
 of a silent worker its launcher tells before it is killed (2-3, progress_timeout=10)
@@ -51,7 +58,8 @@ of a silent worker its launcher tells before it is killed (2-3, progress_timeout
   2 seen: does not run: it is stopped (state T) -> remark 2 = no heartbeat for ...
   wait 3 -> broken 1 for 0 1; kill 2: no heartbeat for 10 s, does not run: it is stopped (state T)
   2 goes; wait 1 -> launch 3
-  2 killed -> worker_left cause = frozen; worker_left reason = no heartbeat for 10 s, does not run: it is stopped (state T)
+  2 killed -> worker_left cause = frozen;
+      worker_left reason = no heartbeat for 10 s, does not run: it is stopped (state T)
   -> worker_stuck why = no heartbeat
 all who hold the state are not killed for a call that holds pythons lock (2-3)
   0-2 train; 0 silent; wait 0.7; 1 silent; wait 0.7; 2 silent; wait 58 -> read 0 1 2; worker_stuck worker = 0, 1, 2

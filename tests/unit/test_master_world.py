@@ -13,7 +13,8 @@ workers that start together form one world, which waits for others since the lat
 a full world does not wait (2-2)
   tick; 0 1 come -> world 1: 0 1
 steady arrivals are not waited for forever (1-100)
-  tick; 0 comes; wait 0.2; 1 comes; wait 0.2; 2 comes; wait 0.2; 3 comes; wait 0.2; 4 comes; wait 0.2; 5 comes; wait 0.2; 6 comes; wait 0.2; 7 comes; wait 0.2 -> world 1: ...
+  tick; 0 comes; wait 0.2; 1 comes; wait 0.2; 2 comes; wait 0.2; 3 comes; wait 0.2; 4 comes; wait 0.2; 5 comes;
+      wait 0.2; 6 comes; wait 0.2; 7 comes; wait 0.2 -> world 1: ...
 a world waits for further newcomers (4-8)
   0-3 train
   4 comes; wait 0.2; 5 comes; wait 0.2 -> nothing
@@ -56,13 +57,15 @@ an ask about an earlier world changes nothing (2-4)
 of two at one step the one of the later world leads (1-2)
   0 1 train
   0 cut; 1 asks step 4 broken -> world 2: 1
-  0 connects world 0; 0 asks left 1 step 5 broken synced 1; 1 asks left 2 step 5 synced 2 -> change 2 for 1: worker 0 joins; world 3: 1 0
+  0 connects world 0; 0 asks left 1 step 5 broken synced 1; 1 asks left 2 step 5 synced 2
+      -> change 2 for 1: worker 0 joins; world 3: 1 0
 one that has left a later world than is known comes into a later one still (2-4)
   0 1 train
   0 asks left 2 step 9 broken -> broken 1 for 1: worker 0: left the world
   1 asks step 5 -> world 3: 0 1
 versions continue after those that workers know (2-2)
-  tick; 0 connects world 41; 0 asks left 0; 1 comes -> broken 41 for 0: the master does not know all of its members; world 42: 0 1
+  tick; 0 connects world 41; 0 asks left 0; 1 comes -> broken 41 for 0: the master does not know all of its members;
+      world 42: 0 1
 
 after a member has finished no newcomer is let in but survivors form a world however few (2-4)
   0 1 2 train
