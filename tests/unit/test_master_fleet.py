@@ -17,8 +17,8 @@ a crashed worker is replaced after a delay that doubles (1-3)
   wait 0.2 -> launch 4; worker_launched replaces = False, False, False, True, True
 scaling down lets go those of least use first (1-4)
   0-3 train
-  scale 1-6; 5 pend: no slot -> launch 4 5
-  scale 1-2 -> change 1 for 0 1; kill 5 4: the job was scaled to at most 2; drain 3 2
+  scale 1-6; 4 pend: no slot -> launch 4 5
+  scale 1-2 -> change 1 for 0 1; kill 4 5: the job was scaled to at most 2; drain 3 2
   wait 1 -> nothing
   3 clean; wait 1 -> nothing; worker_left cause = drained
 
