@@ -48,6 +48,9 @@ while some have returned another may be writing the result of a script (2-3)
   0-2 learn; 1 2 wait; 0 stands; 1 2 beat ending; wait 119 -> nothing
   wait 2 -> dump 0
   0 shows: train.py:90 in export; wait 178 -> nothing
+once others have finished one may be writing the result (2-3)
+  0-2 learn; 1 2 finish; 0 stands; wait 119 -> nothing
+  wait 2 -> dump 0
 who ends the first epoch alone is not blamed before its heartbeat says that it is through (2-3)
   0-2 train; 0 epoch 0; 0-2 at 1; 0-2 at 2; 0-2 at 3; wait 5; 1 2 wait; 0 stands; wait 70; 0 epoch 1; jump 1; tick;
       jump 1; tick -> nothing
