@@ -116,9 +116,9 @@ def launched(told) -> list[int]:
 class Play:
     """The hearts of workers that are connected beat, and each makes progress unless it waits, stands still or is silent."""
 
-    def __init__(self, minimum=2, maximum=3, *, obedient=False, compute=0.0, **settings):
-        """``obedient``: its workers do by themselves, at each tick, what they are told to. ``compute``: they tell that they do so
-        for so many seconds a step, each on a node of its own.
+    def __init__(self, minimum=2, maximum=3, *, obedient=False, work=(), **settings):
+        """``obedient``: its workers do by themselves, at each tick, what they are told to. ``work``: what they tell of a
+        step: seconds of data, compute and update, and samples; each is on a node of its own.
         """
         self.settings = Settings(WorkerRange(minimum=minimum, maximum=maximum), **settings)
         self.job, self.now, self.out = Job(self.settings), 0.0, []
@@ -129,7 +129,7 @@ class Play:
         self.waiting, self.standing, self.silent = set(), set(), set()  # (in a collective)
         self.orders, self.away = {}, {}
         self.answers, self.due = {}, []
-        self.usual, self.compute = compute, {}
+        self.usual, self.work = work, {}
         self.saved, self.missed, self.newest = None, [], -1
 
     # ---- events ----
@@ -268,8 +268,8 @@ class Play:
                 self.train_steps(worker, map(int, numbers), total=int(given.get("of", 1000)))
             case "epoch":  # it tells of this one's only step
                 self.train_steps(worker, map(int, numbers), total=0, epoch=int(numbers[0]))
-            case "compute":
-                (self.compute[worker],) = numbers
+            case "work":
+                self.work[worker] = tuple(numbers) or self.usual
             case "at":
                 self.steps[worker] = int(numbers[0])
                 self.beat(worker)
@@ -348,9 +348,10 @@ class Play:
         self.beats[worker] += not (waits or worker in self.standing)
         version = 0 if worker in self.asked else self.inside.get(worker, 0)
         if self.usual and version:
-            times = {each: self.compute.get(each, self.usual) for each in self.worlds[version]}
-            wait = max(times.values()) - times[worker] + 0.01
-            more["times"] = m.StepTimes(WINDOW, 0.0, times[worker], wait, 0.0, 8.0)
+            work = {each: self.work.get(each, self.usual) for each in self.worlds[version]}
+            data, compute, update, samples = work[worker]
+            wait = max(sum(each[:3]) for each in work.values()) - sum(work[worker][:3]) + 0.01
+            more["times"] = m.StepTimes(WINDOW, data, compute, wait, update, samples)
         self.say(worker, m.Heartbeat(version, self.steps.get(worker, 0), self.beats[worker], waits, **more))
 
     def wait(self, seconds):

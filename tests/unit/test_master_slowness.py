@@ -7,7 +7,6 @@ from play_kit import Play, tell
 
 from elasticdl.elastic.core.reporting import WINDOW
 from elasticdl.job.messages import Pace, StepTimes
-from elasticdl.master.core import events as e
 from elasticdl.master.core.slowness import (
     MOST_SECONDS_BETWEEN,
     SECONDS_BETWEEN_REPLACEMENTS,
@@ -19,35 +18,55 @@ from elasticdl.master.core.values import WorkerState
 from elasticdl.master.core.worker_record import Pulse, WorkerRecord
 from tests.stories import told_in
 
-# Workers do by themselves what they are told to.
+USUAL = (0.02, 0.1, 0.01, 16.0)  # seconds of data, compute and update, and samples
+
+# Workers do by themselves what they are told to, and tell that they work as usual.
 SLOW = """
 a slow worker is replaced if that is asked for (1-3, replace_slow)
-  wait 5; 1 computes 0.4; wait 60 -> ...; worker_slow worker = 1; members = 0 2 3
-  -> worker_launched reason = asked for, asked for, asked for, in place of another: worker 1 is slow: 4.0x the others (compute)
+  wait 5; 1 works 0.02 0.4 0.01 16; wait 60 -> ...; worker_slow worker = 1; members = 0 2 3
+  -> worker_launched reason = asked for, asked for, asked for, in place of another: worker 1 is slow: 3.3x the others (compute)
 a slow worker is not replaced if that is not asked for (1-3)
-  wait 5; 1 computes 0.4; wait 60 -> ...; worker_slow worker = 1; worker_launched = 3; members = 0 1 2
+  wait 5; 1 works 0.02 0.4 0.01 16; wait 60 -> ...; worker_slow worker = 1; worker_launched = 3; members = 0 1 2
 in a job at its minimum the slow one leaves first (3-3, replace_slow, KIND)
   for KIND in gang, own_program
-  wait 5; 1 computes 0.4; wait 60 -> ...; launch away from node-1 3; ...; worker_left worker = 1; members = 0 2 3
+  wait 5; 1 works 0.02 0.4 0.01 16; wait 60 -> ...; launch away from node-1 3; ...; worker_left worker = 1; members = 0 2 3
   wait 600 -> nothing
 if there are too many the slow one leaves (1-3)
-  wait 5; 1 computes 0.4; wait 60; scale 1-2; wait 5 -> ...; members = 0 2
+  wait 5; 1 works 0.02 0.4 0.01 16; wait 60; scale 1-2; wait 5 -> ...; members = 0 2
+a slow loader is named with its phase (4-4)
+  wait 5; 3 works 0.082 0.1 0.01 16; wait 15 -> ...; worker_slow worker = 3; worker_slow phase = data
+  -> worker_slow factor = 1.48; worker_slow seconds = 0.062; worker_slow host = node-3
+  -> remark 3 = slow: 1.5x the others (data); remark 2 =
+how slow a worker is is said of its whole work and not of a phase that costs others nothing (2-2)
+  wait 5; 0 works 0.00001 0.1 0.01 16; 1 works 0.08 0.1 0.01 16; wait 15 -> ...; remark 1 = slow: 1.7x the others (data)
+who has more samples is not slow for that (3-3)
+  wait 5; 0 works 0.02 0.25 0.01 32; wait 60 -> ...; worker_slow = 0
+one slow moment is not enough (2-2)
+  wait 5; 1 works 0.02 0.5 0.01 16; wait 9; 1 works; wait 1; 1 works 0.02 0.5 0.01 16; wait 9; 1 works; wait 20
+      -> ...; worker_slow = 0
+who gets better is said to (2-2)
+  wait 5; 1 works 0.02 0.3 0.01 16; wait 15 -> ...; worker_slow worker = 1
+  1 works 0.02 0.15 0.01 16; wait 60 -> nothing; worker_slow = 1; worker_recovered = 0
+  1 works; wait 15 -> nothing; worker_recovered worker = 1; remark 1 =
+alone nobody is slow (1-2)
+  wait 5; 1 works 0.02 0.3 0.01 16; wait 15; 0 killed; scale 1; wait 5 -> ...; members = 1; remark 1 =
+  -> worker_slow worker = 1; worker_recovered worker = 1
 at the end nobody is replaced (1-3, replace_slow)
-  wait 5; 1 computes 0.4; wait 5; 0 steps 70 of 70; wait 60 -> ...; worker_slow worker = 1; worker_launched = 3
+  wait 5; 1 works 0.02 0.4 0.01 16; wait 5; 0 steps 70 of 70; wait 60 -> ...; worker_slow worker = 1; worker_launched = 3
 """
 
 
 @pytest.mark.parametrize("story", told_in(SLOW))
 def test_slow(story):
-    tell(story, obedient=True, compute=0.1)
+    tell(story, obedient=True, work=USUAL)
 
 
 def test_while_one_looks_slow_nothing_is_concluded_from_the_number_of_workers():
-    play = Play(1, 3, obedient=True, compute=0.1, scale_policy="efficiency", min_efficiency=0.6)
+    play = Play(1, 3, obedient=True, work=USUAL, scale_policy="efficiency", min_efficiency=0.6)
 
     play.do("wait 5; takes 1; wait 10; takes 0.55; wait 10")
     assert set(play.fact("members").split()) == set("012")
-    play.do("1 computes 0.4; wait 5; takes 0.9; wait 4")  # it is not said to be slow yet
+    play.do("1 works 0.02 0.4 0.01 16; wait 5; takes 0.9; wait 4")  # it is not said to be slow yet
     assert set(play.fact("members").split()) == set("012")
     play.wait(23)
     assert (play.fact("worker_slow worker"), set(play.fact("members").split())) == ("1", set("02"))
@@ -56,7 +75,6 @@ def test_while_one_looks_slow_nothing_is_concluded_from_the_number_of_workers():
 # ---- the rule by itself ----
 
 BEAT = 0.5
-USUAL = (0.02, 0.1, 0.01, 16.0)  # data, compute, update, samples
 
 
 class Crew:
@@ -83,37 +101,6 @@ class Crew:
                 self.replaced.append(record.worker_id)
             self.now += every
 
-    def named(self):
-        return [(record.event, record.fields["worker"]) for record in self.news]
-
-
-@pytest.mark.parametrize(
-    ("workers", "remark"),
-    [
-        ([USUAL, USUAL, USUAL, (0.082, 0.1, 0.01, 16.0)], "slow: 1.5x the others (data)"),
-        # of its whole work, and not of a phase that costs others nothing
-        ([(0.00001, 0.1, 0.01, 16.0), (0.08, 0.1, 0.01, 16.0)], "slow: 1.7x the others (data)"),
-        ([(0.0, 0.1, 0.0, 1.0), (0.0, 0.1, 0.0, 1.0), (0.0, 0.2, 0.0, 2.0)], ""),  # it has more samples
-    ],
-)
-def test_how_slow_a_worker_is_and_for_what(workers, remark):
-    crew = Crew(*workers)
-    crew.beat(SECONDS_TO_JUDGE + 1)
-    assert [record.view().remark for record in crew.records] == [""] * (len(workers) - 1) + [remark]
-    if len(workers) == 4:
-        fields = {"worker": 3, "host": "node-3", "phase": "data", "factor": 1.48, "seconds": 0.062}
-        assert crew.news == [e.Record("worker_slow", fields)]
-
-
-def test_one_slow_moment_is_not_enough():
-    crew = Crew(USUAL, USUAL)
-    for _ in range(20):
-        crew.workers[1] = (0.02, 0.5, 0.01, 16.0)
-        crew.beat(SECONDS_TO_JUDGE - 1)
-        crew.workers[1] = USUAL
-        crew.beat(1)
-    assert crew.news == []
-
 
 def test_slow_steps_take_longer_to_judge():
     crew = Crew((0.0, 30.0, 0.0, 8.0), (0.0, 10.0, 0.0, 8.0))
@@ -132,39 +119,14 @@ def test_the_pace_tells_waiting_for_others_from_the_sum():
     assert (pace.busy, pace.waited, pace.least_waited) == pytest.approx((0.2, 0.11, 0.01))
 
 
-def slow_crew(**more):
-    """The second of two is known to be slow."""
-    crew = Crew(USUAL, (0.02, 0.3, 0.01, 16.0), **more)
-    crew.beat(SECONDS_TO_JUDGE + 1)
-    assert crew.named() == [("worker_slow", 1)]
-    return crew
-
-
-def test_who_gets_better_is_said_to():
-    crew = slow_crew()
-    crew.workers[1] = (0.02, 0.15, 0.01, 16.0)  # between both limits
-    crew.beat(60)
-    assert crew.named() == [("worker_slow", 1)]
-    crew.workers[1] = USUAL
-    crew.beat(SECONDS_TO_JUDGE + 1)
-    assert (crew.named()[1:], crew.records[1].slow) == ([("worker_recovered", 1)], None)
-
-
 def test_in_another_world_nothing_new_is_known_yet():
-    crew = slow_crew(replace=True)
+    crew = Crew(USUAL, (0.02, 0.3, 0.01, 16.0), replace=True)
+    crew.beat(SECONDS_TO_JUDGE + 1)
     crew.records[0].pulse = Pulse(crew.now, crew.now, times=StepTimes(2, *USUAL[:2], 0.0, 0.0, 16.0))
     later = crew.now + MOST_SECONDS_BETWEEN
     assert crew.judge.judge(crew.records, later) == ([], [])  # what was seen before replaces nobody
     assert crew.records[1].slow is not None
     assert pace_of(crew.records[:1]) == Pace()
-
-
-def test_alone_nobody_is_slow():
-    crew = slow_crew()
-    left = crew.records[1:]
-    for _ in range(2):
-        crew.news += crew.judge.judge(left, crew.now, alone=True)[0]
-    assert (crew.named()[1:], left[0].slow) == ([("worker_recovered", 1)], None)
 
 
 def test_ten_hours_of_uneven_steps_raise_no_alarm():
