@@ -30,22 +30,9 @@ PATIENT = {"progress_timeout": LONG, "heartbeat_timeout": LONG, "join_window": 0
 DUMP = 'Timeout (0:00:04)!\nThread 0x1 (most recent call first):\n  File "/job/train.py", line {} in load\n'
 BOOKS = (e.Record, e.NewSteps, e.SaveState, e.AdoptWorld)
 # What may stand after a verb, alone or before a value.
-FLAGS = set(
-    [
-        "blank",
-        "over",
-        "broken",
-        "lingering",
-        "together",
-        "trained",
-        "stateless",
-        "moving",
-        "itself",
-        "session",
-        "ending",
-    ]
-)
-NAMED = set(["on", "in", "world", "left", "step", "synced", "code", "of", "begun", "after"])
+FLAGS = {"broken", "lingering", "together", "trained", "itself", "stateless", "moving", "session", "ending"}
+FLAGS |= {"blank", "over"}
+NAMED = {"on", "in", "world", "left", "step", "synced", "code", "of", "begun", "after"}
 
 
 def step(job, event, now):
