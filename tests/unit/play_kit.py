@@ -202,7 +202,8 @@ class Play:
                 seconds = numbers[0] if verb == "take" else 1.0 / (len(members) * numbers[0])
                 first = self.job.training.step + 1
                 steps = range(first, first + int(given.get("count", 30)))
-                self.train_steps(members[0], steps, seconds=seconds, samples=64, total=0)
+                world = int(given["of"]) if "of" in given else None
+                self.train_steps(members[0], steps, seconds=seconds, samples=64, total=0, world=world)
                 self.wait(10.0 if verb == "learn" else 0.0)
             case "leap":  # in two ticks, without heartbeats
                 for _ in range(2):

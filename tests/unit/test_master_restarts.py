@@ -27,6 +27,9 @@ a world that nobody remembers is broken and formed anew by those who are back (2
   wait 2 -> launch 0 1 2 3; world 1: 0 1 2 3
   die; 0 killed; rise blank 0; tick; wait 5 -> broken 1 for 1 2 3: the master does not know all of its members; ...;
       members = 1 2 3 4
+a world that was formed after the last save is broken by who does not know its members (2-2)
+  wait 2; 0-1 away; die; rise; 0-1 connect world 2
+      -> launch 0 1; world 1: 0 1; broken 2 for 0 1: the master does not know all of its members
 a member that died in the absence is missed (2-4)
   wait 2; die; 2 killed; rise; wait 5 -> ...; members = 3 0 1 4; worker_left cause = killed
 a member of which nothing is left is missed (2-4)
