@@ -28,6 +28,9 @@ a worker that overstays its leave is killed and one that has finished is not (1-
   wait 0.2 -> broken 1 for 0; kill 1: had not left 30 s after it was to
   1 killed -> worker_left cause = frozen
   3 connects; 3 drains; wait 31; 3 killed -> kill 3; worker_left cause = frozen, frozen
+one that leaves may take its time to end once its session has (2-3)
+  0 1 2 train; 2 drains; 2 cut; 0 1 ask; wait 20 -> change 1 for 0 1; launch 3; world 2: 0 1
+  wait 11 -> kill 2: had not left 30 s after it was to
 the users own program has time from its first word (1-2, own_program)
   tick; 0 1 placed; wait 5000; 0 connects; wait 599 -> launch 0 1; read 0 1
   wait 5 -> dump 0; kill 0: not ready 600 s after its start; launch 2
