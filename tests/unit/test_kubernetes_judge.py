@@ -37,33 +37,10 @@ NO_GANG = group(
 )
 OF_VOLCANO = PODS.manifest(0, 0)
 OF_VOLCANO = {**OF_VOLCANO, "spec": {**OF_VOLCANO["spec"], "schedulerName": "volcano"}}
-CREATING, STARTS = waiting("ContainerCreating"), "it is being started on node n0"
+STARTS, NO_START = "it is being started on node n0", "CreateContainerConfigError"
 NO_PAPERS = 'secret "digits-worker-tls" not found'
 PULLED = [{"name": "init", "state": waiting("ImagePullBackOff", "Back-off")}]
 NO_KEY = waiting("CreateContainerConfigError", "couldn't find key x")
-
-
-@pytest.mark.parametrize(
-    ("seen", "warning", "image", "reason"),
-    [
-        (pod(node=""), "", False, "the scheduler has not looked at it yet"),
-        (pod(node="", conditions=[UNSCHEDULABLE]), "", False, NO_ROOM),
-        (pod(node="", conditions=[GATED]), "", False, "it waits in its queue"),
-        (pod(node="", conditions=[NO_QUOTA]), "", False, "it waits in its queue"),
-        (pod(node="", conditions=[NO_GANG]), "", False, f"it waits in its queue: {NO_ROOM}"),
-        (pod(node="", manifest=OF_VOLCANO), "", False, "the scheduler volcano has not looked at it yet"),
-        (pod(), "", False, STARTS),
-        (pod(state=CREATING), "", False, STARTS),
-        (pod(state=CREATING), NO_PAPERS, False, f"it can't be started on node n0: {NO_PAPERS}"),
-        (pod(state=waiting("ErrImagePull", "not found")), "", True, "the image can't be pulled: not found"),
-        (pod(initContainerStatuses=PULLED), "", True, "the image can't be pulled: Back-off"),
-        (pod(state=NO_KEY), "", False, "its container can't be started on node n0: couldn't find key x"),
-    ],
-)
-def test_what_a_pod_waits_for(seen, warning, image, reason):
-    found = judge_pod(seen, told=False, warning=warning)
-    assert isinstance(found, Waiting)
-    assert (found.image, found.reason) == (image, reason)
 
 
 ROOT = "container has runAsNonRoot and image will run as root"
@@ -71,37 +48,16 @@ USER = "container's runAsUser breaks non-root policy"
 ABOUT = '(pod: "digits-master-x_lab(1)", container: elasticdl)'
 NO_PULL, AS_ROOT = "the image can't be pulled: ", "nothing may run as root here: "
 REMEDY = "end the image's Dockerfile with `USER 1000`, or give such a spec.securityContext.runAsUser in --pod_template"
-
-
-@pytest.mark.parametrize(
-    ("reason", "message", "told", "lasting"),
-    [
-        ("ErrImagePull", "no\nsuch", f"{NO_PULL}no such", False),
-        ("ImagePullBackOff", None, f"{NO_PULL}ImagePullBackOff", False),
-        ("InvalidImageName", "", f"{NO_PULL}InvalidImageName", True),
-        ("CreateContainerConfigError", f"{ROOT} {ABOUT}", f"{AS_ROOT}{ROOT}; {REMEDY}", True),
-        ("CreateContainerConfigError", f"{USER} {ABOUT}", f"{AS_ROOT}{USER}; {REMEDY}", True),
-        ("CreateContainerConfigError", 'secret "a" not found', None, False),
-        ("ContainerCreating", None, None, False),
-    ],
-)
-def test_what_is_wrong_with_an_image(reason, message, told, lasting):
-    found = judge_pod(pod(state=waiting(reason, message)), told=False)
-    assert (found.reason if found.image else None, found.lasting) == (told, lasting)
-
-
-def test_a_pod_runs_when_its_container_does():
-    assert judge_pod(pod(phase="Running", state=RUNNING), told=False) is None
-    leaving = pod(phase="Running", state=RUNNING, deleted=True)
-    assert judge_pod(leaving, told=False) is None
-
-
 DELETED = "somebody deleted pod digits-worker-0"
 LOW, SILENT, UNREADY = "The node was low on resource: memory.", "Node n0 is unresponsive", condition("Ready", "False")
 KUEUE_PREEMPTS = (
     "Preempted to accommodate a workload (UID: 9f542104-a9e2-4344-ad2e-9c136204da18, JobUID: a20d0a6a-64a3-46ce-9b95-8cfb3bf6e675) "
     "due to prioritization in the ClusterQueue; preemptor path: /train; preemptee path: /train"
 )
+
+
+def wrong(reason, message=None):
+    return pod(state=waiting(reason, message))
 
 
 def stopped(why, text):
@@ -128,78 +84,107 @@ def refused(reason, message):
     return pod(phase="Failed", reason=reason, message=message)
 
 
+def of(*containers, **more):
+    """A pod with these containers."""
+    made = pod(**more)
+    made["spec"]["containers"] = [{"name": "elasticdl", **containers[0]}, *containers[1:]]
+    return made
+
+
 C = ExitCause
 LOG = f"its log: kubectl logs -n {NAMESPACE} digits-worker-0"
 BY_PRIORITY = disrupted("PreemptionByScheduler", "for one of a higher priority")
 BY_VOLCANO = disrupted("PreemptionByScheduler", "volcano: preempting to accommodate a higher priority pod")
 BY_KUEUE, OOM = stopped("WorkloadEvictedDueToPreempted", KUEUE_PREEMPTS), terminated(137, "OOMKilled")
-LIKE_A_LEAVING_ONE = pod(phase="Running", state=terminated(0), deleted=True)
+LIMITED = of({"resources": {"limits": {"memory": "2Gi"}}}, phase="Failed", state=OOM)
+NO_MEMORY = Ended(C.OUT_OF_MEMORY, 137, "its node was out of memory")
+NO_KEY_TOLD = "its container can't be started on node n0: couldn't find key x"
 
 
 @pytest.mark.parametrize(
-    ("last", "gone", "cause", "code", "detail"),
+    ("seen", "found"),
     [
-        # A condition says it.
-        (BY_PRIORITY, False, C.PREEMPTED, 0, "for one of a higher priority"),
-        (disrupted("EvictionByEvictionAPI", state=terminated(143)), False, C.EVICTED, 143, "x"),
-        (disrupted("DeletionByTaintManager"), False, C.EVICTED, 0, "x"),
-        (disrupted("DeletionByTaintManager", state=RUNNING), True, C.NODE_LOST, -9, "x"),
-        (disrupted("DeletionByPodGC", state=RUNNING), True, C.NODE_LOST, -9, "x"),
-        (disrupted("TerminationByKubelet", LOW, terminated(137), reason="Evicted"), False, C.EVICTED, 137, LOW),
-        # Kueue's own condition.
-        (BY_KUEUE, False, C.PREEMPTED, 0, f"Kueue: {KUEUE_PREEMPTS}"),
-        (stopped("WorkloadEvictedDueToClusterQueueStopped", "x"), False, C.EVICTED, 0, "Kueue: x"),
-        (stopped("WorkloadDeleted", ""), False, C.EVICTED, 0, "Kueue: WorkloadDeleted"),
-        (BY_VOLCANO, False, C.PREEMPTED, 0, "volcano: preempting to accommodate a higher priority pod"),
-        # Without the condition: the pod's own reason, and what its node last told.
-        (refused("SysctlForbidden", "forbidden sysctl"), False, C.CRASHED, -9, "forbidden sysctl"),
-        (refused("Preempting", "for a critical pod"), False, C.PREEMPTED, -9, "for a critical pod"),
-        (refused("Evicted", LOW), False, C.EVICTED, -9, LOW),
-        (refused("OutOfnvidia.com/gpu", "not enough"), False, C.EVICTED, -9, "not enough"),
-        (refused("UnexpectedAdmissionError", "Allocate failed"), False, C.EVICTED, -9, "Allocate failed"),
-        (running(reason="NodeLost", message=SILENT), True, C.NODE_LOST, -9, SILENT),
-        (running(conditions=[UNREADY]), True, C.NODE_LOST, -9, "node n0 does not answer"),
-        (pod(phase="Running", state=terminated(137), deleted=True), True, C.DELETED, 137, DELETED),
-        # Any cluster.
-        (running(conditions=[condition("Ready")]), True, C.DELETED, -9, DELETED),
-        (pod(phase="Succeeded", state=terminated(0)), False, C.CLEAN, 0, "exit code 0"),
-        (failed(terminated(3)), False, C.CRASHED, 3, f"exit code 3; {LOG}"),
-        (failed(terminated(139)), False, C.CRASHED, 139, f"SIGSEGV; {LOG}"),
-        (failed(terminated(137)), False, C.KILLED, 137, "SIGKILL"),
-        (failed(OOM), False, C.OUT_OF_MEMORY, 137, "its node was out of memory"),
-        (failed(OOM, deleted=True), True, C.OUT_OF_MEMORY, 137, "its node was out of memory"),
-        (failed(terminated(128, "StartError", "no python")), False, C.CRASHED, 128, "can't start it: no python"),
-        (refused("SomethingNew", "who knows"), False, C.EVICTED, -9, "who knows"),
+        # What it waits for.
+        (pod(node=""), Waiting("the scheduler has not looked at it yet")),
+        (pod(node="", conditions=[UNSCHEDULABLE]), Waiting(NO_ROOM)),
+        (pod(node="", conditions=[GATED]), Waiting("it waits in its queue")),
+        (pod(node="", conditions=[NO_QUOTA]), Waiting("it waits in its queue")),
+        (pod(node="", conditions=[NO_GANG]), Waiting(f"it waits in its queue: {NO_ROOM}")),
+        (pod(node="", manifest=OF_VOLCANO), Waiting("the scheduler volcano has not looked at it yet")),
+        (pod(), Waiting(STARTS, node="n0")),
+        (wrong("ContainerCreating"), Waiting(STARTS, node="n0")),
+        (pod(state=NO_KEY), Waiting(NO_KEY_TOLD, node="n0")),
+        # What is wrong with its image.
+        (wrong("ErrImagePull", "no\nsuch"), Waiting(f"{NO_PULL}no such", image=True, node="n0")),
+        (wrong("ImagePullBackOff"), Waiting(f"{NO_PULL}ImagePullBackOff", image=True, node="n0")),
+        (pod(initContainerStatuses=PULLED), Waiting(f"{NO_PULL}Back-off", image=True, node="n0")),
+        (wrong("InvalidImageName", ""), Waiting(f"{NO_PULL}InvalidImageName", image=True, lasting=True, node="n0")),
+        *(
+            (
+                wrong(NO_START, f"{said} {ABOUT}"),
+                Waiting(f"{AS_ROOT}{said}; {REMEDY}", image=True, lasting=True, node="n0"),
+            )
+            for said in (ROOT, USER)
+        ),
+        # It runs.
+        (pod(phase="Running", state=RUNNING), None),
+        (running(), None),
+        # It has ended: a condition says why.
+        (BY_PRIORITY, Ended(C.PREEMPTED, 0, "for one of a higher priority")),
+        (BY_VOLCANO, Ended(C.PREEMPTED, 0, "volcano: preempting to accommodate a higher priority pod")),
+        (disrupted("EvictionByEvictionAPI", state=terminated(143)), Ended(C.EVICTED, 143, "x")),
+        (disrupted("DeletionByTaintManager"), Ended(C.EVICTED, 0, "x")),
+        (disrupted("TerminationByKubelet", LOW, terminated(137), reason="Evicted"), Ended(C.EVICTED, 137, LOW)),
+        (BY_KUEUE, Ended(C.PREEMPTED, 0, f"Kueue: {KUEUE_PREEMPTS}")),
+        (stopped("WorkloadEvictedDueToClusterQueueStopped", "x"), Ended(C.EVICTED, 0, "Kueue: x")),
+        (stopped("WorkloadDeleted", ""), Ended(C.EVICTED, 0, "Kueue: WorkloadDeleted")),
+        # Without the condition: the pod's own reason.
+        (refused("SysctlForbidden", "forbidden sysctl"), Ended(C.CRASHED, -9, "forbidden sysctl")),
+        (refused("Preempting", "for a critical pod"), Ended(C.PREEMPTED, -9, "for a critical pod")),
+        (refused("Evicted", LOW), Ended(C.EVICTED, -9, LOW)),
+        (refused("OutOfnvidia.com/gpu", "not enough"), Ended(C.EVICTED, -9, "not enough")),
+        (refused("UnexpectedAdmissionError", "Allocate failed"), Ended(C.EVICTED, -9, "Allocate failed")),
+        (refused("SomethingNew", "who knows"), Ended(C.EVICTED, -9, "who knows")),
+        (refused(None, None), Ended(C.CRASHED, 1, "its pod has failed")),
+        # Its exit code.
+        (pod(phase="Succeeded", state=terminated(0)), Ended(C.CLEAN, 0, "exit code 0")),
+        (failed(terminated(3, message="a\nb\n")), Ended(C.CRASHED, 3, f"exit code 3; {LOG}", "a\nb\n")),
+        (failed(terminated(139)), Ended(C.CRASHED, 139, f"SIGSEGV; {LOG}")),
+        (failed(terminated(137)), Ended(C.KILLED, 137, "SIGKILL")),
+        (failed(OOM), NO_MEMORY),
+        (LIMITED, Ended(C.OUT_OF_MEMORY, 137, "it took more memory than its limit of 2Gi")),
+        (failed(terminated(128, "StartError", "no python")), Ended(C.CRASHED, 128, "can't start it: no python")),
+        # With further containers it is over when the worker is; alone, its node has not finished telling.
+        (of({}, {"name": "sidecar"}, phase="Running", state=terminated(0)), Ended(C.CLEAN, 0, "exit code 0")),
+        (of({}, phase="Running", state=terminated(0)), Waiting(STARTS, node="n0")),
     ],
 )
-def test_why_a_worker_ended(last, gone, cause, code, detail):
-    ended = judge_end(last, told=False, gone=gone) if gone else judge_pod(last, told=False)
-    assert isinstance(ended, Ended)
-    assert (ended.cause, ended.code, ended.detail) == (cause, code, detail)
+def test_what_a_pod_says(seen, found):
+    assert judge_pod(seen, told=False) == found
 
 
-def test_what_we_had_deleted_is_killed_unless_the_cluster_was_first():
-    last = LIKE_A_LEAVING_ONE
-    assert judge_end(last, told=True, gone=True) == Ended(ExitCause.KILLED, 0, "as told")
-    assert judge_end(BY_PRIORITY, told=True, gone=True).cause is ExitCause.PREEMPTED
-    assert judge_end(pod(node=""), told=True, gone=True).detail == "it had no place yet"
+@pytest.mark.parametrize(
+    ("last", "told", "ended"),
+    [
+        (disrupted("DeletionByTaintManager", state=RUNNING), False, Ended(C.NODE_LOST, -9, "x")),
+        (disrupted("DeletionByPodGC", state=RUNNING), False, Ended(C.NODE_LOST, -9, "x")),
+        (running(reason="NodeLost", message=SILENT), False, Ended(C.NODE_LOST, -9, SILENT)),
+        (running(conditions=[UNREADY]), False, Ended(C.NODE_LOST, -9, "node n0 does not answer")),
+        (running(conditions=[condition("Ready")]), False, Ended(C.DELETED, -9, DELETED)),
+        (pod(phase="Running", state=terminated(137), deleted=True), False, Ended(C.DELETED, 137, DELETED)),
+        (failed(OOM, deleted=True), False, NO_MEMORY),
+        (pod(phase="Running", state=terminated(0), deleted=True), True, Ended(C.KILLED, 0, "as told")),
+        (BY_PRIORITY, True, Ended(C.PREEMPTED, 0, "for one of a higher priority")),  # the cluster was first
+        (pod(node=""), True, Ended(C.KILLED, -9, "it had no place yet")),
+    ],
+)
+def test_what_the_last_that_was_seen_of_a_pod_says(last, told, ended):
+    assert judge_end(last, told=told, gone=True) == ended
 
 
-def test_the_end_of_the_log_of_a_failed_worker_comes_with_its_status():
-    assert judge_pod(failed(terminated(1, message="a\nb\n")), told=False).output == "a\nb\n"
-
-
-def test_memory_is_named_with_its_limit():
-    limited = failed(terminated(137, "OOMKilled"))
-    limited["spec"]["containers"][0] = {"name": "elasticdl", "resources": {"limits": {"memory": "2Gi"}}}
-    assert judge_pod(limited, told=False).detail == "it took more memory than its limit of 2Gi"
-
-
-def test_a_pod_with_further_containers_is_over_when_the_worker_is():
-    last = pod(phase="Running", state=terminated(0))
-    assert isinstance(judge_pod(last, told=False), Waiting)  # its node has not finished telling
-    last["spec"]["containers"] = [*last["spec"]["containers"], {"name": "sidecar"}]
-    assert judge_pod(last, told=False).cause is ExitCause.CLEAN
+def test_a_pod_that_does_not_start_waits_for_what_its_node_warns_of():
+    found = judge_pod(wrong("ContainerCreating"), told=False, warning=NO_PAPERS)
+    assert found == Waiting(f"it can't be started on node n0: {NO_PAPERS}", node="n0")
 
 
 def test_a_workers_pod():

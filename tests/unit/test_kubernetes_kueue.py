@@ -2,20 +2,15 @@
 
 import asyncio
 import logging
-from functools import partial
 
 import pytest
-from kubernetes_fake import FakeObjects, FakePods
-from kubernetes_kit import JOB, NAMESPACE, OWNERS, RUNNING, condition, pod, terminated
-from kubernetes_scene import name, pods_scene
+from kubernetes_kit import JOB, NAMESPACE, OWNERS, RUNNING, FakePods, condition, name, pod, scene, terminated, told
 
 from elasticdl.cli import namespace_job
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.kube.client import ApiError, NotDoneError, NotThereError
 from elasticdl.kube.manifests import worker_template
 from elasticdl.master.shell import cluster_master
-from elasticdl.places.base import Place, PlaceState
-from elasticdl.places.pod_places import PodTimeouts
 from elasticdl.places.worker_pods import WorkerPodApi, WorkerPods
 from tests.stories import on
 
@@ -29,34 +24,33 @@ GANG = WorkerPods(
 PREEMPTED = condition(
     "TerminationTarget", "True", "WorkloadEvictedDueToPreempted", "Preempted to accommodate a workload"
 )
-TIMEOUTS = PodTimeouts(leave=0.05, first_retry=0.01, longest_retry=0.02)
 
 
-@on(partial(pods_scene, TIMEOUTS, GANG))
+@on(scene(GANG))
 async def test_a_preempted_gang_asks_for_others_when_its_pods_are_over(scene):
     await scene.ready(SIZE)
     for number in range(SIZE):
-        scene.show(number, "Running", RUNNING, conditions=[PREEMPTED], deleted=True)
-        await scene.changed(number, PlaceState.ENDING)
+        await scene.show(number, "Running", RUNNING, conditions=[PREEMPTED], deleted=True)
+        assert (await scene.next()).startswith(f"{number} ending")
     scene.want(SIZE)
     await asyncio.sleep(0)
     assert scene.reports.empty(), "Kueue would delete it: those that leave count"
     for number, successor in ((1, 2), (0, 3)):
-        scene.show(number, "Failed", terminated(143), conditions=[PREEMPTED], deleted=True)
-        await scene.lost(number)
+        await scene.show(number, "Failed", terminated(143), conditions=[PREEMPTED], deleted=True)
+        assert (await scene.next()).startswith(f"{number} lost: preempted")
         scene.want(SIZE)
-        assert (await scene.reports.get()).place == Place(name(successor))
+        assert told(await scene.reports.get()) == f"{successor} is asked for"
 
 
 @pytest.mark.parametrize("failures", [1, 1000])
-@on(partial(pods_scene, TIMEOUTS, GANG))
+@on(scene(GANG))
 async def test_a_job_that_ends_has_kueue_keep_none_of_its_pods(scene, failures):
     await scene.ready(SIZE)
     scene.pods.failures["end_group"] = [ApiError(503, "away")] * failures
     await scene.places.close()
-    assert next(call[0] for call in scene.pods.calls if call[0] != "create") == "end_group"
+    assert next(call[0] for call in scene.pods.calls if call[0] not in ("list", "watch", "create")) == "end_group"
     for number in range(SIZE):  # it ends whatever comes of that
-        await scene.lost(number)
+        assert (await scene.next()).startswith(f"{number} lost")
 
 
 class Cluster:
@@ -111,7 +105,7 @@ def test_the_group_is_over_by_the_pods_that_kueue_keeps():
 
 def test_the_group_is_over_also_where_a_master_gives_the_job_up():
     """It has no launcher, which would see to that."""
-    pods = FakePods(FakeObjects())
+    pods = FakePods()
     asyncio.run(cluster_master.end_workers(pods))
     assert pods.calls == [("end_group",), ("delete_all", 1)]
 

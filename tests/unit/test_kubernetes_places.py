@@ -1,164 +1,292 @@
-"""Pods as places, and their watches, when the API server refuses, forgets, answers late or not at all."""
+"""Pods as places, and their watches, when the API server refuses, forgets, answers late or not at all, as stories.
+
+A line of a story says what happens to pods (see `happens`), and after the arrow what is reported of places, in this order, and
+what is asked of the server meanwhile. ``...`` stands for the rest of a text.
+"""
 
 import asyncio
+import itertools
+import re
+import threading
 from functools import partial
 
+import hypothesis
 import pytest
-from kubernetes_kit import PODS, RUNNING, condition, pod, terminated, waiting
-from kubernetes_scene import DEADLINE, name, pods_scene
+from hypothesis import strategies as st
+from kubernetes_kit import DEADLINE, PODS, RUNNING, condition, name, pod, scene, seen, terminated, told, waiting
 
 from elasticdl.common.errors import UnreachableError
+from elasticdl.job.spec import WorkerRange
 from elasticdl.kube.client import ApiError
-from elasticdl.master.core.events import ExitCause, LauncherFailed
-from elasticdl.places.base import Place, PlaceState
-from elasticdl.places.pod_places import PodTimeouts
+from elasticdl.master.core.events import LaunchWorker, Tick, WorkerExited
+from elasticdl.master.core.job_core import Job
+from elasticdl.master.core.values import Settings
+from elasticdl.master.shell.agents import Agents
+from elasticdl.places.base import PlaceChanged, PlaceLost, PlaceState
+from elasticdl.places.launcher import PlaceLauncher
+from elasticdl.places.pod_places import KEPT, REQUESTS_AT_ONCE, Ledger
 from elasticdl.places.worker_pods import number_of
 from tests.stories import on
 
-GONE = ApiError(410, "too old resource version")
-FORBIDDEN = 'pods "x" is forbidden: '
+AS_ROOT = "container has runAsNonRoot and image will run as root"
+REJECTED = {"reason": "UnexpectedAdmissionError", "message": "Allocate failed"}
+SHOWN = {
+    "is not scheduled": partial(pod, conditions=[condition("PodScheduled", "False", "Unschedulable", "0/2")], node=""),
+    "is created": partial(pod, state=waiting("ContainerCreating")),
+    "is unpulled": partial(pod, state=waiting("ErrImagePull", "not found")),
+    "is still unpulled": partial(pod, state=waiting("ImagePullBackOff", "Back-off")),
+    "is root": partial(pod, state=waiting("CreateContainerConfigError", AS_ROOT)),
+    "runs": partial(pod, phase="Running", state=RUNNING),
+    "is deleted": partial(pod, phase="Running", state=RUNNING, deleted=True),
+    "is silent": partial(pod, phase="Running", state=RUNNING, conditions=[condition("Ready", "False")]),
+    "exits beside another": partial(pod, phase="Running", state=terminated(0)),
+    "is done": partial(pod, phase="Succeeded", state=terminated(0)),
+    "fails": partial(pod, phase="Failed", state=terminated(3)),
+    "is rejected": partial(pod, phase="Failed", **REJECTED),
+}
+ANOTHERS = {**pod(0), "metadata": {**pod(0)["metadata"], "ownerReferences": []}}
+
+
+async def happens(scene, line):
+    """``want 2``, ``1 run``, ``pod 0 fails``, ``refuse create x2: 403 why``; others are below."""
+    match line.split():
+        case [count, "run"]:
+            await scene.ready(int(count))
+        case ["want", most]:
+            scene.want(int(most))
+        case ["give", "back", number, *at_once]:
+            scene.places.give_back(name(number), at_once=bool(at_once))
+        case ["refuse", *_]:
+            method, times, status, why = re.fullmatch(r"refuse (\w+)(?: x(\d+))?: (\d+) (.*)", line).groups()
+            scene.pods.failures.setdefault(method, []).extend([ApiError(int(status), why)] * int(times or 1))
+        case ["warning", number, *why]:
+            scene.pods.warnings[name(number)] = " ".join(why)
+        case ["pod", number, "is", "gone"]:
+            scene.remove(number)
+        case ["pod", number, "comes"]:  # late, asked for by somebody before
+            scene.pods.made(PODS.manifest(int(number), 1))
+        case ["pod", number, "has", "another", "container"]:
+            spec = scene.pods.there[name(number)]["spec"]
+            spec["containers"] = [*spec["containers"], {"name": "istio-proxy"}]
+        case ["pod", number, *_]:
+            await scene.until(lambda: name(number) in scene.pods.there)
+            shown = SHOWN[line.removeprefix(f"pod {number} ")]
+            scene.pods.put(shown(int(number), manifest=scene.pods.there[name(number)]))
+        case ["another's", "is", "there"]:
+            scene.pods.put(ANOTHERS)
+        case ["the", "watch", "breaks"]:
+            scene.pods.interrupt(ValueError("no JSON"), forget=True)
+        case ["nodes", "linger"]:
+            scene.pods.lingering = True
+        case ["after", seconds]:
+            await asyncio.sleep(float(seconds))
+        case ["the", "job", "ends"]:
+            scene.closing = asyncio.ensure_future(scene.places.close())
+            await asyncio.sleep(0)
+        case ["all", "is", "closed"]:
+            await (scene.closing or scene.places.close())
+        case ["the", "master", "leaves"]:
+            await scene.places.close(keep=True)
+        case ["another", "begins"]:
+            scene.places = scene.another()
+            scene.found = [seen(place) for place in await scene.places.found()]
+            assert scene.reports.empty(), "what became of them is told afterwards"
+        case _:  # else a time limit, which the scene has
+            assert "=" in line, line
+
+
+async def follows(scene, expected):
+    match expected.split():
+        case ["asks", method, *words]:
+            times = int(words.pop()[1:]) if words and words[-1].startswith("x") else 1
+            at = [name(words[0])] * bool(words) + [int(each) if each.isdecimal() else None for each in words[1:]]
+            await scene.called(method, *at, times=times)
+        case ["found", *_]:
+            assert f"found {', '.join(scene.found)}" == expected
+        case ["no", method]:
+            assert method not in [call[0] for call in scene.pods.calls]
+        case ["pods", *numbers]:
+            await scene.until(lambda: sorted(scene.pods.there) == sorted(map(name, numbers)))
+        case _:
+            report = await scene.next()
+            assert report == expected or (expected.endswith("...") and report.startswith(expected[:-3]))
+
+
+async def play(scene, story):
+    for line in story.strip().splitlines():
+        happening, _, following = line.partition("->")
+        for each in filter(None, map(str.strip, happening.split(";"))):
+            await happens(scene, each)
+        for each in filter(None, map(str.strip, following.split(";"))):
+            await follows(scene, each)
+    while not scene.reports.empty():
+        assert told(scene.reports.get_nowait()).endswith(" is asked for")
+
+
+NOT_TAKEN = "0 waiting: the cluster does not take its pod: "
+NOT_YET = "0 waiting: the scheduler has not looked at it yet"
+STORIES = {
+    "a pod that no cluster would take ends the job with that line": """
+        refuse create: 422 Pod "x" is invalid: spec.volumes[0]; want 1
+            -> failed: the cluster refuses the pods of the workers: Pod "x" is invalid: spec.volumes[0]; 0 lost: crashed 1, ...
+    """,
+    "a pod of which the answer was lost is taken for ours": f"""
+        pod 0 comes; refuse create: 0 the connection broke; want 1 -> {NOT_TAKEN}the connection broke; asks read 0; {NOT_YET}
+        pod 0 runs                                  -> 0 ready on n0
+    """,
+    "a pod of an older job of the name is waited for, and holds up no other": f"""
+        another's is there; want 2                  -> {NOT_TAKEN}there still is a pod {name(0)} of another job; asks create 1
+        pod 0 is gone                               -> asks create 0 x2; {NOT_YET}
+    """,
+    "a pod that is given up while it is asked for is never made": f"""
+        refuse create x1000: 403 exceeded quota; want 1 -> {NOT_TAKEN}exceeded quota
+        give back 0 at once                         -> 0 lost: killed -9, it had no place yet; no delete
+    """,
+    "one that may have been made is deleted in any case, also if it comes late": f"""
+        refuse create x1000: 0 timed out; want 1    -> {NOT_TAKEN}timed out
+        give back 0                                 -> 0 lost: killed -9, ...; asks delete 0 1
+        pod 0 comes                                 -> asks delete 0 1 x2
+    """,
+    "a pod that its node does not end is forced off the books": """
+        1 run; nodes linger; give back 0 at once    -> 0 ending on n0: its pod is being deleted
+            -> asks delete 0 0; 0 lost: killed -9, as told
+    """,
+    "deleting goes on until the server has heard": """
+        1 run; refuse delete: 503 x; refuse delete: 0 y; refuse delete: 429 z; give back 0
+            -> 0 lost: killed -9, as told; asks delete 0 None x4
+    """,
+    "why a pod waits is told once, however often it is seen, and a start that takes its course is no news": """
+        want 2; pod 0 is not scheduled              -> 0 waiting: 0/2
+        pod 0 is not scheduled; pod 1 is created; pod 1 runs -> 1 ready on n0
+        pod 0 is unpulled                           -> 0 waiting on n0: the image can't be pulled: not found
+        pod 0 is still unpulled; pod 0 runs         -> 0 ready on n0
+    """,
+    "an image that can't be pulled ends a job that never had a worker": """
+        want 1; pod 0 is unpulled                   -> 0 waiting on n0: the image can't be pulled: not found
+            -> failed: no worker could be started within 0.05 s: the image can't be pulled: not found
+    """,
+    "but no other": """
+        1 run; want 2; pod 1 is unpulled; after 0.1 -> 1 waiting on n0: the image can't be pulled: not found
+    """,
+    "a node that refuses a pod is known before it is lost": """
+        want 1; pod 0 is rejected                   -> 0 waiting on n0; 0 lost: evicted -9, Allocate failed
+    """,
+    "somebody else takes a pod away": f"""
+        1 run; pod 0 is gone                        -> 0 lost: deleted -9, somebody deleted pod {name(0)}
+    """,
+    "what a master before has left is found and then told, and no name is used again": """
+        2 run; the master leaves; pod 0 fails; pod 7 comes
+        another begins                              -> found 0 lost on n0, 1 ready on n0, 7 waiting; 0 lost: crashed 3, ...
+        want 3; pod 7 runs                          -> asks create 8; 7 ready on n0
+    """,
+    "in a pod that may never be heard of again nobody is started": """
+        3 run; pod 0 is silent; pod 1 is deleted
+            -> 0 ending on n0: node n0 does not answer; 1 ending on n0: its pod is being deleted
+        the master leaves; another begins           -> found 0 ending on n0, 1 ending on n0, 2 ready on n0
+        pod 0 runs                                  -> 0 ready on n0
+    """,
+    "a pod that a master before has asked for and that comes late is a place as well": """
+        1 run; pod 7 comes; after 0.05; want 2; pod 7 runs -> 7 ready on n0; pods 0 7
+    """,
+    "a container beside the worker is ended with it": """
+        1 run; pod 0 has another container; pod 0 exits beside another -> 0 lost: clean 0, exit code 0; asks delete 0 1
+    """,
+    "also with the job: else the pod keeps its GPU, and the job's time to live never begins": """
+        1 run; pod 0 has another container; refuse delete x3: 503 x; the job ends; pod 0 exits beside another
+        all is closed                               -> 0 lost: clean 0, exit code 0; pods
+    """,
+    "whatever fails in a watch has it begun anew": """
+        1 run; the watch breaks; pod 0 is deleted   -> 0 ending on n0: its pod is being deleted
+    """,
+    "closing waits until all is gone": """
+        2 run; refuse delete_all: 503 x; all is closed -> 0 lost: killed -9, as told; 1 lost: killed -9, as told; pods
+        want 1; after 0.05                          -> pods
+    """,
+    "the node of a pod that does not start is asked why": """
+        refuse warning: 403 forbidden; warning 0 no such claim; want 1; pod 0 is created
+            -> 0 waiting on n0: it can't be started on node n0: no such claim; asks warning 0 x2
+        pod 0 runs                                  -> 0 ready on n0
+    """,
+    "an image that runs as root ends a job at once with the remedy": """
+        image=20; want 1; pod 0 is root
+            -> 0 waiting on n0: nothing may run as root here: ...; failed: no worker can be started: nothing may run as root...
+    """,
+    "a job that ends lets its agents leave, so that their logs stay": """
+        leave=20; 1 run; the job ends; pod 0 is done; all is closed -> 0 lost: clean 0, exit code 0; no delete_all; pods 0
+    """,
+    "closing is bounded": """
+        leave=0.01; close=0.1; 1 run; refuse delete_all x1000: 503 x; all is closed ->
+    """,
+    "of the pods that are over the newest are kept, and all of them for a while": f"""
+        over=0.3; {KEPT + 1} run; pod 0 fails       -> 0 lost: crashed 3, ...
+        {"; ".join(f"pod {number} fails" for number in range(1, KEPT + 1))}
+            -> {"; ".join(f"{number} lost: crashed 3, ..." for number in range(1, KEPT + 1))}; no delete
+            -> asks delete 0 1; pods {" ".join(map(str, range(1, KEPT + 1)))}
+    """,
+    "who waits is dropped, the newest first, and who runs is not": """
+        1 run; want 3                               -> asks create 2
+        want 2                                      -> 2 lost: killed -9, ...
+        want 0                                      -> 1 lost: killed -9, ...
+        want 0; after 0.05                          -> pods 0
+    """,
+}
+
+
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_what_becomes_of_pods(story):
+    limits = {name: float(seconds) for name, seconds in re.findall(r"(\w+)=([\d.]+);", story)}
+    run(story, limits)
+
+
+def run(story, limits=(), workers=PODS):
+    async def whole():
+        async with scene(workers, **dict(limits))() as opened:
+            await play(opened, story)
+
+    asyncio.run(whole())
 
 
 @pytest.mark.parametrize(
-    "failure",
+    ("failure", "told"),
     [
-        ApiError(403, f"{FORBIDDEN}exceeded quota: team"),
-        ApiError(429, "too many requests", retry_after=0.02),
-        ApiError(500, "etcdserver: request timed out"),
-        ApiError(0, "the cluster does not answer: connection refused"),
-        ApiError(400, "failed to create pod <lab/digits-worker-0> as the podgroup phase is Pending"),
+        ('403 pods "x" is forbidden: exceeded quota: team', "exceeded quota: team"),
+        ("429 too many requests", None),
+        ("500 etcdserver: request timed out", None),
+        ("0 the cluster does not answer: connection refused", None),
+        ("400 failed to create pod <lab/digits-worker-0> as the podgroup phase is Pending", None),
     ],
 )
-@on(pods_scene)
-async def test_a_pod_that_is_refused_for_now_is_asked_for_again(scene, failure):
-    scene.pods.failures["create"] = [failure, failure]
-    scene.want(1)
-    assert await scene.waits() == f"the cluster does not take its pod: {failure}".replace(FORBIDDEN, "")
-    await scene.called("create", name(0), times=3)
-    assert await scene.waits() == "the scheduler has not looked at it yet"
-    scene.show(0)
-    await scene.changed(0, PlaceState.READY)
+def test_a_pod_that_is_refused_for_now_is_asked_for_again(failure, told):
+    run(f"""
+        refuse create x2: {failure}; want 1 -> {NOT_TAKEN}{told or failure.partition(" ")[2]}; asks create 0 x3; {NOT_YET}
+        pod 0 runs                          -> 0 ready on n0
+    """)
 
 
-@on(pods_scene)
-async def test_a_pod_that_no_cluster_would_take_ends_the_job_with_that_line(scene):
-    scene.pods.failures["create"] = [ApiError(422, 'Pod "x" is invalid: spec.volumes[0]')]
-    scene.want(1)
-    assert (await scene.next(LauncherFailed)).reason.endswith('Pod "x" is invalid: spec.volumes[0]')
-    assert (await scene.lost()).cause is ExitCause.CRASHED
+GONE = ApiError(410, "too old resource version")
 
 
-@on(pods_scene)
-async def test_a_pod_of_which_the_answer_was_lost_is_taken_for_ours(scene):
-    scene.pods._create(PODS.manifest(0, 0))
-    scene.pods.failures["create"] = [ApiError(0, "the connection broke")]
-    scene.want(1)
-    await scene.waits()
-    await scene.called("read", name(0))
-    await scene.waits()
-    scene.show(0)
-    await scene.changed(0, PlaceState.READY)
-
-
-@on(pods_scene)
-async def test_a_pod_of_an_older_job_of_the_name_is_waited_for(scene):
-    scene.objects.put(name(0), {**pod(0), "metadata": {**pod(0)["metadata"], "ownerReferences": []}})
-    scene.want(1)
-    assert "there still is a pod digits-worker-0 of another job" in await scene.waits()
-    scene.objects.put(name(0), pod(0), "DELETED")
-    await scene.called("create", name(0), times=2)
-
-
-@on(pods_scene)
-async def test_a_worker_that_is_killed_while_it_is_asked_for_is_never_made(scene):
-    scene.pods.failures["create"] = [ApiError(403, "exceeded quota")] * 1000
-    scene.want(1)
-    await scene.waits()
-    scene.give_back(0)
-    lost = await scene.lost()
-    assert (lost.cause, lost.detail) == (ExitCause.KILLED, "it had no place yet")
-    assert ("delete", name(0), 1) not in scene.pods.calls
-
-
-@on(pods_scene)
-async def test_a_pod_that_may_have_been_made_when_it_was_given_up_is_deleted_in_any_case(scene):
-    scene.pods.failures["create"] = [ApiError(0, "timed out")] * 1000
-    scene.want(1)
-    await scene.waits()
-    scene.give_back(0, at_once=False)
-    await scene.lost()
-    await scene.called("delete", name(0), 1)
-    scene.pods._create(PODS.manifest(0, 0))  # late
-    await scene.called("delete", name(0), 1, times=2)
-
-
-@on(pods_scene)
-async def test_a_pod_that_its_node_does_not_end_is_forced_off_the_books(scene):
-    await scene.ready(1)
-    scene.pods.lingering = True
-    scene.give_back(0)
-    await scene.called("delete", name(0), 0)
-    assert (await scene.lost()).cause is ExitCause.KILLED
-    scene.pods.lingering = False
-
-
-@on(pods_scene)
-async def test_deleting_goes_on_until_the_server_has_heard(scene):
-    await scene.ready(1)
-    scene.pods.failures["delete"] = [ApiError(503, "x"), ApiError(0, "y"), ApiError(429, "z")]
-    scene.give_back(0, at_once=False)
-    assert (await scene.lost()).cause is ExitCause.KILLED
-    await scene.called("delete", name(0), None, times=4)
-
-
-@pytest.mark.parametrize(("failure", "forget"), [(None, False), (ApiError(0, "connection reset"), False), (GONE, True)])
-@on(pods_scene)
-async def test_what_happens_between_two_watches_is_told_once(scene, failure, forget):
+@pytest.mark.parametrize(
+    ("failure", "forgotten", "meanwhile"),
+    [
+        ((), False, "pod 0 fails -> 0 lost: crashed 3, ..."),
+        ((ApiError(0, "connection reset"),), False, "pod 0 fails -> 0 lost: crashed 3, ..."),
+        ((GONE,), True, "pod 0 fails -> 0 lost: crashed 3, ..."),
+        ((GONE,), True, "pod 0 is gone -> 0 lost: deleted -9, ..."),
+    ],
+)
+@on(scene())
+async def test_what_happens_between_two_watches_is_told_once(scene, failure, forgotten, meanwhile):
     await scene.ready(2)
-    lists = scene.objects.lists
-    with scene.objects.lock:
-        scene.objects.interrupt(*([failure] if failure else []), forget=forget)
-        scene.show(0, "Failed", terminated(3))
-        if forget:
-            scene.objects.history = []
-            scene.objects.failures = [GONE] if scene.objects.lists == lists else []
-    assert (await scene.lost()).code == 3
-    scene.show(1, "Succeeded", terminated(0))
-    assert (await scene.lost(1)).cause is ExitCause.CLEAN
-    assert scene.reports.empty()
-    assert (scene.objects.lists > lists) == forget
-
-
-@on(pods_scene)
-async def test_a_pod_that_went_while_nobody_watched_is_missed(scene):
-    await scene.ready(2)
-    with scene.objects.lock:
-        scene.objects.interrupt(GONE)
-        scene.remove(0)
-        scene.objects.history = []
-    assert (await scene.lost()).cause is ExitCause.DELETED
-    scene.show(1, "Succeeded", terminated(0))
-    await scene.lost(1)
-
-
-@on(pods_scene)
-async def test_an_image_that_can_not_be_pulled_ends_a_job_that_never_had_a_worker(scene):
-    scene.want(1)
-    await scene.made(0)
-    scene.show(0, "Pending", waiting("ErrImagePull", "not found"))
-    assert await scene.waits() == "the image can't be pulled: not found"
-    failed = await scene.next(LauncherFailed)
-    assert failed.reason == "no worker could be started within 0.05 s: the image can't be pulled: not found"
-
-
-@on(partial(pods_scene, PodTimeouts(image=DEADLINE)))
-async def test_an_image_that_runs_as_root_ends_a_job_at_once_with_the_remedy(scene):
-    scene.want(1)
-    await scene.made(0)
-    said = "container has runAsNonRoot and image will run as root"
-    scene.show(0, "Pending", waiting("CreateContainerConfigError", said))
-    assert "Dockerfile with `USER 1000`" in await scene.waits()
-    assert (await scene.next(LauncherFailed)).reason.startswith("no worker can be started: nothing may run as root")
+    lists, (happening, following) = scene.pods.calls.count(("list",)), meanwhile.split(" -> ")
+    with scene.pods.lock:
+        scene.pods.interrupt(*failure, forget=forgotten)
+        await happens(scene, happening)
+        if forgotten:
+            scene.pods.history = []
+            scene.pods.failures["watch"] = [GONE]
+    await play(scene, f"-> {following}\n pod 1 is done -> 1 lost: clean 0, exit code 0")
+    assert (scene.pods.calls.count(("list",)) > lists) == forgotten
 
 
 @pytest.mark.parametrize(
@@ -170,180 +298,176 @@ async def test_an_image_that_runs_as_root_ends_a_job_at_once_with_the_remedy(sce
         {"name": "somebody-elses"},
     ],
 )
-@on(partial(pods_scene, found=False))
+@on(scene(found=False))
 async def test_a_pod_of_somebody_elses_making_that_the_job_owns_is_left_alone(scene, metadata):
     strange = pod(1, "Running", RUNNING)
-    strange["metadata"] = {**strange["metadata"], "name": name(1), **metadata}
-    scene.objects.put(strange["metadata"]["name"], strange)
+    strange["metadata"] = {**strange["metadata"], **metadata}
+    scene.pods.put(strange)
     assert await scene.places.found() == ()
-    scene.objects.put(strange["metadata"]["name"], strange)
-    await scene.ready(1)
-    assert not [call for call in scene.pods.calls if call[0] == "delete"]
+    scene.pods.put(strange)
+    await play(scene, "1 run -> no delete")
 
 
-@on(pods_scene)
-async def test_what_a_master_before_has_left_is_found_and_then_told(scene):
-    await scene.ready(2)
-    await scene.places.close(keep=True)
-    scene.show(0, "Failed", terminated(3))
-    scene.pods._create(PODS.manifest(7, 2))
-    scene.places = scene.another()
-    over, runs, waits = await scene.places.found()
-    assert scene.reports.empty()
-    assert (over.id, over.state) == (name(0), PlaceState.LOST)
-    assert runs == Place(name(1), "n0", state=PlaceState.READY, log=f"kubectl logs -n lab {name(1)}")
-    assert waits == Place(name(7))
-    await scene.lost(0)
-    scene.show(7)
-    await scene.changed(7, PlaceState.READY)
-    scene.want(3)
-    await scene.called("create", name(8))  # no name is used again
-
-
-@on(pods_scene)
-async def test_in_a_pod_that_may_never_be_heard_of_again_nobody_is_started(scene):
-    await scene.ready(3)
-    scene.show(0, conditions=[condition("Ready", "False")])
-    scene.show(1, deleted=True)
-    assert (await scene.changed(0, PlaceState.ENDING)).reason == "node n0 does not answer"
-    assert (await scene.changed(1, PlaceState.ENDING)).reason == "its pod is being deleted"
-    await scene.places.close(keep=True)
-    scene.places = scene.another()
-    states = [place.state for place in await scene.places.found()]
-    assert states == [PlaceState.ENDING, PlaceState.ENDING, PlaceState.READY]
-    scene.show(0)
-    await scene.changed(0, PlaceState.READY)
-
-
-@on(pods_scene)
-async def test_a_pod_that_a_master_before_has_asked_for_and_that_comes_late_is_a_place_as_well(scene):
-    await scene.ready(1)
-    scene.pods._create(PODS.manifest(7, 1))
-    assert (await asyncio.wait_for(scene.reports.get(), DEADLINE)).place == Place(name(7))
-    scene.want(2)
-    scene.show(7)
-    await scene.changed(7, PlaceState.READY)
-    assert [number_of(each) for each in scene.objects.objects.values()] == [0, 7]
-
-
-@on(partial(pods_scene, PodTimeouts(leave=DEADLINE)))
-async def test_a_job_that_ends_lets_its_agents_leave_so_that_their_logs_stay(scene):
-    await scene.ready(1)
-    closing = asyncio.ensure_future(scene.places.close())
-    await asyncio.sleep(0)
-    scene.show(0, "Succeeded", terminated(0))
-    await closing
-    assert not [call for call in scene.pods.calls if call[0] == "delete_all"]
-    assert list(scene.objects.objects) == [name(0)]
-
-
-@on(pods_scene)
-async def test_a_container_beside_the_worker_is_ended_with_it(scene):
-    await scene.ready(1)
-    known = scene.objects.objects[name(0)]
-    known["spec"]["containers"] = [*known["spec"]["containers"], {"name": "sidecar"}]
-    scene.show(0, "Running", terminated(0))
-    assert (await scene.lost()).cause is ExitCause.CLEAN
-    await scene.called("delete", name(0), 1)
-
-
-@on(pods_scene)
-async def test_a_container_beside_the_worker_is_ended_with_the_job(scene):
-    """Else the pod keeps its GPU, and the job's time to live never begins."""
-    await scene.ready(1)
-    known = scene.objects.objects[name(0)]
-    known["spec"]["containers"] = [*known["spec"]["containers"], {"name": "istio-proxy"}]
-    scene.pods.failures["delete"] = [ApiError(503, "x")] * 3
-    closing = asyncio.ensure_future(scene.places.close())
-    await asyncio.sleep(0)
-    scene.show(0, "Running", terminated(0))
-    await closing
-    assert scene.objects.objects == {}
-
-
-@on(pods_scene)
-async def test_a_pod_that_loses_its_labels_on_the_way_ends_the_job(scene):
-    """As by an admission webhook: nobody would see what becomes of it."""
-    create = scene.pods.create
-    scene.pods.create = lambda manifest: create({**manifest, "metadata": {**manifest["metadata"], "labels": {}}})
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (  # as by an admission webhook: nobody would see what becomes of it
+            lambda pods, made: pods.made({**made, "metadata": {**made["metadata"], "labels": {}}}),
+            "the cluster refuses the pods of the workers: something in the cluster takes labels or owners from pod ",
+        ),
+        (lambda pods, made: {"kind": "Status"}, "pods are looked after no longer: KeyError: 'metadata'"),
+    ],
+)
+@on(scene(leave=0.01, close=0.1))
+async def test_an_answer_that_can_not_be_used_ends_the_job(scene, answer, reason):
+    scene.pods.create = partial(answer, scene.pods)
     scene.want(1)
-    failed = await scene.next(LauncherFailed)
-    assert failed.reason.endswith(f"something in the cluster takes labels or owners from pod {name(0)}")
+    assert (await scene.next()).startswith(f"failed: {reason}")
 
 
-@on(partial(pods_scene, PodTimeouts(leave=0.01, close=0.1)))
-async def test_whatever_else_fails_while_a_pod_is_looked_after_ends_the_job(scene):
-    scene.pods.create = lambda manifest: {"kind": "Status"}
-    scene.want(1)
-    assert (await scene.next(LauncherFailed)).reason == "pods are looked after no longer: KeyError: 'metadata'"
-
-
-@on(pods_scene)
-async def test_whatever_fails_in_a_watch_has_it_begun_anew(scene):
-    await scene.ready(1)
-    scene.objects.interrupt(ValueError("no JSON"), forget=True)
-    scene.show(0, "Running", RUNNING, deleted=True)
-    await scene.changed(0, PlaceState.ENDING)
-
-
-@on(partial(pods_scene, found=False))
+@on(scene(found=False))
 async def test_a_cluster_that_never_answers_is_unreachable(scene):
-    scene.objects.failures = [ApiError(0, "refused")] * 1000
+    scene.pods.failures["list"] = [ApiError(0, "refused")] * 1000
     with pytest.raises(UnreachableError, match="can't list the workers' pods: refused"):
         await scene.places.found()
 
 
-@on(pods_scene)
-async def test_closing_waits_until_all_is_gone(scene):
-    await scene.ready(2)
-    scene.pods.failures["delete_all"] = [ApiError(503, "x")]
-    await scene.places.close()
-    for number in range(2):
-        await scene.lost(number)
-    scene.want(1)
-    assert (scene.objects.objects, scene.reports.empty()) == ({}, True)
+# ---- how many requests a job makes, whatever the cluster does ----
 
 
-@on(partial(pods_scene, PodTimeouts(leave=0.01, close=0.1, first_retry=0.01, longest_retry=0.02)))
-async def test_closing_is_bounded(scene):
-    await scene.ready(1)
-    scene.pods.failures["delete_all"] = [ApiError(503, "x")] * 1000
-    await scene.places.close()
-    assert scene.reports.empty()
-
-
-@on(pods_scene)
-async def test_the_node_of_a_pod_that_does_not_start_is_asked_why(scene):
-    scene.pods.warnings[name(0)] = "no such claim"
-    scene.pods.failures["warning"] = [ApiError(403, "forbidden")]
-    scene.want(1)
-    await scene.made(0)
-    scene.show(0, "Pending", waiting("ContainerCreating"))
-    uid = scene.objects.objects[name(0)]["metadata"]["uid"]
-    while (reason := await scene.waits()) != "it can't be started on node n0: no such claim":
-        assert reason.startswith("it is being started")
-    await scene.called("warning", name(0), uid, times=2)
-    scene.show(0)
-    await scene.changed(0, PlaceState.READY)
-
-
-@on(pods_scene)
-async def test_a_pod_that_waits_for_its_name_holds_up_no_other(scene):
-    scene.objects.put(name(0), {**pod(0), "metadata": {**pod(0)["metadata"], "ownerReferences": []}})
-    scene.want(2)
-    await scene.made(1)
-    assert "of another job" in await scene.waits(0)
-    scene.give_back(0)
-    assert (await scene.lost(0)).cause is ExitCause.KILLED
-
-
-@on(pods_scene)
-async def test_who_waits_is_dropped_the_newest_first_and_who_runs_is_not(scene):
-    await scene.ready(1)
-    scene.want(3)
-    await scene.called("create", name(2))
-    for most, lost in ((2, 2), (0, 1), (0, None)):
+@on(scene(first_retry=0.1, longest_retry=0.2))
+async def test_all_workers_wait_for_a_quota_behind_one_back_off_and_follow_when_it_lets_one_in(scene):
+    """And those that are launched one by one are asked for together: else it takes thousands minutes of the master's time."""
+    scene.pods.quota = 2
+    for most in range(1, 41):
         scene.want(most)
-        if lost is not None:
-            await scene.lost(lost)
-    assert list(scene.objects.objects) == [name(0)]
+    assert scene.reports.empty()
+    await scene.until(lambda: scene.reports.qsize() == 40 + 38)
+    refused = sum(call[0] == "create" for call in scene.pods.calls) - 2
+    assert refused <= 3, "one asks for all"
+    assert "exceeded quota" in [told(scene.reports.get_nowait()) for _ in range(40 + 38)][-1]
+    scene.pods.quota = None
+    await scene.until(lambda: len(scene.pods.there) == 40)
+    assert sum(call[0] == "create" for call in scene.pods.calls) <= 40 + refused + 3
+
+
+@on(scene())
+async def test_at_the_end_all_pods_are_deleted_though_other_requests_wait_for_their_turn(scene):
+    await scene.ready(REQUESTS_AT_ONCE + 1)
+    delete, delete_all, may_go_on = scene.pods.delete, scene.pods.delete_all, threading.Event()
+    scene.pods.delete = lambda *asked: may_go_on.wait(30) and delete(*asked)
+    scene.pods.delete_all = lambda grace: (delete_all(grace), may_go_on.set())
+    for number in range(REQUESTS_AT_ONCE):
+        scene.places.give_back(name(number), at_once=True)
+    await asyncio.wait_for(scene.places.close(), 10)
+    assert may_go_on.is_set()
+
+
+@pytest.mark.parametrize(("workers", "most"), [(1, 10), (4, 20)])
+@on(scene(found=False, over=0.05))
+async def test_a_node_that_rejects_every_pod_costs_few_requests(scene, workers, most):
+    """80 seconds of the job's time, in which the cluster answers at once."""
+    create, reports, agents = scene.pods.create, asyncio.Queue(), Agents()
+    agents.find_seconds = agents.soon_seconds = agents.close_seconds = 0.0
+
+    def rejected(manifest):
+        made = create(manifest)
+        scene.pods.put({**made, "spec": {**made["spec"], "nodeName": "n1"}, "status": {"phase": "Failed", **REJECTED}})
+        return made
+
+    scene.pods.create = rejected
+    launcher = PlaceLauncher(scene.another, agents.reporting_to, reports.put_nowait)
+    await launcher.find({})
+    job, now, running = Job(Settings(WorkerRange(minimum=1, maximum=workers))), 0.0, 0
+    while now < 80:
+        out = job.step(Tick(), now)
+        while out or running:
+            for each in out:
+                if isinstance(each, LaunchWorker):
+                    running += 1
+                    await launcher.launch(each.worker_id, each.away_from)
+            out = []
+            if running:
+                report = await asyncio.wait_for(reports.get(), DEADLINE)
+                running -= isinstance(report, WorkerExited)
+                out = job.step(report, now)
+        now += 0.5
+    assert sum(call[0] == "create" for call in scene.pods.calls) <= most
+    await scene.until(lambda: len(scene.pods.there) == KEPT)
+    assert len(scene.pods.calls) <= 3 * most
+    assert "lost on node n1 before training, the last evicted: Allocate failed" in job.reason
+    last = max(scene.pods.there.values(), key=number_of)
+    assert "n1" in str(last["spec"]["affinity"]["nodeAffinity"])
+    await launcher.close()
+
+
+# ---- the ledger, by itself ----
+
+
+def asked(count=1, first=0):
+    """With the number and the index of each."""
+    ledger = Ledger(name, first)
+    return ledger, [(entry.number, entry.index) for entry in ledger.ask(count)]
+
+
+def test_indices_are_taken_again_lowest_first_and_numbers_are_not():
+    ledger, given = asked(3)
+    assert given == [(0, 0), (1, 1), (2, 2)]
+    for happening in (SHOWN["runs"](0), SHOWN["is done"](0), SHOWN["is deleted"](1)):
+        ledger.seen(happening)  # of one that is being deleted the successor is asked for at once
+    ledger.tell(2)
+    assert [(each.number, each.index) for each in ledger.ask(4)] == [(3, 0), (4, 1), (5, 2), (6, 3)]
+    following, _ = asked(0, first=4)  # the next master's, of a pod that is gone without a trace
+    following.adopt(pod(2))
+    assert [(each.number, each.index) for each in following.ask(1)] == [(4, 0)]
+    following.adopt(pod(7))
+    assert [each.number for each in following.ask(1)] == [8]
+
+
+def test_what_we_had_ended_is_killed_though_nobody_has_seen_it():
+    """The answer to the request for it may be lost, and it may be gone before the watch has told of it."""
+    ledger, _ = asked(2)
+    assert ledger.tell(0)
+    assert [told(ledger.gone(number)[0]).split(",")[0] for number in (0, 1)] == [
+        "0 lost: killed -9",
+        "1 lost: deleted -9",
+    ]
+    assert not ledger.tell(0)
+    assert (0 in ledger, ledger.known(0)) == (False, True)
+
+
+def test_trouble_with_the_image_lasts_if_any_does_and_is_over_once_a_worker_has_run():
+    ledger, _ = asked(2)
+    for line, lasting in (("is unpulled", False), ("is root", True)):
+        ledger.seen(SHOWN[line](0))
+        ledger.seen(SHOWN["is unpulled"](1))
+        assert ledger.image_trouble.lasting is lasting
+    ledger.seen(SHOWN["runs"](0))
+    assert ledger.image_trouble is None
+
+
+@hypothesis.given(
+    st.lists(st.sampled_from([*SHOWN, "created", "warned", "gone", "gone as done", "told", "refused"]), max_size=12)
+)
+def test_whatever_happens_a_place_never_waits_again_and_is_lost_once(history):
+    (ledger, _), reports = asked(), []
+    for each in history:
+        happens = {
+            "created": lambda: ledger.created(pod(node="")),
+            "warned": lambda: ledger.warned(0, "x"),
+            "gone": lambda: ledger.gone(0),
+            "gone as done": lambda: ledger.gone(0, SHOWN["is done"](0)),
+            "told": lambda: ledger.tell(0) and [],
+            "refused": lambda: ledger.refused(0, "quota"),
+        }.get(each, lambda each=each: ledger.seen(SHOWN[each](0)))
+        reports += happens() or []
+        for state in (PlaceState.WAITING, PlaceState.READY):
+            entry = ledger._entries.get(0)
+            assert ledger.wanted(state) == ([0] if entry and not entry.told and entry.place.state is state else [])
+    *changes, last = reports + ledger.gone(0)
+    assert isinstance(last, PlaceLost)
+    assert all(isinstance(report, PlaceChanged) for report in changes)
+    waiting = [report.place.state is PlaceState.WAITING for report in changes]
+    assert waiting == sorted(waiting, reverse=True)
+    assert all(before != after for before, after in itertools.pairwise(changes))
+    assert 0 not in ledger
