@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -17,11 +18,48 @@ from elasticdl.places.worker_process import Spawner
 DEADLINE = 60.0
 TESTED_BY = "TESTED_BY"  # in the environment of all that a launcher under test starts
 MODULES = ("multiprocessing", "tempfile", "random", "logging", "numpy")
+WAITING = "import os, time; print(os.getpid(), 'numpy' in __import__('sys').modules, flush=True); time.sleep(600)"
+
+
+class Scene:
+    """A launcher, and what it reports."""
+
+    def __init__(self, launcher, spawner, reports, folder):
+        self.launcher, self.spawner, self.reports, self.folder = launcher, spawner, reports, folder
+
+    async def next(self, kind):
+        report = await asyncio.wait_for(self.reports.get(), DEADLINE)
+        assert isinstance(report, kind), report
+        return report
+
+    async def placed(self, number):
+        """Launch it; returns its report once it is placed."""
+        await self.launcher.launch(number)
+        report = await self.next(WorkerPlaced)
+        assert report.worker_id == number
+        return report
+
+    async def ends_of(self, count):
+        """What each of so many workers printed, and how its end is reported, in the order of their numbers."""
+        for number in range(count):
+            await self.launcher.launch(number)
+        ends = []
+        while len(ends) < count:
+            report = await self.next(WorkerPlaced | WorkerExited)
+            ends += [report] if isinstance(report, WorkerExited) else []
+        ends.sort(key=lambda end: end.worker_id)
+        logs = [self.folder / f"{number}.log" for number in range(count)]  # which one that can't be started has not
+        return [(log.read_text() if log.exists() else "", end) for log, end in zip(logs, ends, strict=True)]
+
+    @property
+    def template(self):
+        """What workers are forked from."""
+        return psutil.Process(self.spawner._template.pid)
 
 
 @asynccontextmanager
 async def launcher_of(argv, folder, modules=None, environ=None, slots=0):
-    """A launcher and what it reports; with ``modules`` its workers are forked."""
+    """With ``modules`` its workers are forked."""
     folder.mkdir(exist_ok=True)
     before = set(psutil.Process().children(recursive=True))
     environ = {**(environ or os.environ), TESTED_BY: str(os.getpid())}
@@ -33,11 +71,9 @@ async def launcher_of(argv, folder, modules=None, environ=None, slots=0):
 
     starter = partial(LocalStarter, spawner, lambda number, place: {**common, WORKER_ID: str(number)}, log, log)
     reports = asyncio.Queue()
-    slots = partial(Slots, slots, (), folder)
-    launcher = PlaceLauncher(slots, starter, reports.put_nowait, seconds=TIMES)
-    launcher.spawner = spawner
+    launcher = PlaceLauncher(partial(Slots, slots, (), folder), starter, reports.put_nowait, seconds=TIMES)
     try:
-        yield launcher, reports
+        yield Scene(launcher, spawner, reports, folder)
     finally:
         await launcher.close()
     left = set(psutil.Process().children(recursive=True)) - before
@@ -55,30 +91,24 @@ def is_of_a_launcher(process):
         return False
 
 
-async def next_of(reports, kind):
-    report = await asyncio.wait_for(reports.get(), DEADLINE)
-    assert isinstance(report, kind), report
-    return report
+def forking(tmp_path, modules=MODULES, code=WAITING):
+    """Its workers are forked from what has imported these modules, which may be files in this folder."""
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    return launcher_of([sys.executable, "-P", "-c", code], tmp_path, modules, environ)
 
 
-def run_one(argv, folder, modules=None, environ=None):
-    """What a worker prints, and how its end is reported."""
-
+def run_all(argv, folder, modules=None, environ=None, count=1):
     async def run():
-        async with launcher_of(argv, folder, modules, environ) as (launcher, reports):
-            await launcher.launch(0)
-            while not isinstance(exited := await next_of(reports, WorkerPlaced | WorkerExited), WorkerExited):
-                continue
-            log = folder / "0.log"  # which one that can't be started has not
-            return log.read_text() if log.exists() else "", exited
+        async with launcher_of(argv, folder, modules, environ) as scene:
+            return await scene.ends_of(count)
 
     return asyncio.run(run())
 
 
 def both(argv, tmp_path, caplog, **more):
-    """Of a worker started plainly, and of one that was forked."""
-    plain = run_one(argv, tmp_path / "plain", **more)
-    forked = run_one(argv, tmp_path / "forked", MODULES, **more)
+    """`run_all` of workers that are started plainly, and of such that are forked."""
+    plain = run_all(argv, tmp_path / "plain", **more)
+    forked = run_all(argv, tmp_path / "forked", MODULES, **more)
     assert caplog.records == [], (tmp_path / "forked" / "master.log").read_text()
     return plain, forked
 

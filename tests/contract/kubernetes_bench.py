@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from kubernetes import client
-from test_places_contract import bench_of
+from places_kit import bench_of
 
 from elasticdl.common.credentials import Role
 from elasticdl.job.spec import WorkerRange

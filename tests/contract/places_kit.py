@@ -1,13 +1,17 @@
 """Places and a starter without machines and processes: what happens to them, the test says."""
 
+import asyncio
 import itertools
 import signal
+from contextlib import asynccontextmanager, contextmanager
 
 from elasticdl.common.errors import UnreachableError
 from elasticdl.master.core.events import ExitCause, StacksFound, WorkerExited, WorkerPlaced
-from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceState
+from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlacesRefused, PlaceState
 from elasticdl.places.worker_process import judge_exit
 
+DEADLINE = 60.0
+NOWHERE = frozenset()
 GONE = ExitCause.KILLED, -signal.SIGKILL
 
 
@@ -132,42 +136,108 @@ class FakeStarter:
             self.report(WorkerExited(worker_id, judge_exit(code)[0], code))
 
 
-class FakeProvider:
-    """What `PolledPlaces` asks, with room for so many places. Every third request is not answered."""
+class Bench:
+    """Places of which two can be READY at a time, and what was reported of them."""
 
-    def __init__(self, room):
-        self._room = room
-        self._places, self._asked, self._requests = {}, 0, 0
+    def __init__(self, make, lose=None):
+        """``lose``: makes a place vanish, as somebody else would; None where nobody can."""
+        self.reports = asyncio.Queue()
+        # That a request was refused is told or not, as it happens.
+        self.places = make(lambda report: isinstance(report, PlacesRefused) or self.reports.put_nowait(report))
+        self.lose = lose
+        # Places that there are; what was told of those that are gone; ids of all.
+        self.now, self.lost, self.ids = {}, {}, []
+
+    async def until(self, condition):
+        """Take reports until this is so."""
+        while not condition(self):
+            self.take(await asyncio.wait_for(self.reports.get(), DEADLINE))
+
+    def take(self, report):
+        match report:
+            case PlaceChanged(place):
+                assert place.id not in self.lost, "a place that was lost has changed"
+                assert place.state is not PlaceState.LOST
+                self.ids += [] if place.id in self.ids else [place.id]
+                self.now[place.id] = place
+            case PlaceLost(place_id):
+                assert place_id not in self.lost, "a place was lost twice"
+                self.lost[place_id] = report
+                self.now.pop(place_id, None)
+            case _:
+                raise AssertionError(report)
+
+    def nothing_more(self):
+        return self.reports.empty()
+
+    def states(self):
+        return sorted(place.state for place in self.now.values())
+
+    def ready(self):
+        return [place.id for place in self.now.values() if place.state is PlaceState.READY]
+
+    def waiting(self):
+        return [place.id for place in self.now.values() if place.state is PlaceState.WAITING]
+
+    async def become_ready(self, count):
+        self.places.want(count, NOWHERE)
+        await self.until(lambda bench: len(bench.ready()) == count)
+
+    async def has(self, *, ready, waiting=0):
+        states = sorted([PlaceState.READY] * ready + [PlaceState.WAITING] * waiting)
+        await self.until(lambda bench: bench.states() == states)
+
+
+@asynccontextmanager
+async def bench_of(make, lose=None):
+    bench = Bench(make, lose)
+    assert await bench.places.found() == ()
+    yield bench
+    await bench.places.close()
+    while not bench.nothing_more():
+        bench.take(bench.reports.get_nowait())
+    assert bench.now == {}, "places are left after `close`"
+
+
+class FakeProvider:
+    """What `PolledPlaces` asks, with room for so many places. Of each request ``answers`` says what becomes of it."""
+
+    def __init__(self, room, answers=()):
+        self._room, self._answers = room, itertools.chain(answers, itertools.cycle(["fine", "fine", "is not heard"]))
+        self.places = {}  # None for those that live
 
     async def list(self):
-        self._answer()
-        live = [place_id for place_id, end in self._places.items() if end is None]
-        places = {
-            place_id: Place(place_id, state=PlaceState.READY)
-            if number < self._room
-            else Place(place_id, reason="no room")
-            for number, place_id in enumerate(live)
-        }
-        return {**self._places, **places}
+        with self._answered():
+            places = {
+                place_id: Place(place_id, state=PlaceState.READY)
+                if number < self._room
+                else Place(place_id, reason="no room")
+                for number, place_id in enumerate(self.live())
+            }
+            return {**self.places, **places}
 
     async def ask(self, avoid):
-        self._answer()
-        self._asked += 1
-        self._places[str(self._asked)] = None
-        return str(self._asked)
+        with self._answered():
+            place_id = str(len(self.places))
+            self.places[place_id] = None
+            return place_id
 
     async def end(self, place_ids, *, at_once):
-        self._answer()
-        for place_id in place_ids:
-            self._end(place_id, "cancelled")
+        with self._answered():
+            for place_id in place_ids:
+                self.lose(place_id, "cancelled")
 
-    def lose(self, place_id):
-        self._end(place_id, "its node has failed")
+    def live(self):
+        return [place_id for place_id, end in self.places.items() if end is None]
 
-    def _end(self, place_id, detail):
-        self._places[place_id] = self._places[place_id] or PlaceLost(place_id, ExitCause.NODE_LOST, -9, detail)
+    def lose(self, place_id, detail="its node has failed"):
+        self.places[place_id] = self.places[place_id] or PlaceLost(place_id, ExitCause.NODE_LOST, -9, detail)
 
-    def _answer(self):
-        self._requests += 1
-        if self._requests % 3 == 0:
+    @contextmanager
+    def _answered(self):
+        answer = next(self._answers)
+        if answer == "is not heard":
+            raise UnreachableError("no answer")
+        yield
+        if answer == "is done without an answer":
             raise UnreachableError("no answer")

@@ -66,7 +66,7 @@ async def local_bench(tmp_path, modules=None):
 
     environ = {"PATH": "/usr/bin:/bin", "WORK": str(tmp_path)}
     async with launcher_of((sys.executable, "-c", ENDS_WHEN_TOLD), tmp_path, modules, environ, PLACES) as made:
-        bench = Bench(end, *made)
+        bench = Bench(end, made.launcher, made.reports)
         yield bench
     assert not [r for r in bench.seen if isinstance(r, WorkerPlaced) and psutil.pid_exists(r.pid)]
 

@@ -5,10 +5,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+from functools import partial
 
 import psutil
 import pytest
-from fork_kit import launcher_of, next_of, run_one
+from fork_kit import forking, run_all
 
 from elasticdl.common.process_group import tethered
 from elasticdl.job.jobdir import JobDir, MasterAddress
@@ -16,6 +17,7 @@ from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.master.core.events import ExitCause, LauncherFailed, WorkerExited
 from elasticdl.master.shell.serve import LocalWorkers
 from elasticdl.places.worker_process import judge_exit
+from tests.stories import on
 
 DEADLINE = 30.0
 
@@ -40,9 +42,8 @@ def test_exit_codes_are_judged(code, cause):
 @pytest.mark.parametrize("code", [-signal.SIGSEGV, 128 + signal.SIGSEGV, -signal.SIGABRT])
 def test_a_crash_by_the_order_of_imports_is_told_with_what_to_change(code):
     stacks = (
-        'Fatal Python error: Segmentation fault\n  File "/venv/site-packages/triton/__init__.py", line 8 in <module>'
+        "Fatal Python error: Segmentation fault\n  File '/venv/site-packages/triton/__init__.py', line 8 in <module>"
     )
-
     assert "put `import triton` above" in judge_exit(code, stacks)[1]
     assert judge_exit(code, "step 1")[1] == ("SIGABRT" if code == -signal.SIGABRT else "SIGSEGV")
     assert "triton" not in judge_exit(1, stacks)[1]
@@ -50,7 +51,8 @@ def test_a_crash_by_the_order_of_imports_is_told_with_what_to_change(code):
 
 def run_worker(tmp_path, script):
     """Run one worker to its end; returns the report of it."""
-    return run_one([sys.executable, "-u", "-c", script], tmp_path)[1]
+    ((_, report),) = run_all([sys.executable, "-u", "-c", script], tmp_path)
+    return report
 
 
 @pytest.mark.parametrize(
@@ -67,14 +69,12 @@ def test_what_a_worker_prints_is_in_its_log_and_why_it_has_ended_in_the_report(t
     assert log.read_text().splitlines()[-1] == report.output.splitlines()[-1]
 
 
-def test_a_mistake_of_our_own_ends_the_job_and_is_not_waited_for(tmp_path):
-    async def run():
-        async with launcher_of([sys.executable, "-c", ""], tmp_path) as (launcher, reports):
-            launcher._starter._environment = lambda number, place: {}["a"]
-            await launcher.launch(0)
-            return await next_of(reports, LauncherFailed)
-
-    assert asyncio.run(run()).reason == "workers are looked after no longer: KeyError: 'a'"
+@on(partial(forking, modules=None))
+async def test_a_mistake_of_our_own_ends_the_job_and_is_not_waited_for(scene):
+    scene.launcher._starter._environment = lambda number, place: {}["a"]
+    await scene.launcher.launch(0)
+    failed = await scene.next(LauncherFailed)
+    assert failed.reason == "workers are looked after no longer: KeyError: 'a'"
 
 
 def test_the_temporary_files_of_a_worker_that_is_killed_go_with_it(tmp_path, monkeypatch):

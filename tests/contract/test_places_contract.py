@@ -1,85 +1,16 @@
 """What everybody must do who provides places. An adapter of yours joins by a bench, as those below."""
 
 import asyncio
-from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
-from places_kit import FakePlaces, FakeProvider
+from places_kit import NOWHERE, FakePlaces, FakeProvider, bench_of
 
-from elasticdl.places.base import PlaceChanged, PlaceLost, PlacesRefused, PlaceState
+from elasticdl.places.base import PlaceState
 from elasticdl.places.local import Slots
 from elasticdl.places.polled import PolledPlaces
 
 ROOM = 2
-DEADLINE = 60.0
-NOWHERE = frozenset()
-
-
-class Bench:
-    """Places of which two can be READY at a time, and what was reported of them."""
-
-    def __init__(self, make, lose=None):
-        """``lose``: makes a place vanish, as somebody else would; None where nobody can."""
-        self.reports = asyncio.Queue()
-        # That a request was refused is told or not, as it happens.
-        self.places = make(lambda report: isinstance(report, PlacesRefused) or self.reports.put_nowait(report))
-        self.lose = lose
-        self.now, self.lost, self.ids = (
-            {},
-            {},
-            [],
-        )  # places that there are; what was told of those that are gone; ids of all
-
-    async def until(self, condition):
-        """Take reports until this is so."""
-        while not condition(self):
-            self.take(await asyncio.wait_for(self.reports.get(), DEADLINE))
-
-    def take(self, report):
-        match report:
-            case PlaceChanged(place):
-                assert place.id not in self.lost, "a place that was lost has changed"
-                assert place.state is not PlaceState.LOST
-                self.ids += [] if place.id in self.ids else [place.id]
-                self.now[place.id] = place
-            case PlaceLost(place_id):
-                assert place_id not in self.lost, "a place was lost twice"
-                self.lost[place_id] = report
-                self.now.pop(place_id, None)
-            case _:
-                raise AssertionError(report)
-
-    def nothing_more(self):
-        return self.reports.empty()
-
-    def states(self):
-        return sorted(place.state for place in self.now.values())
-
-    def ready(self):
-        return [place.id for place in self.now.values() if place.state is PlaceState.READY]
-
-    def waiting(self):
-        return [place.id for place in self.now.values() if place.state is PlaceState.WAITING]
-
-    async def become_ready(self, count):
-        self.places.want(count, NOWHERE)
-        await self.until(lambda bench: len(bench.ready()) == count)
-
-    async def has(self, *, ready, waiting=0):
-        states = sorted([PlaceState.READY] * ready + [PlaceState.WAITING] * waiting)
-        await self.until(lambda bench: bench.states() == states)
-
-
-@asynccontextmanager
-async def bench_of(make, lose=None):
-    bench = Bench(make, lose)
-    assert await bench.places.found() == ()
-    yield bench
-    await bench.places.close()
-    while not bench.nothing_more():
-        bench.take(bench.reports.get_nowait())
-    assert bench.now == {}, "places are left after `close`"
 
 
 def fake_bench(tmp_path):

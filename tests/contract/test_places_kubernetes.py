@@ -6,7 +6,8 @@ import contextlib
 import pytest
 from kubernetes import client
 from kubernetes_bench import JOB, api_of, kubernetes_bench, make_places, name, pods_left, threads_left, worker_pods
-from test_places_contract import CHECKS, Bench
+from places_kit import Bench
+from test_places_contract import CHECKS
 
 from elasticdl.master.core.events import ExitCause
 from elasticdl.places.base import PlaceState

@@ -6,7 +6,7 @@ import sys
 from contextlib import asynccontextmanager
 from functools import partial
 
-from test_places_contract import Bench
+from places_kit import Bench
 
 from elasticdl.master.core.events import ExitCause, LauncherFailed
 from elasticdl.places.polled import PolledPlaces

@@ -1,127 +1,106 @@
 """Places that can only be asked for: what comes late, is refused or is not answered."""
 
 import asyncio
+import itertools
 from contextlib import asynccontextmanager
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.master.core.events import ExitCause, LauncherFailed
 from elasticdl.places import polled, slurm
 from elasticdl.places.base import Place, PlaceLost, PlacesRefused, PlaceState
 from elasticdl.places.polled import PolledPlaces
+from tests.contract.places_kit import NOWHERE, FakeProvider, bench_of
 from tests.stories import on
 
 OFTEN = 0.001  # seconds
-NOWHERE = frozenset()
+ROOM = 2
+HAPPENS = st.sampled_from(["want 0", "want 1", "want 3", "give back", "give back at once", "lost", "nothing"])
+ANSWERS = st.sampled_from(["fine", "fine", "is not heard", "is done without an answer"])
 
 
-class Queue:
-    """A batch system that answers when the test lets it."""
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(HAPPENS, st.integers(0, 3)), max_size=12), st.lists(ANSWERS, max_size=12), st.booleans())
+def test_whatever_becomes_of_requests_as_many_places_come_as_are_wanted_and_none_stays(history, answers, at_once):
+    """`Bench` sees that none is lost twice, or changes when it is lost. ``at_once``: it is closed without a wait."""
 
-    def __init__(self):
-        self.places, self.ended, self.asked = {}, [], asyncio.Event()
-        self.may_answer = asyncio.Event()
-        self.answers = []  # instead of the usual, for the next requests to end a place
-        self.failure = None  # of what asks for a place, once it was done
+    async def run():
+        provider, most = FakeProvider(ROOM, answers), 0
+        async with asyncio.timeout(30), bench_of(partial(PolledPlaces, provider, seconds=OFTEN)) as bench:
+            for happens, passes in history:
+                first = min(bench.now, default="")
+                if happens.startswith("want"):
+                    most = int(happens[-1])
+                    bench.places.want(most, NOWHERE)
+                elif happens == "lost" and provider.live():
+                    provider.lose(provider.live()[0])
+                elif happens.startswith("give back"):
+                    bench.places.give_back(first, at_once=happens.endswith("once"))
+                await asyncio.sleep(passes * OFTEN)
+                while not bench.nothing_more():
+                    bench.take(bench.reports.get_nowait())
+            if not at_once:
+                bench.places.want(max(most, ROOM), NOWHERE)
+                await bench.until(lambda bench: len(bench.now) == max(most, ROOM) == len(provider.live()))
+        assert provider.live() == []
 
-    async def list(self):
-        return dict(self.places)
+    asyncio.run(run())
 
-    async def ask(self, avoid):
-        self.asked.set()
-        await self.may_answer.wait()
-        number = str(len(self.places))
-        self.places[number] = Place(number)
-        if self.failure:
-            raise self.failure
-        return number
 
-    async def end(self, place_ids, *, at_once):
-        self.ended += [(place_id, at_once) for place_id in place_ids]
-        if self.answers:
-            raise self.answers.pop()
-        self.places |= {each: PlaceLost(each, ExitCause.DELETED, -9, "cancelled") for each in place_ids}
+class Scene:
+    """Places and whoever provides them; ``there``: what there is before."""
+
+    def __init__(self, there=()):
+        self.provider, self.reports = FakeProvider(ROOM, itertools.repeat("fine")), asyncio.Queue()
+        self.provider.places.update(there)
+        self.places = PolledPlaces(self.provider, self.reports.put_nowait, OFTEN)
 
 
 @asynccontextmanager
 async def scene(there=()):
-    """Places that were found, their queue and what is reported of them; ``there``: what the queue has before."""
-    queue, reports = Queue(), asyncio.Queue()
-    queue.places.update(there)
-    places = PolledPlaces(queue, reports.put_nowait, OFTEN)
     async with asyncio.timeout(20):
-        yield SimpleNamespace(
-            queue=queue, reports=reports, places=places, found=list(await places.found()), want=places.want
-        )
-        await places.close()
-        await asyncio.sleep(0)
-        rest = [reports.get_nowait() for _ in range(reports.qsize())]
-        assert not [each for each in rest if isinstance(each, LauncherFailed)]
+        made = Scene(there)
+        made.found = list(await made.places.found())
+        yield made
+        await made.places.close()
 
 
-@pytest.mark.parametrize("failure", [None, UnreachableError("no answer")])
-@on(scene)
-async def test_a_place_that_is_being_asked_for_at_the_end_is_given_back(scene, failure):
-    scene.queue.failure = failure
-    scene.want(1, NOWHERE)
-    await scene.queue.asked.wait()
-    closing = asyncio.ensure_future(scene.places.close())
-    await asyncio.sleep(0)
-    scene.queue.may_answer.set()
-    await closing
-    assert [type(place) for place in scene.queue.places.values()] == [PlaceLost]
+def fails(error):
+    async def fail(*asked, **how):
+        raise error
 
-
-@on(scene)
-async def test_a_place_that_comes_when_nobody_wants_it_any_more_is_dropped(scene):
-    scene.want(1, NOWHERE)
-    await scene.queue.asked.wait()
-    scene.want(0, NOWHERE)
-    scene.queue.may_answer.set()
-    while not scene.queue.ended:
-        await asyncio.sleep(OFTEN)
-    assert scene.queue.ended == [("0", True)]
-
-
-@on(scene)
-async def test_to_end_a_place_is_tried_until_it_is_gone(scene):
-    scene.queue.answers = [UnreachableError("Zero Bytes were transmitted or received")]
-    scene.queue.places["7"] = Place("7", state=PlaceState.READY)
-    await scene.reports.get()
-    await scene.places.close()
-    assert scene.queue.ended == [("7", False)] * 2
+    return fail
 
 
 @on(scene)
 async def test_a_place_that_can_not_be_ended_keeps_no_other_from_being_had(scene):
-    scene.queue.may_answer.set()
-    scene.queue.answers = [UnreachableError("no answer")] * 1000
-    scene.queue.places["7"] = Place("7", state=PlaceState.READY)
+    scene.places.want(1, NOWHERE)
     await scene.reports.get()
-    scene.places.give_back("7", at_once=False)
-    scene.want(1, NOWHERE)
+    end, scene.provider.end = scene.provider.end, fails(UnreachableError("no answer"))
+    scene.places.give_back("0", at_once=False)
+    scene.places.want(1, NOWHERE)
     async with asyncio.timeout(10):
-        await scene.queue.asked.wait()
-    scene.queue.answers.clear()
+        while "1" not in scene.provider.places:
+            await asyncio.sleep(OFTEN)
+    scene.provider.end = end
 
 
 @on(partial(scene, {"7": PlaceLost("7", ExitCause.PREEMPTED, -9, "for another job")}))
 async def test_of_a_place_that_ended_in_the_absence_of_a_master_the_next_hears_why(scene):
     assert scene.found == [Place("7", state=PlaceState.LOST)]
-    scene.want(0, NOWHERE)
+    scene.places.want(0, NOWHERE)
     assert await scene.reports.get() == PlaceLost("7", ExitCause.PREEMPTED, -9, "for another job")
     await scene.places.close()
-    assert (scene.reports.empty(), scene.queue.ended) == (True, [])
 
 
 @on(scene)
 async def test_a_mistake_while_places_are_watched_is_told(scene):
-    scene.queue.failure = ZeroDivisionError("a mistake")
-    scene.queue.may_answer.set()
-    scene.want(1, NOWHERE)
+    scene.provider.ask = fails(ZeroDivisionError("a mistake"))
+    scene.places.want(1, NOWHERE)
     assert await scene.reports.get() == LauncherFailed("places are watched no longer: ZeroDivisionError: a mistake")
     await scene.places.close(keep=True)
 
@@ -129,21 +108,19 @@ async def test_a_mistake_while_places_are_watched_is_told(scene):
 @on(scene)
 async def test_what_keeps_places_from_being_had_is_told_and_logged_once(scene, caplog):
     refusal = "Slurm does not answer: sbatch: Job violates accounting/QOS policy"
-    tries, ask = [], scene.queue.ask
+    tries, ask = [], scene.provider.ask
 
     async def refuse(avoid):
         tries.append(avoid)
         raise UnreachableError(refusal)
 
-    scene.queue.may_answer.set()
-    scene.queue.ask = refuse
-    scene.want(2, NOWHERE)
+    scene.provider.ask = refuse
+    scene.places.want(2, NOWHERE)
     assert await scene.reports.get() == PlacesRefused(refusal)
     while len(tries) < 3:
         await asyncio.sleep(OFTEN)
-    scene.queue.ask = ask
-    first, second = (await scene.reports.get()).place, (await scene.reports.get()).place
-    assert {first.id, second.id} == {"0", "1"}
+    scene.provider.ask = ask
+    assert {(await scene.reports.get()).place.id for _ in range(2)} == {"0", "1"}
     assert await scene.reports.get() == PlacesRefused("")
     assert [record.message for record in caplog.records] == [refusal]
 
@@ -152,22 +129,19 @@ def test_places_that_stay_do_not_fail_a_job_that_has_ended(monkeypatch, caplog):
     monkeypatch.setattr(polled, "CLOSE_SECONDS", 0.01)
 
     async def whole():
-        async with scene({"7": Place("7", state=PlaceState.READY)}) as opened:
-            opened.queue.answers = [UnreachableError("no answer")] * 1000
+        async with scene({"7": None}) as opened:
+            opened.provider.end = fails(UnreachableError("no answer"))
 
     asyncio.run(whole())
     assert "places 7 have not ended" in caplog.text
 
 
 def test_what_slurm_says_of_its_queue_fails_no_job(monkeypatch):
-    async def refused(*words):
-        raise UserError("Slurm refuses squeue: slurm_load_jobs error: Zero Bytes were transmitted or received")
-
     async def printed(*words):
         return "squeue: a warning\n12|RUNNING|n1|None\n"
 
     provider = slurm.SlurmProvider("job", ("agent",), "out")
-    monkeypatch.setattr(slurm, "ask", refused)
+    monkeypatch.setattr(slurm, "ask", fails(UserError("Slurm refuses squeue: Zero Bytes were transmitted or received")))
     with pytest.raises(UnreachableError, match="Zero Bytes"):
         asyncio.run(provider.list())
     monkeypatch.setattr(slurm, "ask", printed)
