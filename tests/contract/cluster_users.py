@@ -1,4 +1,4 @@
-"""People of a cluster, as RBAC knows them: a service account of a namespace each, with what it may do."""
+"""What is there of a job, and people of a cluster, as RBAC knows them: a service account of a namespace each, with what it may do."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ import yaml
 from kubernetes import client
 
 GROUP = "rbac.authorization.k8s.io"
+JOB = "digits"
+KINDS = ("Job", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "ConfigMap", "NetworkPolicy")
+
+
+def objects_of_job(place):
+    """What is there of the job, by kind and name, apart from its pods, which come and go with the rest."""
+    mine = f"elasticdl.org/job={JOB}"
+    return {(kind, each["metadata"]["name"]) for kind in KINDS for each in place.list(kind, label_selector=mine)}
 
 
 def rule(group, resources, *verbs):

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import signal
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 
 from elasticdl.common.errors import UnreachableError
 from elasticdl.master.core.events import ExitCause, StacksFound, WorkerExited, WorkerPlaced
@@ -207,7 +207,7 @@ class FakeProvider:
         self.places = {}  # None for those that live
 
     async def list(self):
-        with self._answered():
+        async with self._answered():
             places = {
                 place_id: Place(place_id, state=PlaceState.READY)
                 if number < self._room
@@ -217,13 +217,13 @@ class FakeProvider:
             return {**self.places, **places}
 
     async def ask(self, avoid):
-        with self._answered():
+        async with self._answered():
             place_id = str(len(self.places))
             self.places[place_id] = None
             return place_id
 
     async def end(self, place_ids, *, at_once):
-        with self._answered():
+        async with self._answered():
             for place_id in place_ids:
                 self.lose(place_id, "cancelled")
 
@@ -233,11 +233,13 @@ class FakeProvider:
     def lose(self, place_id, detail="its node has failed"):
         self.places[place_id] = self.places[place_id] or PlaceLost(place_id, ExitCause.NODE_LOST, -9, detail)
 
-    @contextmanager
-    def _answered(self):
+    @asynccontextmanager
+    async def _answered(self):
         answer = next(self._answers)
+        await asyncio.sleep(0)  # who asks may change their mind meanwhile
         if answer == "is not heard":
             raise UnreachableError("no answer")
         yield
+        await asyncio.sleep(0)
         if answer == "is done without an answer":
             raise UnreachableError("no answer")

@@ -8,7 +8,7 @@ import signal
 from datetime import UTC, datetime
 
 import pytest
-from cluster_users import add_user, rule, write_kubeconfig
+from cluster_users import add_user, objects_of_job, rule, write_kubeconfig
 from kubernetes import client
 
 from elasticdl.cli.__main__ import main
@@ -16,26 +16,16 @@ from elasticdl.cli.cluster_run import Submission, make_parts
 from elasticdl.common.credentials import Role
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube import manifests
-from elasticdl.kube.client import Client, connect
-from elasticdl.kube.kubeconfig import ClusterTarget
+from elasticdl.kube.client import Client
 from elasticdl.kube.names import labels
 from elasticdl.places.judge import MOST_CRASHES
 from tests.cluster.kit import until, until_left
 
 pytest_plugins = ["tests.cluster.fixtures"]
 
-KINDS = ("Job", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "ConfigMap", "NetworkPolicy", "Pod")
-MINE = "elasticdl.org/job=digits"
 WHOLE = 13  # objects of a job, but for its pods
 # That it takes to make them, and to let the master go.
 REQUESTS = WHOLE + 1
-
-
-@pytest.fixture
-def place(cluster, namespace, monkeypatch, tmp_path):
-    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
-    monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path / "home"))
-    return connect(ClusterTarget(namespace))
 
 
 @pytest.fixture
@@ -52,12 +42,6 @@ def elasticdl(place, capsys):
 
 def train(*options):
     return ["train", "--image", "missing/image", "--job_name", "digits", "--model_def", "m", "--detach", *options]
-
-
-def left(place):
-    """What is there of the job, apart from its pods, which come and go with the rest."""
-    found = [(kind, each["metadata"]["name"]) for kind in KINDS[:-1] for each in place.list(kind, label_selector=MINE)]
-    return sorted(found)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +82,7 @@ def test_what_the_cluster_does_not_take_is_told_before_anything_is_made(elasticd
     code, out, err = elasticdl(*train(flag, value, "--dry_run"))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"elasticdl train: {line}")
-    assert left(place) == []
+    assert objects_of_job(place) == set()
 
 
 ALL_BUT = {
@@ -145,24 +129,22 @@ def test_who_may_make_some_of_it_makes_nothing(elasticdl, place, as_user, rights
     code, out, err = elasticdl(*train())
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert re.search(line, err)
-    until_left(lambda: left(place), [])
+    until_left(lambda: objects_of_job(place), set())
 
 
-def test_an_administrator_of_a_namespace_can_submit(elasticdl, place, as_user):
-    """As the role ``admin`` has it, which many a user has: nobody can give the master a right that they have not got."""
-    as_user(cluster_role="admin")
-    code, _, err = elasticdl(*train())
-    assert (code, len(left(place))) == (0, WHOLE)
-    assert (err.count("\n"), err.startswith("job digits submitted ")) == (1, True), err
-
-
-def test_who_has_an_account_for_the_master_needs_no_rights_on_roles(elasticdl, place, as_user):
-    as_user(cluster_role="edit")
-    code, _, err = elasticdl(*train("--service_account", "default"))
+@pytest.mark.parametrize(
+    ("role", "options", "objects"),
+    [("admin", (), WHOLE), ("edit", ("--service_account", "default"), WHOLE - 3)],
+)
+def test_who_may_submit(elasticdl, place, as_user, role, options, objects):
+    """An administrator of the namespace, as many a user is: nobody can give the master a right that they have not got. So who has an
+    account for the master needs no rights on roles."""
+    as_user(cluster_role=role)
+    code, _, err = elasticdl(*train(*options))
     assert (code, err.count("\n"), err.startswith("job digits submitted ")) == (0, 1, True), err
-    assert len(left(place)) == WHOLE - 3
+    assert len(objects_of_job(place)) == objects
     assert elasticdl("delete", "digits")[:2] == (0, "job digits deleted\n")
-    assert left(place) == []
+    assert objects_of_job(place) == set()
 
 
 @pytest.mark.parametrize("queue", ["volcano=q", "kueue=q"])
@@ -213,10 +195,10 @@ def test_a_signal_at_any_moment_leaves_all_or_nothing(elasticdl, place, monkeypa
     assert code == 130
     if first < REQUESTS:
         assert "submitted" not in err
-        until_left(lambda: left(place), [])
+        until_left(lambda: objects_of_job(place), set())
     else:  # that lets the master go, and there is no way back
         assert "job digits submitted to " in err
-        assert len(left(place)) == WHOLE
+        assert len(objects_of_job(place)) == WHOLE
         assert place.read("Job", "digits-master")["spec"]["parallelism"] == 1
 
 

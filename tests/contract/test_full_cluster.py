@@ -26,7 +26,7 @@ from tests.contract.test_cluster import (  # noqa: F401
     test_how_a_container_ended_is_told,
     test_the_name_of_a_service_leads_to_its_pod_and_to_the_next,
 )
-from tests.contract.test_port_forward import is_left, place, say  # noqa: F401
+from tests.contract.test_port_forward import is_left, say
 
 pytest_plugins = ["tests.cluster.fixtures"]
 pytestmark = pytest.mark.slow
@@ -56,7 +56,7 @@ def cluster(full_cluster):
     return full_cluster
 
 
-def test_a_port_forward_to_a_port_that_nobody_listens_on_just_ends(place, pods, monkeypatch):  # noqa: F811
+def test_a_port_forward_to_a_port_that_nobody_listens_on_just_ends(place, pods, monkeypatch):
     failures = []
     monkeypatch.setattr(threading, "excepthook", failures.append)
     pods.create("deaf", shell("exec sleep 1000"))

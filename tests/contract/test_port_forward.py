@@ -7,9 +7,7 @@ import pytest
 from kubernetes import client
 from kubernetes_bench import make_owners
 
-from elasticdl.kube.client import connect
 from elasticdl.kube.job_pods import forwarded
-from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.names import Role, labels
 
 pytest_plugins = ["tests.cluster.fixtures"]
@@ -25,17 +23,6 @@ print("listening", flush=True)
 while True:
     threading.Thread(target=echo, args=(server.accept()[0],), daemon=True).start()
 """
-
-
-@pytest.fixture
-def place(cluster, namespace, monkeypatch):
-    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
-    return connect(ClusterTarget(namespace))
-
-
-@pytest.fixture
-def owners(cluster, namespace):
-    return make_owners(cluster.client(), namespace, "j")
 
 
 def start_echo(cluster, place, pods, owners, name):
@@ -80,7 +67,8 @@ def connected(address):
     return connection
 
 
-def test_it_leads_to_the_master_and_to_its_successor_and_ends_with_what_goes_through_it(cluster, place, pods, owners):
+def test_it_leads_to_the_master_and_to_its_successor_and_ends_with_what_goes_through_it(cluster, place, pods):
+    owners = make_owners(cluster.client(), place.namespace, "j")
     start_echo(cluster, place, pods, owners, "first")
     with forwarded(place, "j") as address:
         assert say(address, b"hello") == b"hello"

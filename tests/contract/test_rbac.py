@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
 import pytest
-from cluster_users import authority_of, token_of, write_kubeconfig
+from cluster_users import JOB, authority_of, token_of, write_kubeconfig
 from kubernetes import client, config
 
 from elasticdl.cli.cluster_run import Submission, make_parts
@@ -19,14 +19,7 @@ from elasticdl.places.worker_pods import WorkerPodApi
 
 pytest_plugins = ["tests.cluster.fixtures"]
 
-JOB = "digits"
 MASTER = "digits-master"
-
-
-@pytest.fixture
-def place(cluster, namespace, monkeypatch):
-    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
-    return connect(ClusterTarget(namespace))
 
 
 @pytest.fixture

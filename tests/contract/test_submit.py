@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cluster_users import JOB, KINDS, objects_of_job
 from kubernetes import client
 
 from elasticdl.cli.cluster_run import Submission, make_parts
@@ -25,15 +26,6 @@ from tests.cluster.kit import is_running, until, until_left
 
 pytest_plugins = ["tests.cluster.fixtures"]
 
-JOB = "digits"
-KINDS = ("Job", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "ConfigMap", "NetworkPolicy")
-
-
-@pytest.fixture
-def place(cluster, namespace, monkeypatch):
-    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
-    return connect(ClusterTarget(namespace))
-
 
 def job(image="local/host", **options):
     return JobSpec.model_validate({"image": image, "job_name": JOB, "model_def": "digits.mlp_torch", **options})
@@ -44,20 +36,13 @@ def submission(place, said=None, **options):
     return Submission(place, parts, [].append if said is None else said.append)
 
 
-def names_there(place):
-    """What is in the namespace and not there by itself."""
-    by_itself = {"default", "kube-root-ca.crt"}
-    found = {(kind, each["metadata"]["name"]) for kind in KINDS for each in place.list(kind)}
-    return {(kind, name) for kind, name in found if name not in by_itself and "-token-" not in name}
-
-
 def test_everything_is_made_and_goes_with_the_job(place, cluster, namespace):
     submitted = submission(place)
     submitted.check()
-    assert names_there(place) == set()
+    assert objects_of_job(place) == set()
     submitted.make()
     master = ("Job", "Service", "ServiceAccount", "Role", "RoleBinding")
-    assert names_there(place) == {
+    assert objects_of_job(place) == {
         *((kind, "digits-master") for kind in master),
         *(("Secret", f"digits-{role}-tls") for role in ("master", "worker", "owner", "metrics")),
         *(("ConfigMap", f"digits-{name}") for name in ("spec", "state")),
@@ -112,46 +97,36 @@ def test_a_restricted_namespace_takes_a_job_but_no_folder_of_a_node(place, clust
 
 def test_a_name_that_exists(place):
     submission(place).make()
-    before = names_there(place)
+    before = objects_of_job(place)
     line = f"there is a job named digits in namespace {place.namespace} already: choose another --job_name, "
     for attempt in (submission(place).check, submission(place).make):
         with pytest.raises(UserError, match=line):
             attempt()
-    assert names_there(place) == before
+    assert objects_of_job(place) == before
 
 
-@pytest.mark.parametrize(
-    ("hard", "refused", "line"),
-    [
-        ({"pods": "0"}, True, "the cluster refuses the master's pod: exceeded quota: small"),
-        (
-            {"requests.cpu": "500m"},
-            False,
-            "no worker has a place in the namespace's quota: the cluster refuses the worker's pod: exceeded",
-        ),
-    ],
-    ids=["for the master", "for workers: a warning"],
-)
-def test_a_quota_that_has_no_room(place, cluster, hard, refused, line):
+def test_a_quota_that_has_no_room(place, cluster):
     core, said = client.CoreV1Api(cluster.client()), []
-    core.create_namespaced_resource_quota(place.namespace, {"metadata": {"name": "small"}, "spec": {"hard": hard}})
-    until(lambda found: found["small"].status.hard, "quota", core.list_namespaced_resource_quota, place.namespace)
-    if refused:
-        with pytest.raises(UserError, match=line):
-            submission(place).check()
-        assert names_there(place) == set()
-    else:
-        submission(place, said).check()
-        assert [line in each for each in said] == [True]
+
+    def limit(**hard):
+        quota = {"metadata": {"name": "small"}, "spec": {"hard": hard}}
+        core.create_namespaced_resource_quota(place.namespace, quota)
+        until(lambda found: found["small"].status.hard, "quota", core.list_namespaced_resource_quota, place.namespace)
+
+    limit(**{"requests.cpu": "500m"})
+    submission(place, said).check()
+    line = "no worker has a place in the namespace's quota: the cluster refuses the worker's pod: exceeded"
+    assert [line in each for each in said] == [True], "a warning: others may leave"
+    core.delete_namespaced_resource_quota("small", place.namespace)
+    limit(pods="0")
+    with pytest.raises(UserError, match="the cluster refuses the master's pod: exceeded quota: small"):
+        submission(place).check()
+    assert objects_of_job(place) == set()
 
 
-def test_no_such_namespace(cluster, monkeypatch):
-    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+def test_where_there_is_no_such_namespace_or_no_cluster(place, cluster, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="there is no namespace nowhere in the cluster at https"):
         submission(connect(ClusterTarget("nowhere"))).check()
-
-
-def test_a_cluster_that_does_not_answer(place, cluster, tmp_path, monkeypatch):
     config = yaml.safe_load(cluster.kubeconfig.read_text())
     config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
     (tmp_path / "config").write_text(yaml.safe_dump(config))
@@ -165,7 +140,7 @@ def test_what_was_made_is_deleted_when_something_fails_half_way(place):
     place.create(manifests.companions(submission(place).parts)[-1])
     with pytest.raises(UserError, match="there is a Service digits-master in namespace"):
         submission(place, said).make()
-    until_left(lambda: names_there(place), {("Service", "digits-master")})
+    until_left(lambda: objects_of_job(place), {("Service", "digits-master")})
     assert said == []
 
 

@@ -23,10 +23,10 @@ HAPPENS = st.sampled_from(["want 0", "want 1", "want 3", "give back", "give back
 ANSWERS = st.sampled_from(["fine", "fine", "is not heard", "is done without an answer"])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(HAPPENS, st.integers(0, 3)), max_size=12), st.lists(ANSWERS, max_size=12), st.booleans())
-def test_whatever_becomes_of_requests_as_many_places_come_as_are_wanted_and_none_stays(history, answers, at_once):
-    """`Bench` sees that none is lost twice, or changes when it is lost. ``at_once``: it is closed without a wait."""
+def test_whatever_becomes_of_requests_as_many_places_come_as_are_wanted_and_none_stays(history, answers, settles):
+    """`Bench` sees that none is lost twice, or changes when it is lost."""
 
     async def run():
         provider, most = FakeProvider(ROOM, answers), 0
@@ -43,9 +43,26 @@ def test_whatever_becomes_of_requests_as_many_places_come_as_are_wanted_and_none
                 await asyncio.sleep(passes * OFTEN)
                 while not bench.nothing_more():
                     bench.take(bench.reports.get_nowait())
-            if not at_once:
+            if settles:
                 bench.places.want(max(most, ROOM), NOWHERE)
                 await bench.until(lambda bench: len(bench.now) == max(most, ROOM) == len(provider.live()))
+        assert provider.live() == []
+        assert {each.detail for each in bench.lost.values()} <= {"as told", "its node has failed"}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("turns", range(12))
+@pytest.mark.parametrize("answer", ["fine", "is done without an answer"])
+def test_a_place_that_is_being_asked_for_at_the_end_is_given_back(turns, answer):
+    """``turns``: of the event loop, from the wish to the end."""
+
+    async def run():
+        provider = FakeProvider(ROOM, ["fine", "fine", "fine", answer])
+        async with bench_of(partial(PolledPlaces, provider, seconds=OFTEN)) as bench:
+            bench.places.want(1, NOWHERE)
+            for _ in range(turns):
+                await asyncio.sleep(0)
         assert provider.live() == []
 
     asyncio.run(run())
