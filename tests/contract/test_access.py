@@ -100,14 +100,11 @@ def test_the_users_token_is_good_for_everything_on_this_machine(local_master):
         assert {outcome(channel, name) for name in ALLOWED} == {grpc.StatusCode.UNAUTHENTICATED}
 
 
-def test_what_the_command_line_says_to_the_wrong_role(master, roles):
+def test_the_owner_commands_and_another_role_is_told_whose_certificate_it_takes(master, roles):
     refusal = r"^the master of job digits refused: the worker may not call Stop: it takes the certificate of the owner$"
     with connect(master.endpoint(roles[Role.WORKER])) as client, pytest.raises(RefusedError, match=refusal):
         client.stop("enough")
     assert master.events == []
-
-
-def test_the_owner_commands(master, roles):
     with connect(master.endpoint(roles[Role.OWNER])) as client:
         assert client.status().job_name == "digits"
         assert next(client.watch()).phase == "running"
@@ -124,23 +121,22 @@ def locked(key):
     return serialization.load_pem_private_key(key, password=None).private_bytes(serialization.Encoding.PEM, form, lock)
 
 
-def test_an_earlier_job_of_the_same_name_is_another_job(master, tmp_path):
-    earlier = roles_of(tmp_path / "earlier")[Role.OWNER]
-    with connect(master.endpoint(earlier)) as client, pytest.raises(RefusedError, match=NO_WAY):
-        client.status()
-
-
-@pytest.mark.parametrize("wrong", ["expired", "another's authority", "another role's key", "locked"])
+@pytest.mark.parametrize(
+    "wrong", ["an earlier job's", "expired", "another's authority", "another role's key", "locked"]
+)
 def test_with_certificates_that_will_not_do_there_is_one_line(master, roles, tmp_path, wrong):
-    owner = roles[Role.OWNER]
-    if wrong == "expired":
-        owner = roles_of(tmp_path / "old", now=NOW - LIFETIME)[Role.OWNER]
-    elif wrong == "another's authority":
-        owner.ca.write_bytes(roles_of(tmp_path / "other")[Role.OWNER].ca.read_bytes())
-    elif wrong == "another role's key":
-        owner.key.write_bytes(roles[Role.WORKER].key.read_bytes())
-    else:
-        owner.key.write_bytes(locked(owner.key.read_bytes()))
+    owner, other = roles[Role.OWNER], roles_of(tmp_path / "earlier")[Role.OWNER]  # of a job of the same name
+    match wrong:
+        case "an earlier job's":
+            owner = other
+        case "expired":
+            owner = roles_of(tmp_path / "old", now=NOW - LIFETIME)[Role.OWNER]
+        case "another's authority":
+            owner.ca.write_bytes(other.ca.read_bytes())
+        case "another role's key":
+            owner.key.write_bytes(roles[Role.WORKER].key.read_bytes())
+        case "locked":
+            owner.key.write_bytes(locked(owner.key.read_bytes()))
     with connect(master.endpoint(owner)) as client, pytest.raises(RefusedError, match=NO_WAY):
         client.status()
 
@@ -176,17 +172,12 @@ def unchecked(master, tls, own=True):
     return grpc.secure_channel(address, grpc.ssl_channel_credentials(files.ca, *shown), options=[name])
 
 
-def test_without_a_certificate_there_is_no_connection(master, roles, tmp_path):
+def test_without_a_certificate_of_somebody_who_may_call_there_is_no_connection(master, roles, tmp_path):
     other = roles_of(tmp_path / "other")[Role.OWNER]  # another job's, of one who trusts this master
     other.ca.write_bytes(roles[Role.OWNER].ca.read_bytes())
-    for shown in ((roles[Role.OWNER], False), (other, True)):
+    for shown in ((roles[Role.OWNER], False), (other, True), (roles[Role.MASTER], True)):
         with unchecked(master, *shown) as channel:
             assert outcome(channel, "Status") is grpc.StatusCode.UNAVAILABLE
-
-
-def test_whoever_can_serve_can_not_call(master, roles):
-    with unchecked(master, roles[Role.MASTER]) as channel:
-        assert outcome(channel, "Status") is grpc.StatusCode.UNAVAILABLE
 
 
 def test_an_expired_certificate_makes_no_connection(tmp_path):
@@ -373,17 +364,15 @@ def test_a_last_word_to_a_master_that_leaves_is_for_the_next(roles, open_stream,
     assert heard.count("last_word_taken") == 1
 
 
-def test_who_asks_is_told_what_the_master_waits_for(local_master, monkeypatch):
+def test_who_asks_is_promised_nothing_by_a_master_that_does_not_settle(local_master, monkeypatch):
+    """It waits until the job's state is saved, or leaves."""
     monkeypatch.setattr(calls, "SETTLE_SECONDS", 0.0)
     local_master.takes, local_master.status.reason = None, "waits until the job's state is saved: no space"
     told = r"it was told, and waits until the job's state is saved: no space$"
-    with connect(local_master.endpoint(TOKEN)) as client, pytest.raises(UnreachableError, match=told):
-        client.stop("enough")
-
-
-def test_a_master_that_leaves_promises_nothing(local_master):
-    local_master.takes = False
     with connect(local_master.endpoint(TOKEN)) as client:
+        with pytest.raises(UnreachableError, match=told):
+            client.stop("enough")
+        local_master.takes = False
         for ask in (lambda: client.scale(WorkerRange(minimum=1, maximum=2)), lambda: client.stop("enough")):
             with pytest.raises(UnreachableError, match="ask again"):
                 ask()

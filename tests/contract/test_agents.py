@@ -157,36 +157,28 @@ async def test_an_agent_that_is_never_taken_says_so_in_a_line(scene):
     assert log.startswith("elasticdl: ELASTICDL_PLACE is not set")
 
 
+@pytest.mark.parametrize(
+    ("readable", "told"),
+    [(True, "no master at 127.0.0.1:{port} for"), (False, "s: can't read tls.crt: Stale file handle")],
+)
 @on(acting)
-async def test_who_has_no_master_for_too_long_looks_for_none_any_more(scene):
-    master, orders, time = await scene.master(), asyncio.Queue(), Clock()
+async def test_who_has_no_master_for_too_long_looks_for_none_any_more(scene, readable, told):
+    """Nor minds till then, who has had one, a certificate that can't be read."""
+    master, orders, time, can_read = await scene.master(), asyncio.Queue(), Clock(), [True]
     environment = WorkerEnvironment(f"127.0.0.1:{master.port}", TOKEN, 0, "", master_timeout=600)
-    link = Link(environment, lambda: pb.AgentHello(place="place-0"), orders.put_nowait, time)
-    keeping = asyncio.ensure_future(link.keep())
-    assert (await asyncio.wait_for(orders.get(), DEADLINE)).HasField("welcome")
-    await master.leave()
-    time.step = 400.0
-    assert (await asyncio.wait_for(keeping, DEADLINE)).startswith(f"no master at 127.0.0.1:{master.port} for")
-
-
-@on(acting)
-async def test_who_has_had_a_master_bears_a_certificate_that_can_not_be_read(scene):
-    master, orders, time = await scene.master(), asyncio.Queue(), Clock()
-    environment = WorkerEnvironment(f"127.0.0.1:{master.port}", TOKEN, 0, "", master_timeout=600)
-    readable = [True]
 
     def hello():
-        if not readable:
+        if not can_read[-1]:
             raise UserError("can't read tls.crt: Stale file handle")
         return pb.AgentHello(place="place-0")
 
     link = Link(environment, hello, orders.put_nowait, time)
     keeping = asyncio.ensure_future(link.keep())
     assert (await asyncio.wait_for(orders.get(), DEADLINE)).HasField("welcome")
-    readable.clear()
+    can_read.append(readable)
     await master.leave()
     time.step = 400.0
-    assert "s: can't read tls.crt" in await asyncio.wait_for(keeping, DEADLINE)
+    assert told.format(port=master.port) in await asyncio.wait_for(keeping, DEADLINE)
 
 
 class Clock:
