@@ -189,14 +189,20 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench_of(make, lose=None):
-    bench = Bench(make, lose)
-    assert await bench.places.found() == ()
-    yield bench
-    await bench.places.close()
+async def opened(bench):
+    """Of its places none is left."""
+    assert tuple(await bench.places.found()) == ()
+    try:
+        yield bench
+    finally:
+        await bench.places.close()
     while not bench.nothing_more():
         bench.take(bench.reports.get_nowait())
     assert bench.now == {}, "places are left after `close`"
+
+
+def bench_of(make, lose=None):
+    return opened(Bench(make, lose))
 
 
 class FakeProvider:

@@ -2,42 +2,78 @@
 
 import asyncio
 import contextlib
+import random
+import threading
 
 import pytest
+from cluster_users import make_owners
 from kubernetes import client
-from kubernetes_bench import JOB, api_of, kubernetes_bench, make_places, name, pods_left, threads_left, worker_pods
-from places_kit import Bench
+from places_kit import Bench, opened
 from test_places_contract import CHECKS
 
+from elasticdl.common.credentials import Role
+from elasticdl.job.spec import WorkerRange
+from elasticdl.kube.client import Client, connect
+from elasticdl.kube.kubeconfig import ClusterTarget
+from elasticdl.kube.names import labels, selector
 from elasticdl.master.core.events import ExitCause
 from elasticdl.places.base import PlaceState
+from elasticdl.places.pod_places import PodPlaces, PodTimeouts
+from elasticdl.places.worker_pods import WorkerPodApi, WorkerPods
 from tests.stories import on
 
 pytest_plugins = ["tests.cluster.fixtures"]
 
+JOB = "bench"
+# Ends with the code that a test writes into a file; told to leave, it takes a moment and ends with 0.
+PROGRAM = """
+trap 'exit 0' TERM
+while [ ! -e "$WORK/$ELASTICDL_PLACE" ]; do sleep 0.05; done
+exit $(cat "$WORK/$ELASTICDL_PLACE")
+"""
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_contract(check, own_cluster, namespace, tmp_path):
-    async def run():
-        async with kubernetes_bench(own_cluster, namespace, tmp_path) as bench:
-            await check(bench)
 
-    asyncio.run(run())
-    assert threads_left() == []
+def template(image, work):
+    return {
+        "metadata": {"labels": labels(JOB, Role.WORKER), "annotations": {}},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 5,
+            "automountServiceAccountToken": False,
+            "containers": [
+                {
+                    "name": "elasticdl",
+                    "image": image,
+                    "command": ["sh", "-c", PROGRAM],
+                    "env": [
+                        {"name": "WORK", "value": str(work)},
+                        {"name": "ELASTICDL_PLACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+                    ],
+                    "resources": {"limits": {"nvidia.com/gpu": "3"}},  # all of a node
+                }
+            ],
+        },
+    }
+
+
+def name(number):
+    return f"{JOB}-worker-{number}"
 
 
 class Scene(Bench):
-    """Places on a cluster, and the hands of somebody else in it."""
+    """Places on a cluster with room for two, as each takes all of a node's GPUs; and the hands of somebody else in it."""
 
     def __init__(self, cluster, namespace, work):
-        self.api = api_of(cluster)
-        self.core = client.CoreV1Api(self.api)
-        self.namespace = namespace
-        self.pods = worker_pods(cluster, namespace, work)
-        super().__init__(self.another)
+        self.api = connect(ClusterTarget(file=str(cluster.kubeconfig))).api
+        self.core, self.namespace = client.CoreV1Api(self.api), namespace
+        owners, limits = make_owners(self.api, namespace, JOB), WorkerRange(minimum=1, maximum=4)
+        self.pods = WorkerPods(JOB, namespace, owners, template(cluster.image, work), limits=lambda: limits)
+        super().__init__(self.another, lambda _, place_id: self.core.delete_namespaced_pod(place_id, namespace))
 
     def another(self, report=None):
-        return make_places(self.api, self.pods, report or self.reports.put_nowait)
+        """Nobody tells what runs in the pods to leave."""
+        api, report = WorkerPodApi(Client(self.api, self.namespace), JOB), report or self.reports.put_nowait
+        return PodPlaces(api, self.pods, report, PodTimeouts(leave=0.0), random.Random(7))
 
     async def loss(self, number):
         await self.until(lambda scene: name(number) in scene.lost)
@@ -50,18 +86,26 @@ class Scene(Bench):
     async def pod(self, number):
         return await self.ask("read_namespaced_pod", name(number), self.namespace)
 
+    def left(self):
+        """Pods that are not over, and threads."""
+        mine = selector(JOB, Role.WORKER)
+        pods = self.core.list_namespaced_pod(self.namespace, label_selector=mine).items
+        threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("kubernetes")]
+        return [pod.metadata.name for pod in pods if pod.status.phase in ("Pending", "Running")] + threads
+
 
 @contextlib.asynccontextmanager
 async def on_cluster(own_cluster, namespace, tmp_path):
     """Nothing is left of it."""
-    scene = Scene(own_cluster, namespace, tmp_path)
-    try:
-        assert await scene.places.found() == ()
+    async with opened(Scene(own_cluster, namespace, tmp_path)) as scene:
         yield scene
-    finally:
-        await scene.places.close()
-    assert pods_left(scene.api, namespace) == []
-    assert threads_left() == []
+    assert scene.left() == []
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@on(on_cluster)
+async def test_contract(scene, check):
+    await check(scene)
 
 
 @contextlib.contextmanager

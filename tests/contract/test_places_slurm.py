@@ -6,7 +6,7 @@ import sys
 from contextlib import asynccontextmanager
 from functools import partial
 
-from places_kit import Bench
+from places_kit import Bench, opened
 
 from elasticdl.master.core.events import ExitCause, LauncherFailed
 from elasticdl.places.polled import PolledPlaces
@@ -34,12 +34,9 @@ async def on_slurm(slurm, tmp_path, monkeypatch, arguments=()):
         monkeypatch.setenv(name, slurm.environment[name])
     agent = tmp_path / "agent.py"
     agent.write_text(AGENT)
-    scene = Scene(SlurmProvider(tmp_path.name, [sys.executable, str(agent)], f"{tmp_path}/%j.out", arguments))
-    assert list(await scene.places.found()) == []
-    try:
+    provider = SlurmProvider(tmp_path.name, [sys.executable, str(agent)], f"{tmp_path}/%j.out", arguments)
+    async with opened(Scene(provider)) as scene:
         yield scene
-    finally:
-        await scene.places.close()
     assert slurm.run("squeue", "--noheader", f"--name={tmp_path.name}") == ""
 
 

@@ -4,8 +4,8 @@ import socket
 import threading
 
 import pytest
+from cluster_users import make_owners
 from kubernetes import client
-from kubernetes_bench import make_owners
 
 from elasticdl.kube.job_pods import forwarded
 from elasticdl.kube.names import Role, labels

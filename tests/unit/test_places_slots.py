@@ -1,14 +1,14 @@
 """Slots of this machine: which GPUs a place has, and who else may have them."""
 
-import asyncio
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 
 from elasticdl.common.credentials import SHARED_GPU
 from elasticdl.places import local
-from elasticdl.places.base import PlaceChanged, PlaceLost, PlaceState
 from elasticdl.places.local import Slots, find_gpus
+from tests.contract.places_kit import Bench
 from tests.stories import on
 
 GPUS = ["GPU-a", "GPU-b"]
@@ -21,38 +21,33 @@ GPU 1: NVIDIA H200 (UUID: GPU-b81c)
 OTHERS_HAVE_ALL = "every GPU is taken, some by other jobs of yours"
 
 
-class Job:
-    """A job's slots, and what is known of them."""
-
-    def __init__(self, count, gpus, locks, **more):
-        self.places, self.lost = {}, []
-        self.slots = Slots(count, gpus, locks, self.take, **more)
-
-    def take(self, report):
-        match report:
-            case PlaceChanged(place):
-                self.places[place.id] = place
-            case PlaceLost(place_id):
-                self.lost.append(place_id)
-                self.places.pop(place_id, None)
+class Job(Bench):
+    """A job's slots, and what is known of them; they report at once."""
 
     def want(self, most):
-        self.slots.want(most, frozenset())
-        return self
+        self.places.want(most, frozenset())
+        return self.taken()
 
-    def in_state(self, state):
-        return [place for place in self.places.values() if place.state is state]
+    def give_back(self, index):
+        self.taken().places.give_back(self.ready()[index], at_once=False)
+
+    def try_again(self):
+        self.places._try_again()
+        return self.taken()
+
+    def taken(self):
+        while not self.nothing_more():
+            self.take(self.reports.get_nowait())
+        return self
 
     @property
     def visible(self):
-        return [place.environment.get("CUDA_VISIBLE_DEVICES") for place in self.in_state(PlaceState.READY)]
+        """The GPUs of each that is ready, in the order in which they have become so."""
+        return [self.now[each].environment.get("CUDA_VISIBLE_DEVICES") for each in self.taken().ready()]
 
     @property
     def reasons(self):
-        return [place.reason for place in self.in_state(PlaceState.WAITING)]
-
-    def give_back(self, index):
-        self.slots.give_back(self.in_state(PlaceState.READY)[index].id, at_once=False)
+        return [self.now[each].reason for each in self.taken().waiting()]
 
 
 @asynccontextmanager
@@ -61,12 +56,12 @@ async def jobs(tmp_path):
     made = []
 
     def make(count, gpus, locks=tmp_path, **more):
-        made.append(Job(count, gpus, locks, **more))
+        made.append(Job(partial(Slots, count, gpus, locks, **more)))
         return made[-1]
 
     yield make
     for job in made:
-        await job.slots.close()
+        await job.places.close()
 
 
 @pytest.fixture
@@ -99,7 +94,7 @@ def driver(tmp_path, monkeypatch):
 async def test_a_slot_has_gpus_of_its_own_as_far_as_there_are_any(make, count, gpus, more, want, visible, reasons):
     job = make(count, gpus, **more).want(want)
     assert (job.visible, job.reasons) == (visible, reasons)
-    told = {place.environment.get(SHARED_GPU) for place in job.in_state(PlaceState.READY)}
+    told = {job.now[each].environment.get(SHARED_GPU) for each in job.ready()}
     assert told == ({"1"} if visible.count("GPU-a") > 1 else {None} if visible else set()), "all, if any shares one"
     if gpus and visible:
         job.give_back(0)
@@ -113,19 +108,15 @@ async def test_two_jobs_never_share_a_gpu_by_accident(make):
     for give_back, visible in ((False, ["GPU-b"]), (True, ["GPU-b", "GPU-a"])):
         if give_back:
             mine.give_back(0)
-        other.slots._try_again()
-        assert other.visible == visible
+        assert other.try_again().visible == visible
 
 
 @on(jobs)
-async def test_a_gpu_that_another_job_gives_back_is_found_in_time(make, tmp_path, monkeypatch):
+async def test_a_gpu_that_another_job_gives_back_is_found_in_time(make, monkeypatch):
     monkeypatch.setattr(local, "RETRY_SECONDS", 0.01)
-    got = asyncio.Event()
-    mine = make(0, GPUS).want(2)
-    other = Slots(0, GPUS, tmp_path, lambda report: report.place.state is PlaceState.READY and got.set())
-    other.want(1, frozenset())
+    mine, other = make(0, GPUS).want(2), make(0, GPUS).want(1)
     mine.give_back(0)
-    await asyncio.wait_for(got.wait(), 30)
+    await other.has(ready=1)
 
 
 @on(jobs)
@@ -133,8 +124,7 @@ async def test_a_worker_with_several_gpus_has_all_of_them_or_none(make):
     one, two = make(1, FOUR).want(1), make(0, FOUR, gpus_per_slot=2).want(2)
     assert (two.visible, two.reasons) == (["GPU-b,GPU-c"], [OTHERS_HAVE_ALL])
     one.give_back(0)
-    two.slots._try_again()
-    assert two.visible == ["GPU-b,GPU-c", "GPU-a,GPU-d"]
+    assert two.try_again().visible == ["GPU-b,GPU-c", "GPU-a,GPU-d"]
 
 
 @on(jobs)
@@ -145,8 +135,7 @@ async def test_only_jobs_that_share_gpus_share_them_with_others(make):
     assert alone.reasons == [OTHERS_HAVE_ALL]
     for job, index in ((first, 1), (first, 0), (second, 0)):
         job.give_back(index)
-    alone.slots._try_again()
-    assert alone.visible == ["GPU-a"]
+    assert alone.try_again().visible == ["GPU-a"]
     assert first.want(1).reasons == [OTHERS_HAVE_ALL]
 
 
