@@ -24,11 +24,14 @@ WAITING = "import os, time; print(os.getpid(), 'numpy' in __import__('sys').modu
 class Scene:
     """A launcher, and what it reports."""
 
-    def __init__(self, launcher, spawner, reports, folder):
-        self.launcher, self.spawner, self.reports, self.folder = launcher, spawner, reports, folder
+    def __init__(self, make, folder, spawner=None, **options):
+        self.spawner, self.reports, self.folder, self.seen = spawner, asyncio.Queue(), folder, []
+        self.launcher = PlaceLauncher(*make, self.reports.put_nowait, **options)
 
     async def next(self, kind):
+        """The next report, which must be of this kind."""
         report = await asyncio.wait_for(self.reports.get(), DEADLINE)
+        self.seen.append(report)
         assert isinstance(report, kind), report
         return report
 
@@ -38,6 +41,12 @@ class Scene:
         report = await self.next(WorkerPlaced)
         assert report.worker_id == number
         return report
+
+    async def ended(self, number):
+        """How its end is reported, which is the next report."""
+        report = await self.next(WorkerExited)
+        assert report.worker_id == number
+        return report.cause, report.code
 
     async def ends_of(self, count):
         """What each of so many workers printed, and how its end is reported, in the order of their numbers."""
@@ -70,12 +79,11 @@ async def launcher_of(argv, folder, modules=None, environ=None, slots=0):
         return folder / f"{number}.log"
 
     starter = partial(LocalStarter, spawner, lambda number, place: {**common, WORKER_ID: str(number)}, log, log)
-    reports = asyncio.Queue()
-    launcher = PlaceLauncher(partial(Slots, slots, (), folder), starter, reports.put_nowait, seconds=TIMES)
+    scene = Scene((partial(Slots, slots, (), folder), starter), folder, spawner, seconds=TIMES)
     try:
-        yield Scene(launcher, spawner, reports, folder)
+        yield scene
     finally:
-        await launcher.close()
+        await scene.launcher.close()
     left = set(psutil.Process().children(recursive=True)) - before
     assert not (left := [each for each in left if is_of_a_launcher(each)]), left
 
