@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import base64
+from datetime import UTC, datetime
 from pathlib import Path
 
 import yaml
 from kubernetes import client
 
+from elasticdl.cli.cluster_run import make_parts
+from elasticdl.job.spec import JobSpec
 from elasticdl.kube.names import job_reference, state_name
 from elasticdl.places.worker_pods import owner_references
 
 GROUP = "rbac.authorization.k8s.io"
 JOB = "digits"
 KINDS = ("Job", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "ConfigMap", "NetworkPolicy")
+
+
+def parts_of_job(place, image="local/host", **options):
+    spec = JobSpec.model_validate({"image": image, "job_name": JOB, "model_def": "m", **options})
+    return make_parts(spec, place.namespace, datetime.now(UTC))
 
 
 def objects_of_job(place):

@@ -5,16 +5,14 @@ import json
 import os
 import re
 import signal
-from datetime import UTC, datetime
 
 import pytest
-from cluster_users import add_user, objects_of_job, rule, write_kubeconfig
+from cluster_users import add_user, objects_of_job, parts_of_job, rule, write_kubeconfig
 from kubernetes import client
 
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.cluster_run import Submission, make_parts
+from elasticdl.cli.cluster_run import Submission
 from elasticdl.common.credentials import Role
-from elasticdl.job.spec import JobSpec
 from elasticdl.kube import manifests
 from elasticdl.kube.client import Client
 from elasticdl.kube.names import labels
@@ -204,12 +202,11 @@ def test_a_signal_at_any_moment_leaves_all_or_nothing(elasticdl, place, monkeypa
 
 def made(place, **change):
     """A job, submitted unless its specification says something more; returns what its pods are owned by."""
-    spec = JobSpec.model_validate({"image": "local/host", "job_name": "digits", "model_def": "m"})
-    parts = make_parts(spec, place.namespace, datetime.now(UTC))
+    parts = parts_of_job(place)
     job = place.create(manifests.make_job(parts, submitted=not change))
     for manifest in manifests.companions(parts):
         if manifest["metadata"]["name"] == "digits-spec":
-            manifest["data"]["job.json"] = json.dumps({**json.loads(spec.to_json()), **change})
+            manifest["data"]["job.json"] = json.dumps({**json.loads(manifest["data"]["job.json"]), **change})
         place.create(manifests.owned(manifest, job))
     return {"apiVersion": "batch/v1", "kind": "Job", "name": "digits-master", "uid": job["metadata"]["uid"]}
 

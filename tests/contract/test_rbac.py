@@ -1,16 +1,14 @@
 """Whom a job's pods are to a real API server, and what they may do there: what the Role says, and nothing else."""
 
-from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
 import pytest
-from cluster_users import JOB, authority_of, token_of, write_kubeconfig
+from cluster_users import JOB, authority_of, parts_of_job, token_of, write_kubeconfig
 from kubernetes import client, config
 
-from elasticdl.cli.cluster_run import Submission, make_parts
+from elasticdl.cli.cluster_run import Submission
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UserError
-from elasticdl.job.spec import JobSpec
 from elasticdl.kube import kubeconfig, manifests
 from elasticdl.kube.client import ApiError, connect
 from elasticdl.kube.kubeconfig import ClusterTarget
@@ -25,8 +23,7 @@ MASTER = "digits-master"
 @pytest.fixture
 def parts(place):
     """Those of a job that is there, with a master that does not get to run."""
-    spec = JobSpec.model_validate({"image": "missing/image", "job_name": JOB, "model_def": "m"})
-    parts = make_parts(spec, place.namespace, datetime.now(UTC))
+    parts = parts_of_job(place, "missing/image")
     Submission(place, parts, print).make()
     return parts
 

@@ -4,18 +4,16 @@ import asyncio
 import os
 import shutil
 import subprocess
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
-from cluster_users import JOB, KINDS, objects_of_job
+from cluster_users import KINDS, objects_of_job, parts_of_job
 from kubernetes import client
 
-from elasticdl.cli.cluster_run import Submission, make_parts
+from elasticdl.cli.cluster_run import Submission
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.job.spec import JobSpec
 from elasticdl.kube import manifests
 from elasticdl.kube.client import connect
 from elasticdl.kube.kubeconfig import ClusterTarget
@@ -27,13 +25,8 @@ from tests.cluster.kit import is_running, until, until_left
 pytest_plugins = ["tests.cluster.fixtures"]
 
 
-def job(image="local/host", **options):
-    return JobSpec.model_validate({"image": image, "job_name": JOB, "model_def": "digits.mlp_torch", **options})
-
-
 def submission(place, said=None, **options):
-    parts = make_parts(job(**options), place.namespace, datetime.now(UTC))
-    return Submission(place, parts, [].append if said is None else said.append)
+    return Submission(place, parts_of_job(place, **options), [].append if said is None else said.append)
 
 
 def test_everything_is_made_and_goes_with_the_job(place, cluster, namespace):
@@ -159,7 +152,7 @@ def lose(core, name, namespace, how):
 
 def test_ten_masters_lost_in_a_row_are_followed_without_a_back_off_and_the_end_of_the_last_is_counted(place, cluster):
     core, batch = client.CoreV1Api(cluster.client()), client.BatchV1Api(cluster.client())
-    made = manifests.make_job(make_parts(job(), place.namespace, datetime.now(UTC)))
+    made = manifests.make_job(parts_of_job(place))
     script = "trap 'exit 143' TERM; while [ -z \"$(ls $0 2>/dev/null)\" ]; do sleep 0.1; done"
     end = f"/tmp/{place.namespace}-end"
     container = {"name": "elasticdl", "image": "local/host", "command": ["sh", "-c", script, end]}
