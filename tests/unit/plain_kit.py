@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from job_kit import Job, Lost
 from torch.nn.functional import cross_entropy
@@ -25,6 +27,28 @@ class Net(torch.nn.Module):
         self.calls += 1
         out = self.body(x) * self.alpha / self.temperature / (1 + self.calls / 100)
         return out * 4 if self.training else out
+
+
+@functools.cache
+def _compiled(text):
+    return compile(text, __file__, "exec")
+
+
+def each_batch(text, steps=True):
+    """A loop that does with each batch what the text says, and then steps. It may name ``script``, its ``model``, ``optimizer`` and ``step``, and of the
+    batch ``x``, ``y``, ``number`` and ``loss()``."""
+
+    def loop(script):
+        named = {name: getattr(torch, name) for name in ("autograd", "no_grad", "stack", "ones_like", "zeros")}
+        named |= {**vars(torch.nn.functional), "torch": torch}
+        for number, (x, y) in enumerate(script.loader):
+            batch = {"script": script, "model": script.model, "optimizer": script.optimizer, "step": script.step}
+            batch |= {"x": x, "y": y, "number": number, "loss": lambda x=x, y=y: script.loss(x, y)}
+            exec(_compiled(text), named | batch)
+            if steps:
+                script.step()
+
+    return loop
 
 
 class Script:

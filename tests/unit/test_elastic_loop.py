@@ -11,7 +11,6 @@ from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import ALONE, Member, World
 from elasticdl.elastic.torch.loop_host import LoopHost, PreparedLoader, speak_to
 from elasticdl.elastic.torch.prepare import PlainLoop, _has_stepped
-from elasticdl.elastic.torch.torn_step import CannotRemake, Tape, Watch
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.passes import least_samples
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
@@ -184,77 +183,3 @@ def test_outside_the_loop_a_gpus_stream_is_the_scripts_own(monkeypatch):
             optimizer.step()
         assert stream[0] == outside
         stream[0] = torch.tensor([2])
-
-
-# -- the tape --
-
-
-class Noting:
-    """Notes what a script does with a batch."""
-
-    def __init__(self, model, sample):
-        self.tape = Tape(sample)
-        self.watch = Watch(model, self)
-        self.around = self.watch.around_batch()
-
-    def __enter__(self):
-        self.watch.tape = self.tape
-        self.around.__enter__()
-        return self.tape
-
-    def __exit__(self, *_):
-        self.around.__exit__(None, None, None)
-
-    def noted(self):
-        return tuple
-
-    def before_look(self, tensor): ...
-
-    def backward(self, loss, kwargs):
-        self.tape.note_backward(loss, kwargs)
-        loss.backward(**kwargs)
-
-
-def test_what_a_script_did_is_made_again_of_other_samples():
-    model = make_model(batch_norm=True)
-    first, other = ({"pixels": torch.randn(n, 2, 4), "label": torch.arange(n) % 3} for n in (6, 9))
-
-    def script(batch):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            output = model(batch["pixels"].flatten(1))
-            loss = cross_entropy(output.float(), batch["label"])
-        with torch.no_grad():
-            scale = loss * 0 + 3
-        (loss * scale).backward(retain_graph=True)
-        output.square().mean().backward()
-
-    script(other)
-    expected = [each.grad.clone() for each in model.parameters()]
-    with Noting(model, first) as tape:
-        script(first)
-    model.zero_grad()
-    tape.remake(other, 1.0, lambda loss, kwargs: loss.backward(**kwargs))
-    assert all(torch.equal(each.grad, gradient) for each, gradient in zip(model.parameters(), expected, strict=True))
-
-
-def script_that_branches(model, batch):
-    loss = cross_entropy(model(batch[0]), batch[1])
-    if loss > 0:
-        loss = loss * 2
-    loss.backward()
-
-
-@pytest.mark.parametrize(
-    ("script", "beside", "words"),
-    [
-        (script_that_branches, [], r"test_elastic_loop.py:\d+: __bool__ looks at a number before"),
-        (lambda model, batch: model(batch[0]), [], "there was no loss.backward"),
-        (script_that_branches, [["a"] * 6], "the batches hold a str beside tensors"),
-    ],
-)
-def test_what_depends_on_more_is_not_made_again(script, beside, words):
-    model, batch = make_model(), [torch.randn(6, 8), torch.arange(6) % 3, *beside]
-    with Noting(model, batch) as tape:
-        script(model, batch)
-    with pytest.raises(CannotRemake, match=words):
-        tape.remake(batch, 1.0, lambda loss, kwargs: loss.backward(**kwargs))

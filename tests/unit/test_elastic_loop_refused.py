@@ -472,6 +472,17 @@ def not_the_batchs(member, batch, inputs, loss):
     loss.backward()
 
 
+def none_of_the_first(member, batch, inputs, loss):
+    if not batch.untaken:
+        batch.backward(loss)
+
+
+def twice(member, batch, inputs, loss):
+    batch.backward(loss)
+    if not batch.untaken:
+        batch.backward(member.model(inputs).square().mean())
+
+
 OTHERWISE_HERE = r"otherwise than by batch.backward\(loss\)"
 
 
@@ -480,6 +491,8 @@ OTHERWISE_HERE = r"otherwise than by batch.backward\(loss\)"
     [
         *((each, OTHERWISE_HERE) for each in (a_term_beside, a_term_after, assigned_before, not_the_batchs)),
         (a_sum, "the loss is a sum over the samples"),
+        (none_of_the_first, "made on 5 samples instead of 16"),
+        (twice, r"reduced already: call batch\.backward"),
     ],
 )
 def test_gradients_in_the_librarys_loop(use, words):

@@ -1,6 +1,5 @@
 """What scripts do in a plain loop is done as on one device: by several workers, and once where a step is torn."""
 
-import functools
 import re
 import subprocess
 import sys
@@ -10,9 +9,9 @@ import weakref
 import pytest
 import torch
 from elastic_kit import Board, SumOfThreads, in_threads
-from plain_kit import BATCH, BATCHES, TORN, Script, compare, run
+from plain_kit import BATCH, BATCHES, TORN, Script, compare, each_batch, run
 from refusal_kit import refused
-from torch.nn.functional import cross_entropy, kl_div
+from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import update_bn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -20,7 +19,7 @@ from elasticdl.elastic.torch.loop_host import ASKED_IN_TORN
 from elasticdl.elastic.torch_kit.agreements import ScriptPosition
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-HERE = r"test_elastic_loop_scripts.py:\d+"
+HERE = r"plain_kit.py:\d+"  # whose are the scripts that are text
 
 # -- what is done once, also where a step is torn: scripts, each from the top of its loop --
 
@@ -274,95 +273,6 @@ def test_one_worker_may_leave_out_what_is_not_full():
 # -- what can't be made again of what was noted: the script makes another pass --
 
 
-def asks_before_the_step(script):
-    """It goes on in another world than it has begun in."""
-    for x, y in script.loader:
-        out = script.model(x)
-        scale = script.mean(out.square().mean())
-        (cross_entropy(out, y) * scale / 20).backward()
-        script.step()
-
-
-def looks_at_each_sample(script, x, y):
-    out = script.model(x)
-    torch.stack([cross_entropy(out[i], y[i]) for i in range(x.shape[0])]).mean().backward()
-
-
-def goes_through_a_batch(script, x, y):
-    sizes = [each.square().mean() for each in script.model(x)]
-    (script.loss(x, y) + torch.stack(sizes).mean()).backward()
-
-
-def cuts_a_batch(script, x, y):
-    sizes = [each.square().mean() for each in script.model(x).split(4)]
-    (script.loss(x, y) + 0 * torch.stack(sizes).mean()).backward()
-
-
-def computes_with_a_size(script, x, y):
-    with torch.no_grad():
-        script.model.temperature.mul_(1.1)
-    (cross_entropy(script.model(x), y, reduction="sum") / (2 * x.size(0))).backward()
-
-
-def fills_a_table(script, x, y):
-    script.values.steps += 1
-    script.table[script.values.steps % 4] = script.values.steps
-    (script.loss(x, y) + (script.model(x) - script.table.mean(0) / 10).square().mean()).backward()
-
-
-def counts_in_each_pass(script, x, y):
-    """What it counts in values is undone with the torn step."""
-    script.values.steps += 1
-    (cross_entropy(script.model(x), y, reduction="sum") / int(x.size(0))).backward()
-    script.counter.fill_(script.values.steps)
-
-
-def labels_itself(script, x, y, *, freezes=True):
-    script.model.eval()
-    if freezes:
-        script.model.body[2].bias.requires_grad = False
-    with torch.no_grad():
-        soft = script.model(x).softmax(1)
-    script.model.train()
-    out = script.model(x)
-    (cross_entropy(out, y) + kl_div(out.log_softmax(1), soft, reduction="batchmean")).backward()
-    if freezes:
-        script.model.body[2].bias.requires_grad = True
-
-
-calls_in_other_modes = functools.partial(labels_itself, freezes=False)
-
-
-def changes_what_it_has_used(script, x, y):
-    (script.loss(x, y) + 0 * script.counter).backward()
-    script.counter.fill_(1)
-
-
-def calls_with_other_parameters(script, x, y):
-    others = {name: each * 2 for name, each in script.model.named_parameters()}
-    cross_entropy(torch.func.functional_call(script.model, others, (x,)), y).backward()
-
-
-def changes_what_is_not_known(script, x, y):
-    torch.nn.functional.relu(script.counter, True)
-    script.loss(x, y).backward()
-
-
-def drops_a_part(script, x, y):
-    (script.loss(x, y) + script.head(script.model(x)).square().mean()).backward()
-    for parameter in script.model.body[0].parameters():
-        parameter.grad = None
-    script.head.bias.grad = torch.zeros(3)
-    del script.head.weight.grad
-
-
-def perturbs_its_samples(script, x, y):
-    x.requires_grad_()
-    script.loss(x, y).backward()
-    script.loss(x.detach() + x.grad.sign(), y).backward()
-    x.grad = None
-
-
 class Reversed(torch.autograd.Function):
     @staticmethod
     def forward(context, x):
@@ -373,64 +283,162 @@ class Reversed(torch.autograd.Function):
         return -gradient
 
 
-def has_a_function_of_its_own(script, x, y):
-    out = script.model(x)
-    (cross_entropy(out, y) + 0.01 * Reversed.apply(out).square().mean()).backward(retain_graph=True)
+APART = "takes the samples of a batch apart"
+LABELS = """
+model.eval()
+with torch.no_grad():
+    soft = model(x).softmax(1)
+model.train()
+out = model(x)
+(cross_entropy(out, y) + kl_div(out.log_softmax(1), soft, reduction="batchmean")).backward()
+"""
+FREEZES = "model.body[2].bias.requires_grad = False", LABELS, "model.body[2].bias.requires_grad = True"
+COMPUTES = (
+    "model.temperature.data.mul_(1.1); (cross_entropy(model(x), y, reduction='sum') / (2 * x.size(0))).backward()"
+)
 
-
-def has_a_loss_that_nobody_has_seen(script, x, y):
-    """As of a scripted function."""
-    out = script.model(x)
-    with torch._C.DisableTorchFunction():
-        loss = cross_entropy(out, y)
-    loss.backward(retain_graph=True)
-
-
-def each_batch(use):
-    """The loop that does this with each batch, and then steps."""
-
-    def loop(script):
-        for x, y in script.loader:
-            use(script, x, y)
-            script.step()
-
-    return loop
-
-
+# What is done with each batch, and why that is not made again; then whether it was tried.
 AGAIN = {
-    asks_before_the_step: (re.escape(ASKED_IN_TORN), True),
-    looks_at_each_sample: ("__getitem__ takes the samples of a batch apart", False),
-    goes_through_a_batch: ("unbind takes the samples of a batch apart", False),
-    cuts_a_batch: ("split takes the samples of a batch apart", False),
-    computes_with_a_size: ("size looks at a number before", False),
-    counts_in_each_pass: ("size looks at a number before", False),
-    fills_a_table: (f"{HERE}: __setitem__ changes a tensor that was there before the batch", False),
-    labels_itself: ("changes a tensor that was there before the batch", False),
-    changes_what_it_has_used: ("since it was used, a tensor was changed that was there before the batch", True),
-    calls_in_other_modes: ("since it was called, the model has been set to another mode", True),
-    drops_a_part: (f"{HERE}: gradients are dropped before the step", False),
-    perturbs_its_samples: ("looks at the gradient of what comes of the batch", False),
-    has_a_function_of_its_own: ("takes what a torch.autograd.Function has made", False),
-    has_a_loss_that_nobody_has_seen: ("backward takes a tensor that was not made of this batch", False),
-    calls_with_other_parameters: (".* or it was called with other parameters than its own, as by torch.func", True),
-    changes_what_is_not_known: ("relu changes a tensor that was there before the batch", False),
+    "looks at each sample": (
+        "out = model(x); stack([cross_entropy(out[i], y[i]) for i in range(x.shape[0])]).mean().backward()",
+        f"__getitem__ {APART}",
+    ),
+    "goes through a batch": (
+        "(loss() + stack([each.square().mean() for each in model(x)]).mean()).backward()",
+        f"unbind {APART}",
+    ),
+    "cuts a batch": (
+        "(loss() + 0 * stack([each.square().mean() for each in model(x).split(4)]).mean()).backward()",
+        f"split {APART}",
+    ),
+    "branches": (
+        "own = loss()\nif own > 0: own = own * 2\nown.backward()",
+        f"{HERE}: __bool__ looks at a number before",
+    ),
+    "computes with a size": (COMPUTES, "size looks at a number before"),
+    "counts in each pass": (
+        "script.values.steps += 1; (cross_entropy(model(x), y, reduction='sum') / x.size(0).__int__()).backward();"
+        "script.counter.fill_(script.values.steps)",
+        "size looks at a number before",
+    ),
+    "fills a table": (
+        "script.values.steps += 1; script.table[script.values.steps % 4] = script.values.steps;"
+        "(loss() + (model(x) - script.table.mean(0) / 10).square().mean()).backward()",
+        rf"{HERE}: __setitem__ changes a tensor that was there before the batch",
+    ),
+    "freezes a part": ("\n".join(FREEZES), "changes a tensor that was there before the batch"),
+    "drops a part": (
+        "(loss() + script.head(model(x)).square().mean()).backward(); model.body[0].bias.grad = None;"
+        "script.head.bias.grad = zeros(3); del script.head.weight.grad",
+        f"{HERE}: gradients are dropped before the step",
+    ),
+    "perturbs its samples": (
+        "x.requires_grad_(); loss().backward(); script.loss(x.detach() + x.grad.sign(), y).backward(); x.grad = None",
+        "looks at the gradient of what comes of the batch",
+    ),
+    "has a function of its own": (
+        "out = model(x); own = script.function(out); (cross_entropy(out, y) + own.square().mean() / 100).backward(retain_graph=True)",
+        "takes what a torch.autograd.Function has made",
+    ),
+    "has a loss that nobody has seen, as of a scripted function": (
+        "out = model(x)\nwith torch._C.DisableTorchFunction(): own = cross_entropy(out, y)\nown.backward(retain_graph=True)",
+        "backward takes a tensor that was not made of this batch",
+    ),
+    "changes what is not known": (
+        "relu(script.counter, True); loss().backward()",
+        "relu changes a tensor that was there before the batch",
+    ),
+    "changes what it has used": (
+        "(loss() + 0 * script.counter).backward(); script.counter.fill_(1)",
+        "since it was used, a tensor was changed that was there before the batch",
+        "tried",
+    ),
+    "calls in other modes": (LABELS, "since it was called, the model has been set to another mode", "tried"),
+    "calls with other parameters": (
+        "others = {name: each * 2 for name, each in model.named_parameters()};"
+        "cross_entropy(torch.func.functional_call(model, others, (x,)), y).backward()",
+        ".* or it was called with other parameters than its own, as by torch.func",
+        "tried",
+    ),
 }
 
 
-@pytest.mark.parametrize("use", AGAIN)
-def test_what_can_not_be_made_again_is_done_by_the_script_once_more(use):
-    """And the journal says why. Others are told of the pass before it is tried, if it is known by then that it takes one."""
-    words, is_tried = AGAIN[use]
-    (survivor,) = compare(use if use is asks_before_the_step else each_batch(use), loses=True, kind=Observed)
+def require_another_pass(survivor, words, *tried):
+    """The journal says why. Others are told of it before, if it is known by then that the step takes one."""
     (warning,) = survivor.job.warnings
     was_made = r"was made by another pass through the script's loop"
     assert re.search(rf"{was_made} \((/.*)?{words}.*\): what the loop counts", warning), warning
     assert survivor.host.participant.position.repeats == {0: 1}
-    assert survivor.sent == [{} if is_tried else {0: 1}]
+    assert survivor.sent == [{} if tried else {0: 1}]
 
 
-@pytest.mark.parametrize(("use", "more"), [(looks_at_sizes, 1), (computes_with_a_size, 1), (computes_with_a_size, 2)])
-def test_all_make_as_many_passes_as_who_has_made_the_most(use, more):
+@pytest.mark.parametrize("case", AGAIN)
+def test_what_can_not_be_made_again_is_done_by_the_script_once_more(case, monkeypatch):
+    monkeypatch.setattr(Script, "function", Reversed.apply, raising=False)
+    text, *told = AGAIN[case]
+    (survivor,) = compare(each_batch(text), loses=True, kind=Observed)
+    require_another_pass(survivor, *told)
+
+
+class OfDicts(Script):
+    """Its batches are dicts, with a text perhaps."""
+
+    text = ""
+
+    def __init__(self, loop):
+        super().__init__(loop)
+        self.loader.collate_fn = self.collate
+
+    def collate(self, samples):
+        x, y = torch.utils.data.default_collate(samples)
+        return {"pixels": x.view(-1, 2, 4).double(), "label": y} | ({"name": [self.text] * len(x)} if self.text else {})
+
+
+class OfTexts(OfDicts, Observed):
+    text = "a"
+
+
+def trains_within_autocast(script):
+    """Which leaves doubles as they are."""
+
+    def look(*_):
+        assert torch.is_autocast_enabled("cpu")
+
+    script.model.double().register_forward_pre_hook(look)
+    for batch in script.loader:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = script.model(batch["pixels"].flatten(1))
+            loss = cross_entropy(output, batch["label"])
+        with torch.no_grad():
+            scale = loss * 0 + 3
+        (loss * scale).backward(retain_graph=True)
+        output.square().mean().backward()
+        script.step()
+
+
+def test_batches_may_be_dicts_and_what_they_hold_beside_tensors_is_not_made_again():
+    assert not compare(trains_within_autocast, loses=True, kind=OfDicts)[0].job.warnings
+    (survivor,) = compare(trains_within_autocast, loses=True, kind=OfTexts)
+    require_another_pass(survivor, "the batches hold a str beside tensors")
+
+
+def test_a_mean_of_before_the_step_goes_on_in_another_world_than_it_has_begun_in():
+    def loop(script):
+        for x, y in script.loader:
+            out = script.model(x)
+            scale = script.mean(out.square().mean())
+            (cross_entropy(out, y) * scale / 20).backward()
+            script.step()
+
+    (survivor,) = compare(loop, loses=True, kind=Observed)
+    require_another_pass(survivor, re.escape(ASKED_IN_TORN), "tried")
+
+
+@pytest.mark.parametrize(
+    ("loop", "more"),
+    [(looks_at_sizes, 1), (each_batch(COMPUTES), 1), (each_batch(COMPUTES), 2)],
+)
+def test_all_make_as_many_passes_as_who_has_made_the_most(loop, more):
     """Of the workers that are left one can't make the step again, or has made another pass before another worker was lost."""
     seen = []
 
@@ -442,7 +450,7 @@ def test_all_make_as_many_passes_as_who_has_made_the_most(use, more):
         def changed(self, state):
             state.values["place"].repeats = {0: more}
 
-    (survivor,) = compare(use if use is looks_at_sizes else each_batch(use), loses=True, kind=Repeating)
+    (survivor,) = compare(loop, loses=True, kind=Repeating)
     assert seen.count(0) == BATCHES + more
     assert len(survivor.job.warnings) == 1
 

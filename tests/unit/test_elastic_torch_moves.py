@@ -117,6 +117,7 @@ def compare(kind, samples, batch, micro_batch, workers, order):
 @settings(max_examples=12, deadline=None)
 @given(samples=st.integers(3, 40), batch=st.integers(3, 20), micro_batch=st.integers(1, 8), workers=st.integers(1, 4))
 @example(samples=9, batch=5, micro_batch=2, workers=3)
+@example(samples=49, batch=16, micro_batch=2, workers=3)  # in the last batch two workers have no sample
 def test_the_library_moves_buffers_as_one_device_does(samples, batch, micro_batch, workers):
     compare(Library, samples, batch, micro_batch, workers, epoch_order(samples, 0, 0))
 
@@ -137,17 +138,6 @@ class Norm(torch.nn.Module):
 
     def forward(self, x):
         return self.net(self.norm(x))
-
-
-@pytest.mark.parametrize("samples", [49, 50])
-def test_a_worker_without_a_sample_has_the_buffers_of_the_others(samples):
-    """The last batch has one sample or two, for three workers."""
-    board = Board(3)
-    members = [Library(rank, board, samples, 16, 2, kind=Moving) for rank in range(3)]
-    for found in in_threads(lambda member: member.train(), members):
-        expected = on_one_device(samples, 16, epoch_order(samples, 0, 0))
-        for name in ("in_place", "assigned", "num_batches_tracked", "has_begun"):
-            torch.testing.assert_close(found[name], expected[name])
 
 
 @pytest.mark.parametrize("kind", [Moving, Norm])
