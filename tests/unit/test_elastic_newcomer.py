@@ -1,35 +1,123 @@
-"""A plain loop on a worker that comes later, and what is told in one line where its script can't do with that."""
+"""A plain loop on a worker that comes later, with a checkpoint of its own perhaps, and what is told where its script can't do with that."""
 
 import contextlib
 import copy
-import os
+import pickle
 import random
+import re
 
 import numpy as np
 import pytest
 import torch
-from newcomer_kit import BATCHES, EPOCHS, STANDS, Experts, Member, late_of, make_data, plain_loss, train
+from job_kit import Job
+from plain_kit import Script
 from refusal_kit import refused
-from session_kit import FakeMaster
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.torch_kit.tensors import ElasticContext
-from elasticdl.elastic.training.runtime import ScriptRuntime
+from elasticdl.elastic.core.protocol import Stopped
+
+EPOCHS, BATCHES, STANDS = 3, 4, (1, 2)
 
 
-def require_as_others(stands=STANDS, options=dict, **how):
+def step_of(stands):
+    return stands[0] * BATCHES + stands[1]
+
+
+class Experts(torch.nn.Module):
+    """Leaves in an attribute what its loss has a term of."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.out = torch.nn.Linear(8, 4), torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        shares = self.gate(x).softmax(1)
+        self.balance = shares.square().sum(1).mean()
+        return self.out(shares)
+
+
+def plain_loss(script, x, y):
+    return script.loss(x, y)
+
+
+def nothing(script): ...
+
+
+class Comer(Script):
+    """Trains some epochs. ``after``: each. ``before``: it all. ``start``: see `Script`. Further options are the loader's."""
+
+    def __init__(
+        self, loss_of=plain_loss, make=Experts, after=nothing, before=nothing, start=None, epochs=EPOCHS, **loader
+    ):
+        random.seed(0)
+        np.random.seed(0)
+        super().__init__(Comer.go, make)
+        pixels = torch.randn(60, 8, generator=torch.Generator().manual_seed(1))
+        self.data = TensorDataset(pixels, pixels[:, :3].argmax(1))
+        self.loader = DataLoader(self.data, batch_size=15, **(loader or {"shuffle": True}))
+        self.loss_of, self.after, self.start, self.epochs = loss_of, after, start, epochs
+        self.values.history = ()  # which travels
+        self.passed, self.joined_at = 0, None
+        before(self)
+
+    def begun(self):
+        self.context = self.job.contexts[0]
+        join = self.context.join
+
+        def joined(state):
+            self.joined_at = self.passed
+            join(state)
+
+        self.context.join = joined
+
+    def go(self):
+        for _ in range(self.start or 0, self.epochs):
+            for x, y in self.loader:
+                self.make_step(x, y)
+            self.after(self)
+
+    def make_step(self, x, y):
+        self.optimizer.zero_grad()
+        self.loss_of(self, x, y).backward()
+        self.optimizer.step()
+        self.passed += 1
+
+    @property
+    def progress(self):
+        return self.host.participant.state.progress
+
+    @property
+    def weights(self):
+        return [*self.model.state_dict().values(), *self.head.state_dict().values()]
+
+
+def train(script=None, **job):
+    """A script that has trained as the only worker of a job."""
+    script = script or Comer()
+    job = Job(1, **job)
+    (script.said,), _ = job.run(lambda _: script.train(job))
+    return script
+
+
+def come(member, script=None, stands=STANDS, told=None):
+    """It was told that the job of this member stands there, or what is ``told``, and the job has gone on for a step since."""
+    return train(script, finds=member.job.states[step_of(stands) + 1], place=told or stands)
+
+
+def require_same(late, member):
+    assert late.said is member.said is None, late.said
+    assert all(map(torch.equal, late.weights, member.weights))
+    assert late.progress == member.progress
+
+
+def require_as_others(make=Comer, told=STANDS):
     """Who comes in the middle ends with the parameters of the one that has trained all the time."""
-    member = Member(**options())
-    train(member, **how)
-    late = late_of(member, stands, **options())
-    train(late, **how)
-    for ours, theirs in zip(late.model.state_dict().values(), member.model.state_dict().values(), strict=True):
-        assert torch.equal(ours, theirs)
-    assert late.orders == {epoch: order for epoch, order in member.orders.items() if epoch in late.orders}
-    assert late.joined_at == stands[0] * BATCHES + stands[1]
-    assert late.host.finish().progress == member.host.finish().progress
+    member = train(make())
+    late = come(member, make(), told=told)
+    require_same(late, member)
+    assert late.joined_at == step_of(told)
 
 
 OF_A_CLOSURE = np.random.default_rng(5)
@@ -63,31 +151,15 @@ class OwnOrder(torch.utils.data.Sampler):
         return iter(order[self.kind]())
 
 
-@pytest.mark.parametrize("stands", [(0, 0), (0, 2), (1, 0), (1, 2)])
+@pytest.mark.parametrize("told", [(0, 0), (0, 2), (1, 0), (1, 2)])
 @pytest.mark.parametrize("kind", ["loader", "numpy", "legacy", "python", "lazy", "count", "closure"])
-def test_a_newcomer_passes_by_what_it_was_told_of_and_draws_the_order_of_the_others(kind, stands):
-    def options():
+def test_it_passes_by_what_it_was_told_of_and_draws_the_order_of_the_others(kind, told):
+    def make():
         if kind == "loader":
-            return {"shuffle": True, "generator": torch.Generator().manual_seed(5)}
-        return {"sampler": OwnOrder(kind)}
+            return Comer(shuffle=True, generator=torch.Generator().manual_seed(5))
+        return Comer(sampler=OwnOrder(kind))
 
-    require_as_others(stands, options)
-
-
-def with_batch_norm():
-    return torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
-
-
-def test_where_all_go_on_from_a_kept_state_each_ends_with_what_was_kept():
-    """All are on their way at once, and one sends the others what it has read."""
-    member = Member(with_batch_norm)
-    train(member)
-    reads = Member(with_batch_norm, join=member.kept[STANDS[0] * BATCHES + STANDS[1]])
-    next(iter(reads.loader))
-    assert reads.host.is_catching_up
-    receives = Member(with_batch_norm, join=copy.deepcopy(reads.host.participant.state.sent()))
-    train(receives)
-    torch.testing.assert_close(receives.model.state_dict(), member.model.state_dict(), rtol=0, atol=0)
+    require_as_others(make, told)
 
 
 FEATURES = {}
@@ -99,217 +171,340 @@ def with_features():
     return model
 
 
-def balanced(member, x, y):
-    return cross_entropy(member.model(x), y) + member.model.balance
+def with_a_head(script, x, y):
+    """Which is beside the model."""
+    return script.loss(x, y) + script.head(script.model(x)).square().mean()
 
 
-def penalised(member, x, y):
-    return cross_entropy(member.model(x), y) + FEATURES["made"].abs().mean()
+def balanced(script, x, y):
+    return script.loss(x, y) + script.model.balance
 
 
-def hardest(member, x, y):
-    return cross_entropy(member.model(x), y, reduction="none").topk(15).values.mean()
+def penalised(script, x, y):
+    return script.loss(x, y) + FEATURES["made"].abs().mean()
 
 
-def of_a_teacher(member, x, y):
-    if member.teacher is None:
-        member.teacher = copy.deepcopy(member.model)
-    return cross_entropy(member.model(x), y) + (member.model(x) - member.teacher(x).detach()).square().mean()
+def hardest(script, x, y):
+    return cross_entropy(script.model(x), y, reduction="none").topk(15).values.mean()
 
 
-def of_slopes(member, x, y):
+def of_slopes(script, x, y):
     """A penalty on the gradient by the input, and a term of the derivative after that."""
     x.requires_grad_()
-    (slope,) = torch.autograd.grad(member.model(x).exp().sum(), x, create_graph=True)
+    (slope,) = torch.autograd.grad(script.model(x).exp().sum(), x, create_graph=True)
     (bend,) = torch.autograd.grad(slope.sum(), x, create_graph=True)
     return slope.square().mean() + bend.square().mean()
 
 
+def linear():
+    return torch.nn.Linear(8, 3)
+
+
+def two_layers():
+    return torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 3))
+
+
 @pytest.mark.parametrize(
-    ("make_model", "loss_of"),
-    [(Experts, balanced), (with_features, penalised), (Experts, hardest), (lambda: torch.nn.Linear(8, 3), of_slopes)],
+    ("loss_of", "make"),
+    [
+        *((with_a_head, Experts), (balanced, Experts), (penalised, with_features)),
+        *((hardest, Experts), (of_slopes, linear)),
+    ],
 )
-def test_a_newcomer_gets_through_what_the_others_do(make_model, loss_of):
-    require_as_others(options=lambda: {"make_model": make_model}, loss_of=loss_of)
+def test_it_gets_through_what_the_others_do(loss_of, make):
+    require_as_others(lambda: Comer(loss_of, make))
 
 
-def test_a_newcomer_may_look_at_the_gradients_of_all_parameters():
-    def make_model():
-        return torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 3))
+def test_labels_that_all_make_anew_are_those_of_the_others():
+    def relabel(script):
+        x, y = script.data.tensors
+        script.data.tensors = x, (y + 1) % 3
 
-    member = Member(make_model)
-    train(member)
-    late = late_of(member, make_model=make_model)
-    for number, (x, y) in enumerate(late.loader):
-        late.optimizer.zero_grad()
-        plain_loss(late, x, y).backward()
-        assert all(each.grad.count_nonzero() == 0 for each in late.model.parameters()), f"batch {number}"
-        late.optimizer.step()
+    require_as_others(lambda: Comer(after=relabel))
 
 
-def test_a_newcomer_passes_by_the_passes_that_train_and_no_others():
+def test_it_passes_by_the_passes_that_train_and_no_others():
     seen = []
 
     @torch.no_grad()
-    def evaluate(member):
-        seen.append(sum(len(x) for x, _ in member.loader))
+    def evaluate(script):
+        seen.append(sum(len(x) for x, _ in script.loader))
 
-    require_as_others(after=evaluate)
+    require_as_others(lambda: Comer(after=evaluate))
     assert seen == [60] * 2 * EPOCHS
 
 
-def test_a_newcomer_passes_by_once_more_what_others_were_given_once_more():
-    member = Member()
-    train(member)
-    kept = member.kept[STANDS[0] * BATCHES + STANDS[1]]
-    kept["values"]["place"]["repeats"] = {0: 2, 1: 2}
-    late, passes = late_of(member), []
-    for epoch in range(EPOCHS):
-        for number, (x, y) in enumerate(late.loader):
-            passes.append((epoch, number, late.host.is_idle))
-            late.step(plain_loss(late, x, y))
-    trained = [(epoch, number) for epoch, number, is_idle in passes if not is_idle]
-    assert trained == [(1, 3 + 4), *((2, number) for number in range(BATCHES))]
-    assert len(passes) == EPOCHS * BATCHES + 4
-    torch.testing.assert_close(late.model.state_dict(), member.model.state_dict(), rtol=0, atol=0)
-
-
 def test_what_the_script_remembers_travels():
-    def remember(member):
+    def remember(script):
         with torch.no_grad():
-            x, y = make_data()[:]
-            member.values.history += (cross_entropy(member.model(x), y).item(),)
+            x, y = script.data[:]
+            script.values.history += (cross_entropy(script.model(x), y).item(),)
 
-    member = Member()
-    train(member, after=remember)
-    late = late_of(member)
-    train(late, after=remember)
+    member = train(Comer(after=remember))
+    late = come(member, Comer(after=remember))
     assert late.values.history == member.values.history
     assert len(late.values.history) == EPOCHS
 
 
+def test_it_may_look_at_the_gradients_of_all_parameters():
+    looked = []
+
+    def look(script):
+        for x, y in script.loader:
+            script.optimizer.zero_grad()
+            script.loss(x, y).backward()
+            looked.append([int(each.grad.count_nonzero()) for each in script.model.parameters()])
+            script.optimizer.step()
+
+    late = Comer(make=two_layers)
+    late.loop = look
+    come(train(Comer(make=two_layers)), late)
+    assert looked == [[0] * 4] * BATCHES
+
+
+def test_it_passes_by_once_more_what_others_were_given_once_more():
+    member, passes = train(), []
+    state = pickle.loads(member.job.states[step_of(STANDS) + 1])
+    state["values"]["place"]["repeats"] = {0: 2, 1: 2}
+
+    class Passing(Comer):
+        def make_step(self, x, y):
+            passes.append(self.host.is_idle)
+            super().make_step(x, y)
+
+    late = train(Passing(), finds=pickle.dumps(state), place=STANDS)
+    require_same(late, member)
+    assert len(passes) == EPOCHS * BATCHES + 4
+    assert passes.count(False) == EPOCHS * BATCHES - step_of(STANDS) - 1
+
+
+def with_batch_norm():
+    return torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
+
+
+def test_where_all_go_on_from_a_kept_state_each_ends_with_what_was_kept():
+    """All are on their way at once, and one sends the others what it has read."""
+    member, sent = train(Comer(make=with_batch_norm)), []
+
+    class Reading(Comer):
+        def make_step(self, x, y):
+            if not sent:
+                assert self.host.is_catching_up
+                sent.append(pickle.dumps(self.host.participant.state.sent()))
+            super().make_step(x, y)
+
+    come(member, Reading(make=with_batch_norm), told=(0, 0))
+    require_same(train(Comer(make=with_batch_norm), finds=sent[0]), member)
+
+
+def test_what_it_was_sent_waits_until_it_has_arrived_and_is_sent_on_as_it_came():
+    member = train()
+
+    class Waiting(Comer):
+        def make_step(self, x, y):
+            state = self.host.participant.state
+            if self.passed == 0:
+                assert state.waits
+                came = pickle.loads(member.job.states[step_of(STANDS) + 1])
+                torch.testing.assert_close(state.sent()["model"], came["model"], rtol=0, atol=0)
+                assert state.progress.epoch == STANDS[0]
+                self.fresh = copy.deepcopy(self.model.state_dict())
+                state.go_back()
+                assert state.waits, "a world that breaks on the way takes nothing of it"
+            here = all(map(torch.equal, self.fresh.values(), self.model.state_dict().values()))
+            assert here is state.waits is (self.passed <= step_of(STANDS))
+            super().make_step(x, y)
+
+    require_same(come(member, Waiting(), told=(0, 0)), member)
+
+
+def of_a_teacher(script, x, y):
+    if not hasattr(script, "teacher"):
+        script.teacher = copy.deepcopy(script.model)
+    return script.loss(x, y) + (script.model(x) - script.teacher(x).detach()).square().mean()
+
+
+def test_what_the_loop_calls_of_a_model_that_was_copied_on_the_way_is_refused():
+    def copy_at_once(script):
+        script.teacher = copy.deepcopy(script.model)
+
+    member = train(Comer(of_a_teacher))
+    late = come(member, Comer(of_a_teacher))
+    refused("a copy of the model that this worker has made while it was catching up", lambda: raise_(late.said))
+    assert late.progress.step == step_of(STANDS) + 1, "no step was made of it"
+    late.teacher(torch.zeros(1, 8))  # outside the loop
+    early = come(member, Comer(of_a_teacher, before=copy_at_once))  # which is as everybody's
+    assert early.said is None
+
+
+def raise_(error):
+    raise error
+
+
 @pytest.mark.parametrize(("told", "epochs", "batches"), [((1, 2), 1, 0), ((1, 2), 1, 1), ((0, 2), 0, 3)])
-def test_a_newcomer_whose_script_ends_on_stand_ins_does_not_end_the_job(told, epochs, batches):
-    member = Member()
-    train(member)
-    late, said = late_of(member, told), []
-    late.job.fail = lambda message, traceback, *, users: said.append((message, users))
-    late.host._on_left = lambda: said.append("left")
-    for _ in range(epochs):
-        for x, y in late.loader:
-            late.step(plain_loss(late, x, y))
-    for number, (x, y) in enumerate(late.loader if batches else ()):
-        late.step(plain_loss(late, x, y))
-        if number + 1 == batches:
-            break
+def test_a_script_that_ends_on_stand_ins_does_not_end_the_job(told, epochs, batches):
+    said = []
+
+    class Ending(Comer):
+        def begun(self):
+            super().begun()
+            self.context.fail = lambda message, traceback, *, users: said.append((message, users))
+            self.host._on_left = lambda: said.append("left")
+
+        def go(self):
+            super().go()
+            for number, (x, y) in enumerate(self.loader if batches else ()):
+                self.make_step(x, y)
+                if number + 1 == batches:
+                    break
+
+    late = Ending(epochs=epochs)
+    late.loop = Ending.go
+    come(train(), late, told=told)
     assert late.host.finish() is None
-    (message, users), left = said
+    (message, users), left = said[:2]
     assert "\n" not in message
     assert "where the job stands in epoch 2" in message
     assert (users, left) == (False, "left")
 
 
 @pytest.mark.parametrize("told", [(EPOCHS - 1, BATCHES), (EPOCHS, 0)])
-def test_a_newcomer_whose_script_comes_to_its_end_where_the_others_wait_ends_with_them(told):
-    member = Member()
-    train(member)
-    late = Member(stands=told, join=member.kept[-1])
-    train(late)
-    assert late.host.finish().progress.step == member.host.finish().progress.step
+def test_a_script_that_comes_to_its_end_where_the_others_wait_ends_with_them(told):
+    member = train()
+    late = train(finds=pickle.dumps(member.host.participant.state.sent()), place=told)
+    assert late.progress.step == member.progress.step
 
 
-def test_a_newcomer_that_finds_less_than_it_was_told_is_started_again():
-    member, told = Member(stands=(1, 2)), []
-    member.job.fail = lambda message, traceback, *, users: told.append((message, users))
-    with pytest.raises(SystemExit) as ended:
-        train(member)
-    assert ended.value.code == 1
+def test_who_finds_less_than_it_was_told_is_started_again():
+    told = []
+
+    class Told(Comer):
+        def begun(self):
+            self.job.contexts[0].fail = lambda message, traceback, *, users: told.append((message, users))
+
+    member = train(Told(), place=STANDS)
+    assert isinstance(member.said, SystemExit)
+    assert member.said.code == 1
     ((message, users),) = told
     assert "started again" in message
     assert not users
 
 
-def test_labels_that_all_make_anew_are_those_of_the_others():
-    def relabel(member):
-        x, y = member.plain.dataset.tensors
-        member.plain.dataset.tensors = x, (y + 1) % 3
-
-    require_as_others(after=relabel)
-
-
-def test_what_a_newcomer_was_sent_waits_until_it_has_arrived_and_is_sent_on_as_it_came():
-    member = Member()
-    train(member)
-    late = late_of(member, stands=(0, 0))
-    fresh = copy.deepcopy(late.model.state_dict())
-    batches = iter(late.loader)
-    next(batches)
-    state = late.host.participant.state
-    assert state.waits
-    assert state.sent() is member.kept[STANDS[0] * BATCHES + STANDS[1]]
-    assert state.progress.epoch == STANDS[0]
-    assert all(torch.equal(each, late.model.state_dict()[name]) for name, each in fresh.items())
-    state.go_back()
-    assert state.waits, "a world that breaks on the way takes nothing of it"
-    late.host.participant.arrive()
-    assert not state.waits
-    assert not any(torch.equal(each, late.model.state_dict()[name]) for name, each in fresh.items())
-
-
-def test_what_the_loop_calls_of_a_model_that_was_copied_on_the_way_is_refused():
-    member = Member()
-    member.teacher = None
-    train(member, of_a_teacher)
-    late = late_of(member)
-    late.teacher = None
-    refused("a copy of the model that this worker has made while it was catching up", lambda: train(late, of_a_teacher))
-    assert not late.kept, "no step was made of it"
-    late.teacher(torch.zeros(1, 8))  # outside the loop
-    early = late_of(member)
-    early.teacher = copy.deepcopy(early.model)  # which is as everybody's
-    train(early, of_a_teacher)
-
-
 def test_what_is_raised_on_the_way_is_said_to_be():
-    member, of_the_job = Member(stands=STANDS), Member()
-    master = FakeMaster()
-    runtime = ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0)
-    runtime._context = ElasticContext(master.session, member.job.collective, BatchPolicy(15, None), seed=0)
-    runtime._pid = os.getpid()
-    host = member.host
-    runtime.train_in_place(host.finish, lambda: host.hint)
-    assert not host.is_on_its_way, "it is not yet"
-    for each in (member, of_the_job):
-        next(iter(each.loader))
-    assert (host.is_on_its_way, of_the_job.host.is_on_its_way) == (True, False)
-    runtime._tell_failure(ValueError("no real batch"))
-    assert "ValueError: no real batch; raised on a worker that was catching up" in master.last_word.message
-    assert not of_the_job.host.hint
+    hints = []
+
+    class Hinted(Comer):
+        def begun(self):
+            hints.append(self.host.hint)
+
+        def make_step(self, x, y):
+            hints.append(self.host.hint)
+            super().make_step(x, y)
+
+    late = come(train(), Hinted())
+    on_its_way = step_of(STANDS) + 1
+    assert ["a worker that was catching up" in each for each in hints] == [False] + [True] * on_its_way + [False] * (
+        late.passed - on_its_way
+    )
 
 
 def test_an_error_that_is_swallowed_is_raised_again():
-    member = Member()
     swallowed = []
 
-    def go_on():
-        for _ in member.loader:
+    class Swallowing(Comer):
+        def make_step(self, x, y):
             try:
-                member.optimizer.step()
-                member.optimizer.step()
+                self.optimizer.step()
+                self.optimizer.step()
             except Exception as error:  # noqa: BLE001
                 swallowed.append(error)
 
-    for use in (go_on, go_on, member.host.finish):
-        with pytest.raises(UserError) as told:
-            use()
-        assert swallowed == [told.value]
+    member = train(Swallowing())
+    assert isinstance(member.said, UserError)
+    assert swallowed == [member.said]
+    refused(re.escape(str(member.said)), member.host.finish)
 
 
 def test_what_the_script_raises_itself_may_be_swallowed():
-    member = Member()
-    for number, (x, y) in enumerate(member.loader):
-        with contextlib.suppress(ZeroDivisionError):
-            if number == 1:
-                member.optimizer.step(lambda: 1 / 0)
-            member.step(plain_loss(member, x, y))
-    assert member.host.fault is None
+    class Raising(Comer):
+        def make_step(self, x, y):
+            with contextlib.suppress(ZeroDivisionError):
+                if self.passed == 1:
+                    self.passed += 1
+                    self.optimizer.step(lambda: 1 / 0)
+                super().make_step(x, y)
+
+    assert train(Raising()).said is None
+
+
+# -- a script that goes on from a checkpoint of its own --
+
+
+class Checkpoints:
+    """Of a script that writes one at the end of each epoch, and goes on from it."""
+
+    def __init__(self):
+        self.written = []
+        self.member = train(Comer(start=0, after=self.write))
+
+    def write(self, script):
+        self.written.append(copy.deepcopy((script.model.state_dict(), script.optimizer.state_dict())))
+
+    def read(self, epochs, **options):
+        """A script that has read that of the first epochs, or from its top, where it has found no file."""
+
+        def load(script):
+            for one, state in zip((script.model, script.optimizer), self.written[epochs - 1], strict=True):
+                one.load_state_dict(copy.deepcopy(state))
+
+        return Comer(before=load if epochs else nothing, start=epochs, **options)
+
+
+@pytest.mark.parametrize(
+    ("told", "read", "passed"),
+    # The last was told of a place before its checkpoint: the others evaluate still, before the next epoch begins.
+    [(STANDS, 1, 2), (STANDS, 0, 6), ((0, 0), 1, 0), ((1, 0), 1, 0), ((0, 0), 0, 0), ((0, BATCHES), 1, 0)],
+)
+def test_it_goes_on_from_what_the_script_has_written_after_an_epoch(told, read, passed):
+    checkpoints = Checkpoints()
+    late = come(checkpoints.member, checkpoints.read(read), told=told)
+    require_same(late, checkpoints.member)
+    assert late.joined_at == passed
+
+
+def test_a_checkpoint_that_is_ahead_of_the_job_is_refused():
+    late = come(train(Comer(start=0)), Comer(start=3, epochs=5))
+    refused(r"start_epoch=3\) is ahead of the job, which stands in epoch 2", lambda: raise_(late.said))
+
+
+def test_where_nobody_is_left_the_script_goes_on_from_its_own_checkpoint():
+    checkpoints = Checkpoints()
+    anew = train(checkpoints.read(1, after=checkpoints.write))
+    assert anew.progress.epoch == EPOCHS
+    for read in (0, 2):
+        later = train(checkpoints.read(read), finds=anew.job.states[max(anew.job.states)])
+        assert (later.said, later.progress) == (None, anew.progress)
+
+
+@pytest.mark.parametrize("told", [(EPOCHS - 1, 3), (0, 0)])
+def test_a_script_with_an_empty_loop_is_in_the_job_until_the_others_end(told):
+    """It has read what was written after the last epoch. ``told``: nothing is while the job waits for workers."""
+    checkpoints, asked = Checkpoints(), []
+    late = checkpoints.read(EPOCHS)
+
+    def end(state):
+        asked.append(state)
+        raise Stopped("the job ends", checkpoint=False)
+
+    late.begun = lambda: setattr(late.job.contexts[0], "join", end)
+    train(late, place=told)
+    assert len(asked) == 1
+
+
+def test_a_script_with_an_empty_loop_ends_with_one_that_waits_at_its_end():
+    checkpoints, member = Checkpoints(), None
+    member = checkpoints.member
+    at_end = pickle.dumps(member.host.participant.state.sent())
+    late = train(checkpoints.read(EPOCHS), finds=at_end, place=(EPOCHS - 1, 3))
+    assert late.progress.step == member.progress.step
+    assert all(map(torch.equal, late.weights, member.weights))
