@@ -40,53 +40,36 @@ def every_command(group, context):
 
 
 def test_all_commands_and_their_options_are_listed(made):
-    commands = dict(every_command(COMMANDS, click.Context(COMMANDS, info_name="elasticdl")))
+    commands, text = dict(every_command(COMMANDS, click.Context(COMMANDS, info_name="elasticdl"))), made["commands.md"]
     assert {"elasticdl train", "elasticdl status", "elasticdl zoo init"} <= set(commands)
-    listed = cells(made["commands.md"])
     for name, command in commands.items():
-        assert f"## {name} " in made["commands.md"]
-        assert set(command.flags()) - {"--help"} <= listed
+        assert f"## {name} " in text
+        assert set(command.flags()) - {"--help"} <= cells(text)
+    row = "| `--min_efficiency` | `PART` | with `--scale_policy` efficiency: minimum speedup per worker | `0.6` | yes |"
+    assert f"\n{row}\n" in text, "its value, its default, and whether a script has it"
 
 
-def test_an_option_says_its_value_its_default_and_whether_a_script_has_it(made):
-    assert (
-        "\n| `--min_efficiency` | `PART` | with `--scale_policy` efficiency: minimum speedup per worker | `0.6` | yes |\n"
-        in made["commands.md"]
-    )
-
-
-def test_all_events_their_fields_and_words_are_listed(made):
-    text = made["events.md"]
-    parts = dict(zip(KINDS, re.split(r"^## ", text, flags=re.MULTILINE)[1:], strict=True))
+def test_all_events_states_causes_and_variables_are_listed_and_no_others(made):
+    parts = dict(zip(KINDS, re.split(r"^## ", made["events.md"], flags=re.MULTILINE)[1:], strict=True))
     for name, kind in KINDS.items():
         assert parts[name].startswith(f"`{name}`")
         assert set(kind.fields) <= cells(parts[name])
         assert not kind.said or f"Words: `{kind.said}`" in parts[name]
-
-
-def test_all_variables_of_the_program_are_listed_and_no_others():
+    assert set(WorkerState) <= cells(made["states.md"])
+    assert "| `pending` | asked for; the launcher has no place for it |" in made["states.md"]
+    assert set(ExitCause) <= cells(made["errors.md"])
     sources = [path.read_text() for path in (ROOT / "elasticdl").rglob("*.py")]
     used = {name for text in sources for name in re.findall(r"\"(ELASTICDL_[A-Z_]+)\"", text)}
     assert {name for part in reference.ENVIRONMENT.values() for name in part} == used
 
 
-def test_all_states_and_causes_are_listed_with_what_they_mean(made):
-    assert set(WorkerState) <= cells(made["states.md"])
-    assert "| `pending` | asked for; the launcher has no place for it |" in made["states.md"]
-    assert set(ExitCause) <= cells(made["errors.md"])
-
-
 def test_all_calls_messages_and_fields_are_listed(made):
-    text = made["calls.md"]
+    text, messages = made["calls.md"], pb.DESCRIPTOR.message_types_by_name
     assert set(ALLOWED) == {each.name for each in pb.DESCRIPTOR.services_by_name["Master"].methods}
     assert all(f"\n## {name} {{" in text for name in ALLOWED)
     parts = {part.split(" ")[0]: part for part in text.split("\n### ")[1:]}
-    assert set(parts) == set(pb.DESCRIPTOR.message_types_by_name)
-    for name, message in pb.DESCRIPTOR.message_types_by_name.items():
-        rows = {
-            (int(number), field) for number, field in re.findall(r"^\| (\d+) \| `(\w+)`", parts[name], re.MULTILINE)
-        }
-        assert rows == {(field.number, field.name) for field in message.fields}
+    rows = {name: set(re.findall(r"^\| (\d+) \| `(\w+)`", part, re.MULTILINE)) for name, part in parts.items()}
+    assert rows == {name: {(str(field.number), field.name) for field in each.fields} for name, each in messages.items()}
 
 
 # Names that need no entry of their own: modules, which have one, and optimizers that are ready made of others.
@@ -98,11 +81,8 @@ MODULES = [module for each in library.MODULES.values() for module in each]
 def test_all_public_names_have_an_entry(module):
     path = ROOT / module.name.replace(".", "/")
     source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
-    lists = [
-        ast.literal_eval(node.value)
-        for node in ast.parse(source).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-    ]
+    nodes = [node for node in ast.parse(source).body if isinstance(node, ast.Assign)]
+    lists = [ast.literal_eval(node.value) for node in nodes if ast.unparse(node.targets[0]) == "__all__"]
     described = {each.name for each in (*module.names, *module.others)}
     modules = {each.name.rpartition(".")[2] for each in MODULES if each.name.startswith(f"{module.name}.")}
     if lists and module.name not in READY_MADE:
@@ -126,15 +106,16 @@ def docstring(path):
 
 @pytest.mark.parametrize("page", ["torch", "keras", "transformers"])
 def test_what_a_script_calls_is_described_with_an_example_and_a_link(page):
+    """First of a loop what makes it elastic."""
     for module in library.MODULES[page]:
         for each in module.names:
             text = docstring(each.defined or f"{module.name}.{each.name}")
             assert re.search(r"\bdocs/\w+\.md", text), each.name
             assert "``" in text or "example above" in text, each.name
-
-
-def test_the_reference_of_a_loop_begins_with_what_makes_it_elastic():
     assert library.MODULES["torch"][0].names[0].name == "prepare"
+
+
+# ---- what is done to pages ----
 
 
 def test_a_docstring_leads_to_the_page_that_it_names():
@@ -143,15 +124,21 @@ def test_a_docstring_leads_to_the_page_that_it_names():
     assert pages.with_links_of_docstrings(html, "reference/python/torch.md") == shown
 
 
-def test_what_a_browser_would_fetch_from_elsewhere_is_noticed():
-    bad = [
-        '<script src="https://a.b/a.js">',
-        '<link href="//a.b/a.css">',
-        "url(https://a.b/a.png)",
-        '@import "https://a.b/c"',
-    ]
-    good = '<a href="https://example.com">a</a> <img src="a//b.png"> <link href="../a.css"> a { background: url(../a.png) }'
-    assert [len(pages.fetched_from_elsewhere(text)) for text in [*bad, good]] == [1, 1, 1, 1, 0]
+@pytest.mark.parametrize(
+    ("text", "fetched"),
+    [
+        ('<script src="https://a.b/a.js">', 1),
+        ('<link href="//a.b/a.css">', 1),
+        ("url(https://a.b/a.png)", 1),
+        ('@import "https://a.b/c"', 1),
+        (
+            '<a href="https://e.com">a</a> <img src="a//b.png"> <link href="../a.css"> a { background: url(../a.png) }',
+            0,
+        ),
+    ],
+)
+def test_what_a_browser_would_fetch_from_elsewhere_is_noticed(text, fetched):
+    assert len(pages.fetched_from_elsewhere(text)) == fetched
 
 
 def test_an_option_in_a_sentence_is_not_broken_after_its_hyphens():
