@@ -33,16 +33,22 @@ class How(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class Standing:
+    """What stands in a document, at a line."""
+
     document: str
     line: int
-    text: str
-    how: How
-    mark: str = ""
 
     @property
     def place(self) -> str:
         return f"{self.document}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Command(Standing):
+    text: str
+    how: How
+    mark: str = ""
 
     @property
     def words(self) -> list[str]:
@@ -50,43 +56,25 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
-class PythonBlock:
-    document: str
-    line: int
+class PythonBlock(Standing):
     code: str
     file: str
 
-    @property
-    def place(self) -> str:
-        return f"{self.document}:{self.line}"
-
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class Shown(Standing):
     """What a terminal shows (`text`), or how a file changes (`diff`)."""
 
-    document: str
-    line: int
     language: str
     text: str
     before: str
 
-    @property
-    def place(self) -> str:
-        return f"{self.document}:{self.line}"
-
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Span(Standing):
     """Code within a sentence or a table."""
 
-    document: str
-    line: int
     text: str
-
-    @property
-    def place(self) -> str:
-        return f"{self.document}:{self.line}"
 
 
 @dataclass(slots=True)
