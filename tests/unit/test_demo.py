@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from refusal_kit import refused
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
@@ -21,23 +22,25 @@ def script(monkeypatch):
     return importlib.import_module("demo")
 
 
-def steps(*, made: int, again: int, last: int) -> list[dict[str, object]]:
-    return [{"event": "steps", "steps": made, "again": again}, {"event": "epoch_finished", "step": last}]
-
-
-def test_what_is_said_of_the_steps_is_what_the_journal_counts(script):
-    assert script.steps_line(steps(made=20, again=0, last=20)).endswith("none was lost or made twice")
-    assert script.steps_line(steps(made=21, again=1, last=20)).endswith("none was lost, 1 made again")
-    with pytest.raises(ValueError, match="counts 19 steps, and the last one has the number 20"):
-        script.steps_line(steps(made=19, again=0, last=20))
+@pytest.mark.parametrize(
+    ("made", "again", "said"),
+    [(20, 0, "none was lost or made twice"), (21, 1, "none was lost, 1 made again"), (19, 0, None)],
+)
+def test_what_is_said_of_the_steps_is_what_the_journal_counts(script, made, again, said):
+    journal = [{"event": "steps", "steps": made, "again": again}, {"event": "epoch_finished", "step": 20}]
+    if said is None:
+        refused("counts 19 steps, and the last one has the number 20", lambda: script.steps_line(journal), ValueError)
+    else:
+        assert script.steps_line(journal).endswith(said)
 
 
 def test_no_worker_of_a_job_that_has_ended_is_killed(script):
     """Its process number may be another's by then."""
     disturbance = script.Disturbance(None)
     disturbance._over.set()
-    with pytest.raises(TimeoutError, match="ended before worker 7 was killed"):
-        disturbance._strike({"members": [3, 7]}, rank=1, number=signal.SIGKILL, what="killed")
+    strike = {"rank": 1, "number": signal.SIGKILL, "what": "killed"}
+    told = "ended before worker 7 was killed"
+    refused(told, lambda: disturbance._strike({"members": [3, 7]}, **strike), TimeoutError)
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -56,8 +59,7 @@ def test_a_job_that_heeds_no_request_is_ended_by_force(script, monkeypatch, aske
 def test_a_job_that_takes_too_long_is_asked_to_stop_and_told_of(script, monkeypatch, tmp_path):
     monkeypatch.setattr(script, "WHOLE_DEADLINE", 0.0)
     job = ["sleep", "601"]
-    with pytest.raises(TimeoutError, match="was stopped after 0 s"):
-        script.run(job, str(tmp_path))
+    refused("was stopped after 0 s", lambda: script.run(job, str(tmp_path)), TimeoutError)
     left = [each.info for each in psutil.process_iter(["ppid", "cmdline"]) if each.info["cmdline"] == job]
     assert os.getpid() not in [each["ppid"] for each in left]
 
