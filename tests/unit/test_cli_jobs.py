@@ -77,15 +77,6 @@ def test_the_life_of_a_job(scene, stands, life):
     assert job.path.exists() == (life in (Life.STARTING, Life.RUNNING))
 
 
-def test_a_job_whose_check_takes_long_is_not_taken_for_lost():
-    with anew() as (job, _):
-        os.utime(job.path, (1e9, 1e9))
-        assert handle_of(job).life() is Life.STARTING
-        with pytest.raises(UserError, match="there is a job named one already"), anew():
-            pass
-    assert [*files(job.path)] == ["job.json"]
-
-
 def test_a_folder_that_cant_be_looked_at_stays_and_is_in_nobodys_way(scene):
     """As one that another user has made."""
     new_job("two")
@@ -113,15 +104,6 @@ def test_where_a_job_can_not_be_made_the_one_that_gave_way_comes_back(monkeypatc
             fail()
         assert files(old.path) == before
         assert [path.name for path in jobs_root().iterdir()] == ["one"]
-
-
-def test_a_job_that_was_killed_at_its_start_is_lost_also_when_it_has_come_back(scene):
-    scene.lost("one")
-    old = new_job("two")
-    (jobs_root() / "one" / "master.json").rename(old.starter)
-    with pytest.raises(UserError), folder_run.new_job(JobSpec(job_name="two")):
-        raise UserError("something is wrong with the job")
-    assert handle_of(old).life() is Life.LOST
 
 
 def test_an_old_job_whose_status_is_damaged_gives_way():

@@ -114,27 +114,6 @@ def _home(tmp_path, monkeypatch):
 # ---- which workers ----
 
 
-@pytest.mark.parametrize("looks_often", [True, False])
-def test_another_rank_0_goes_on_where_the_last_one_ended(looks_often):
-    job = Job()
-    job.launched(0, 1)
-    for worker in (0, 1):
-        job.print(worker, "loads\n")
-    job.world(0, 1)
-    for step in (1, 2):
-        for worker in (0, 1):
-            job.print(worker, f"step {step}\n")
-        if looks_often:
-            job.look()
-    job.print(0, "step 3")  # and is killed
-    job.record("worker_left", worker=0, code=-9)
-    job.world(1, 2)
-    if looks_often:
-        job.look()
-    job.print(1, "step 3\nstep 4\n")
-    assert job.look() == "loads\nstep 1\nstep 2\nstep 3\nstep 3\nstep 4\n"
-
-
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("seed", range(40))
 def test_what_was_printed_by_whoever_had_rank_0_is_shown_once_however_worlds_and_looks_come(seed, is_late):
