@@ -7,9 +7,10 @@ import re
 import numpy as np
 import pytest
 import torch
-from elastic_kit import Board, PlainScript, Trainee, make_data, make_model
+from elastic_kit import Board, Trainee, make_data
+from job_kit import Job as JobOfThreads
+from plain_kit import Script, each_batch
 from session_kit import FakeMaster
-from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
@@ -25,6 +26,8 @@ POLICY = BatchPolicy(20, None, 10)
 WORLD = World.of(1, (Member(3, "h", 0, False),), 0)
 STOPPED = p.Ordered(m.StopWork("elasticdl stop", checkpoint=True))
 STOP = Stopped("elasticdl stop", checkpoint=True)
+LEAVES = p.Terminated("told to leave")
+MASTER_LOST = p.MasterLost("no master for 30 s")
 
 
 class Job:
@@ -79,8 +82,12 @@ def names(tmp_path):
     return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
 
-def test_the_next_job_goes_on_from_there_and_at_its_end_nothing_is_left(place, tmp_path):
-    first = Job(place, seen=1).train(stop_after=2)
+@pytest.mark.parametrize("order", [STOPPED, LEAVES, MASTER_LOST])
+def test_the_next_goes_on_from_there_and_at_its_end_nothing_is_left(place, tmp_path, order):
+    """Another job, or a worker of this one whose last has left, or has found no master any more."""
+    first = Job(place, seen=1)
+    first.context.session.post(p.Welcomed(0.5))
+    first.train(stop_after=2, order=order)
     assert names(tmp_path) == ["stopped-0000000002.state"]
     (told,) = first.told("checkpoint")
     assert (told["step"], told["path"]) == (2, f"{place}/stopped-0000000002.state")
@@ -242,31 +249,12 @@ def test_of_a_checkpoint_of_the_scripts_own_and_a_kept_state_the_later_is_taken(
 # -- what the last worker leaves to the next, of the same job --
 
 
-LEAVES = p.Terminated("told to leave")
-
-
-def test_the_next_goes_on_where_the_last_has_left(tmp_path):
-    first = Job(tmp_path).train(stop_after=2, order=LEAVES)
-    assert [told["step"] for told in first.told("checkpoint")] == [2]
-    second, undisturbed = Job(tmp_path).train(), Job(tmp_path / "none").train()
-    assert_goes_on(second, undisturbed)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_also_where_nothing_is_resumed_a_jobs_own_folder_has_its_own_state(tmp_path):
     def kept(**options):
         return KeptState.of(JobSpec(command=["s.py"], resume=False, **options), tmp_path)._resume
 
     assert kept()
     assert not kept(checkpoint_dir=str(tmp_path)), "which may be of another training"
-
-
-def test_who_finds_no_master_any_more_keeps_its_state(tmp_path):
-    first = Job(tmp_path)
-    first.context.session.post(p.Welcomed(0.5))
-    first.train(stop_after=2, order=p.MasterLost("no master for 30 s"))
-    assert [told["step"] for told in first.told("checkpoint")] == [2]
-    assert_goes_on(Job(tmp_path).train(), Job(tmp_path / "none").train())
 
 
 @pytest.mark.parametrize(("last", "left"), [(False, []), (True, ["stopped-0000000002.state"])])
@@ -305,24 +293,16 @@ def test_a_job_that_is_to_begin_anew_goes_on_from_what_its_own_workers_have_kept
 
 
 def test_a_kept_state_that_does_not_fit_a_loop_is_told_in_a_line_where_it_takes_effect(tmp_path):
-    kept = KeptState(str(tmp_path))
+    def train(width, events=()):
+        script, job = (
+            Script(each_batch("loss().backward(); optimizer.step(); optimizer.zero_grad()", steps=False)),
+            JobOfThreads(1, events, kept=tmp_path),
+        )
+        script.head = torch.nn.Linear(width, 3)
+        script.optimizers = script.make_optimizers()
+        (said,), _ = job.run(lambda _: script.train(job))
+        return said
 
-    def train(width, *, writes):
-        model, head = make_model(), torch.nn.Linear(width, width)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loader = DataLoader(make_data(), batch_size=10)
-        script = PlainScript(0, Board(1), model, optimizer, loader, values={"prepared_0": head})
-        join = script.context.join
-        script.context.join = lambda state: (join(state), writes or kept.read(state, pytest.fail))
-        for inputs, labels in script.loader:
-            torch.nn.functional.cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        if writes:
-            kept.write(script.host.participant.state)
-
-    train(3, writes=True)
-    with pytest.raises(
-        UserError, match=r"stopped-.*, kept of step 5, does not fit: .*; give --no_resume to begin anew"
-    ):
-        train(4, writes=False)
+    assert isinstance(train(3, {(0, 5): "stopped"}), SystemExit)
+    words = r"stopped-.*, kept of step 5, does not fit: .*; give --no_resume to begin anew"
+    assert re.search(words, str(train(4)))

@@ -2,16 +2,13 @@
 
 import os
 import signal
-from types import SimpleNamespace
 
 import pytest
+from plain_kit import BATCHES, run
 from session_kit import FakeMaster
 
-from elasticdl.elastic.core.plan import Progress
-from elasticdl.elastic.core.protocol import Stopped
-from elasticdl.elastic.torch_kit.participant import Participant
+from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.training.job import Sigterm
-from elasticdl.job import messages as m
 
 
 def terminate():
@@ -55,44 +52,29 @@ def test_a_handler_that_ends_the_process_does_not_end_it_in_the_middle_of_a_step
 
 
 @pytest.mark.parametrize(
-    ("came", "stopping", "leaves"),
-    [
-        ("before the last step", None, True),
-        ("within the last step", None, True),
-        ("behind the last step", None, False),
-        ("", None, False),
-        ("", "drained", True),
-    ],
+    ("where", "leaves"),
+    [((4, "within"), True), ((BATCHES - 1, "within"), True), ((BATCHES - 1, "behind"), False)],
 )
-def test_a_script_that_ends_when_it_was_told_to_leave_leaves_and_the_others_go_on(came, stopping, leaves):
+def test_a_script_that_ends_when_it_was_told_to_leave_leaves_and_the_others_go_on(where, leaves):
     """Behind the last step it ends with the job: its script has a last evaluation to make, and nobody should run that again."""
-    session = SimpleNamespace(posted=[])
-    session.post = session.posted.append
-    done = []
 
-    def change_world(state, why):
-        done.append("left")
-        raise Stopped("told", checkpoint=False, drained=True)
+    def loop(script):
+        def told(*here):
+            if script.worker == 1 and here == where:
+                context = script.job.contexts[1]
+                context.session.core.linger_seconds = 60.0  # so far it waits for another to take its state
+                context.sigterm.came = True
+                context.session.post(p.Terminated("told to leave (SIGTERM)"))
 
-    job = SimpleNamespace(
-        session=session,
-        is_told_to_leave=stopping is not None,
-        under_master=True,
-        sigterm=SimpleNamespace(came=came == "within the last step"),
-        change_world=change_world,
-        epoch_ended=lambda: None,
-        end=lambda state: done.append("ended"),
-    )
-    participant = Participant.__new__(Participant)
-    state = SimpleNamespace(progress=Progress(1, 20, 7, 140))
-    host = SimpleNamespace(left=lambda: done.append("closed"), step_over=lambda: None)
-    last = SimpleNamespace(batch=SimpleNamespace(is_last=came != "before the last step", epoch=1), forget=lambda: None)
-    position = SimpleNamespace(answers=SimpleNamespace(close_step=lambda: None))
-    vars(participant).update(job=job, state=state, is_reduced=False, _ended_epoch=-1, _host=host)
-    vars(participant).update(open_batches=[last], position=position)
-    participant.close()
-    job.sigterm.came = bool(came)
-    assert participant.end() is not leaves
-    assert done == (["left", "closed"] if leaves else ["ended"])
-    assert bool(session.posted) == (leaves and stopping is None)
-    assert all(isinstance(event.order, m.Drain) for event in session.posted)
+        for number, (x, y) in enumerate(script.loader):
+            script.loss(x, y).backward()
+            told(number, "within")
+            script.step()
+            told(number, "behind")
+            if script.job and script.job.contexts[1].sigterm.came and script.worker == 1:
+                break
+
+    left, said = run(loop)
+    assert said == (None, None)
+    assert left[0].made == BATCHES
+    assert [*left[0].job.boards] == ([1, 2] if leaves else [1]), "worlds"
