@@ -16,6 +16,7 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core import training_step as agreement
 from elasticdl.elastic.core.plan import Progress
 from elasticdl.elastic.core.protocol import Member, World
+from elasticdl.elastic.core.reporting import Reporting
 from elasticdl.elastic.core.training_step import Position, Vote
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.job import messages as m
@@ -204,6 +205,13 @@ def _all_that_differ(members: Sequence[tuple[int, bool]], differing: Container[i
     return tuple(worker for worker, _ in members if worker in differing)
 
 
+def _lingers_for_ever(core: WorkerCore, now: float) -> list[p.Instruction]:
+    until, core._linger_until = core._linger_until, None
+    out = _REAL_TICK(core, now)
+    core._linger_until = None if core.stopping else until
+    return out
+
+
 def _says_it_is_new(event: p.Event, each: p.Instruction) -> p.Instruction:
     if isinstance(each, p.Send) and isinstance(each.message, m.Failed):
         return p.Send(replace(each.message, trained=False))
@@ -225,6 +233,7 @@ def _replaces_at_once() -> Iterator[None]:
 
 
 _REAL_COMMIT, _REAL_LEAVE, _REAL_SYNCED = Position.commit, Position.leave, Position.synced
+_REAL_TICK = WorkerCore._tick
 _REAL_SNAPSHOT, _REAL_COUNT = MasterCore.snapshot, Losses.count
 
 PLANTED = (
@@ -237,6 +246,10 @@ PLANTED = (
         range(100),
         hostile=True,
     ),
+    PlantedFault(
+        "the only one that holds the state stays for ever", _method(WorkerCore, "_tick", _lingers_for_ever), range(100)
+    ),
+    PlantedFault("a worker sends no heartbeats", _method(Reporting, "tick", lambda *_: []), range(100)),
     PlantedFault("a torn step is not undone", _method(Process, "restore", lambda process: None), range(100)),
     PlantedFault("a torn step takes the user's values along", _method(Position, "leave", _leave_unsaved), range(300)),
     PlantedFault("what was trained alone is not kept", _method(Position, "leave", _forget_staleness), range(100)),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 from dataclasses import replace
-from types import SimpleNamespace
 
 import elastic_keras_kit
 import elastic_kit
@@ -18,7 +17,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import training_step as agreement
-from elasticdl.elastic.core.plan import BatchPolicy, Progress, StepPlan, checksum_of
+from elasticdl.elastic.core.plan import BatchPolicy, checksum_of
 from elasticdl.elastic.core.training_step import (
     SAMPLES,
     VOTE_SIZE,
@@ -26,9 +25,7 @@ from elasticdl.elastic.core.training_step import (
     Disagreement,
     Vote,
     mark,
-    newcomers_alone,
 )
-from elasticdl.elastic.training.check import Check
 from elasticdl.elastic.training.data_facts import TRAINING, DataFacts, Source
 from elasticdl.tensorflow import keras
 
@@ -68,20 +65,21 @@ def test_the_same_samples_have_the_same_checksum_in_whatever_they_come():
     assert checksum_of([object(), object()]) == checksum_of([object(), object()])
 
 
+DIFFERENT = "worker 0 and worker 2 have"
+SAMPLE = "from sample 2 of 3 on they differ, sample 4 of the data and sample 3"
+
+
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("epoch", "samples", "said"),
     [
-        (
-            BatchFacts.of(2, 0, 7, [5, 3, 9]),
-            "worker 0 and worker 2 have different batches: from sample 2 of 3 on they differ, sample 4 of the data and sample 3",
-        ),
-        (BatchFacts.of(2, 1, 7, [5, 4, 9]), "worker 0 and worker 2 have batches of different epochs, 1 and 2"),
-        (BatchFacts.of(2, 0, 7, [5, 4]), "worker 0 and worker 2 have batches of different sizes, 3 and 2 samples"),
+        (0, [5, 3, 9], f"{DIFFERENT} different batches: {SAMPLE}"),
+        (1, [5, 4, 9], f"{DIFFERENT} batches of different epochs, 1 and 2"),
+        (0, [5, 4], f"{DIFFERENT} batches of different sizes, 3 and 2 samples"),
     ],
 )
-def test_the_first_difference_is_named_with_two_workers(other, said):
-    mine = BatchFacts.of(0, 0, 7, [5, 4, 9])
-    found = Disagreement.of([mine, BatchFacts.of(1, 0, 7, [5, 4, 9]), other])
+def test_the_first_difference_is_named_with_two_workers(epoch, samples, said):
+    mine, same = (BatchFacts.of(worker, 0, 7, [5, 4, 9]) for worker in (0, 1))
+    found = Disagreement.of([mine, same, BatchFacts.of(2, epoch, 7, samples)])
     assert found.line.startswith(f"step 7: {said}: all workers must draw the same samples in the same order")
     assert not found.refused
 
@@ -198,57 +196,47 @@ class Files(Dataset):
         raise AssertionError("a data set is not asked for samples: it may draw, count, or open a file")
 
 
-def difference(mine, job, role=TRAINING):
-    return Source.of(role, mine).differs(Source.of(role, job))
+def difference(mine, job):
+    return Source.of(TRAINING, mine).differs(Source.of(TRAINING, job))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        tensors,
-        Files,
-        numbers,
-        lambda: list(range(50)),
-        lambda: Subset(tensors(), [5, 3, 9]),
-        lambda: 17,
-        list,
-        lambda: iter(()),
-    ],
-)
+SAME = [tensors, Files, numbers, lambda: list(range(50)), lambda: Subset(tensors(), [5, 3, 9]), lambda: 17, list]
+
+
+@pytest.mark.parametrize("make", [*SAME, lambda: iter(())])
 def test_the_same_data_read_twice_do_not_differ(make):
     assert difference(make(), make()) == ""
+
+
+def numbered(*numbers):
+    return Files(names=[f"{i}.png" for i in numbers])
+
+
+def subset(*indices):
+    return Subset(tensors(), indices)
+
+
+HAVE, SAMPLE_1, SAMPLE_2 = ("its training data have", *(f"in its training data sample {i} is" for i in (1, 2)))
 
 
 @pytest.mark.parametrize(
     ("mine", "job", "said"),
     [
-        (lambda: tensors(960), lambda: tensors(640), "its training data have 960 samples, the job's 640"),
-        (lambda: tensors(seed=1), tensors, "in its training data sample 1 is (0.3456, "),
+        (tensors(960), tensors(640), f"{HAVE} 960 samples, the job's 640"),
+        (tensors(seed=1), tensors(), f"{SAMPLE_1} (0.3456, "),
+        (subset(5, 9, 3), subset(5, 3, 9), f"{SAMPLE_2} 9 (indices), the job's 3"),
+        (numbered(2, 1, 3), numbered(1, 2, 3), f"{SAMPLE_1} '2.png' (files), the job's '1.png'"),
+        (numbered(*range(1, 101)), numbered(1, 3, 2, *range(4, 101)), f"{SAMPLE_2} '2.png' (files), the job's '3.png'"),
+        (Files(scale=2.0), Files(), f"{SAMPLE_2} 0.0202 (weights), the job's 0.0101"),
         (
-            lambda: Subset(tensors(), [5, 9, 3]),
-            lambda: Subset(tensors(), [5, 3, 9]),
-            "in its training data sample 2 is 9 (indices), the job's 3",
-        ),
-        (
-            lambda: Files(names=["b.png", "a.png", "c.png"]),
-            lambda: Files(names=["a.png", "b.png", "c.png"]),
-            "in its training data sample 1 is 'b.png' (files), the job's 'a.png'",
-        ),
-        (
-            lambda: Files(names=[f"{i}.png" for i in range(1, 101)]),
-            lambda: Files(names=[f"{i}.png" for i in [1, 3, 2, *range(4, 101)]]),
-            "in its training data sample 2 is '2.png' (files), the job's '3.png'",
-        ),
-        (lambda: Files(scale=2.0), Files, "in its training data sample 2 is 0.0202 (weights), the job's 0.0101"),
-        (
-            lambda: TensorDataset(tensors().tensors[0].double()),
-            tensors,
-            "in its training data a sample is float64 (3, 4) (tensors.0), the job's float32 (3, 4)",
+            TensorDataset(tensors().tensors[0].double()),
+            tensors(),
+            "in its training data a sample is float64 (3, 4) (te",
         ),
     ],
 )
 def test_the_first_difference_is_named(mine, job, said):
-    assert difference(mine(), job()).startswith(said)
+    assert difference(mine, job).startswith(said)
 
 
 def test_images_whose_corners_are_all_the_same_differ_by_their_means():
@@ -288,57 +276,27 @@ def test_how_the_order_is_made_is_compared_too():
     assert DataFacts({"seed": 0, "shuffle": True}, ()).differs(job) == ""
 
 
-def test_data_are_compared_in_the_first_step_of_a_world_and_of_an_epoch_however_often_it_is_made():
-    def ballots(source):
-        collective = SimpleNamespace(world=SimpleNamespace(version=1, size=2))
-        job = SimpleNamespace(check_state="off", worker_id=0, collective=collective, warn=None)
-        check = Check(job, None, None, None, lambda: DataFacts({}, (Source(TRAINING, source),)))
-        plans = [
-            StepPlan(epoch, step, 2, Progress(epoch, 2 * step, step, 2 * step), (), whole=(0, 1))
-            for epoch, step in ((0, 1), (0, 1), (0, 2), (1, 3), (1, 4))
-        ]
-        found = list(map(check.ballot, plans))
-        collective.world = SimpleNamespace(version=2, size=2)
-        return [*found, check.ballot(plans[-1])]
-
-    alike = [mine == other for mine, other in zip(ballots(4), ballots(5), strict=True)]
-    assert alike == [False, False, True, False, True, False]
-
-
-@pytest.mark.parametrize(
-    ("members", "differing", "refused"),
-    [
-        ([(1, True), (2, True), (3, False)], {3}, (3,)),
-        ([(1, True), (3, False), (4, False)], {3, 4}, (3, 4)),
-        ([(1, True), (2, True), (3, False)], {2, 3}, ()),  # the job itself is not one
-        ([(1, False), (3, False)], {3}, ()),  # all have just begun
-        ([(1, True), (3, False)], set(), ()),
-    ],
-)
-def test_who_has_never_made_a_step_and_alone_differs_is_refused(members, differing, refused):
-    assert newcomers_alone(members, differing) == refused
+# Samples, batch size, shape of the model's only parameter; what is said where the job has range(24), 8 and (2, 3).
+OTHERS = [
+    (range(24), 8, "(2, 3)", None),
+    (
+        range(1, 25),
+        8,
+        "(2, 3)",
+        "in its training data sample 1 is 1 (row), the job's 0: every worker must read the same",
+    ),
+    (range(25), 8, "(2, 3)", "its training data have 25 samples, the job's 24: every worker must read the same"),
+    (range(24), 12, "(2, 3)", "its loader of training data has the batch size 12, the job's 8: every worker must"),
+    (
+        range(24),
+        8,
+        "(2, 4)",
+        "its model's parameter w is (2, 4), the job's (2, 3): every worker must make the same model",
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("data", "batch", "shape", "said"),
-    [
-        (range(24), 8, "(2, 3)", None),
-        (
-            range(1, 25),
-            8,
-            "(2, 3)",
-            "in its training data sample 1 is 1 (row), the job's 0: every worker must read the same",
-        ),
-        (range(25), 8, "(2, 3)", "its training data have 25 samples, the job's 24: every worker must read the same"),
-        (range(24), 12, "(2, 3)", "its loader of training data has the batch size 12, the job's 8: every worker must"),
-        (
-            range(24),
-            8,
-            "(2, 4)",
-            "its model's parameter w is (2, 4), the job's (2, 3): every worker must make the same model",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("data", "batch", "shape", "said"), OTHERS)
 def test_who_has_other_data_or_another_model_than_the_job_is_refused_before_a_world(data, batch, shape, said):
     def facts(data, batch, shape):
         source = replace(Source.of(TRAINING, data), batch=batch)

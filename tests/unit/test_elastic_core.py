@@ -1,4 +1,8 @@
-"""The worker's core: what it does when, by lists of events, and that no order of events confuses it."""
+"""The worker's core: what it does when, by lists of events, and that no order of events confuses it.
+
+Only what the simulator would not find: that steps are torn and made again, that workers leave, linger and say again what a
+new master must know is in tests/simulation/planted.py.
+"""
 
 import hypothesis
 import pytest
@@ -42,49 +46,11 @@ def test_who_raises_says_whether_it_has_trained(events, trained):
 # -- from world to world --
 
 
-def test_a_worker_asks_connects_is_brought_to_the_others_state_and_trains():
-    worker = Worker(MADE)
-    (asked,) = worker.do(p.Trigger.READY)
-    assert asked == p.Send(m.Ask(0, 0, has_state=False, broken=False, reason="ready", epoch=0, synced_in=0))
-    assert (worker.do(p.WorldPublished(world(1))), worker.core.world) == ([p.Command.CONNECT], world(1))
-    assert worker.do(p.Trigger.CONNECTED) == [p.Command.SYNCHRONIZE]
-    worker.kept.clear()
-    worker.do(synced())
-    assert worker.out[-1] == p.Command.TRAIN
-    assert worker.kept == list(p.SaveScope)
-    assert worker.core.position.has_state
-
-
-def test_a_vote_to_leave_is_followed_at_the_commit_and_the_next_world_asked_for():
-    worker = training(*step(1), commit)
-    worker.do(p.Ordered(m.Change(1, "")))
-    assert worker.core.leaving
-    worker.do(*step(2, leaving=True), commit)
-    assert worker.kept[-1] is p.SaveScope.AT_COMMIT
-    assert worker.out[-1] == p.LeaveWorld("the members voted to leave this world", broken=False)
-    worker.do(p.Trigger.CLOSED)
-    request = worker.sent(m.Ask)[-1]
-    assert (request.left_world, request.step, request.has_state, request.broken) == (1, 2, True, False)
-
-
 @pytest.mark.parametrize(("reached", "synced_in"), [(1, 1), (2, 1), (3, 2)])
 def test_a_request_says_in_which_world_this_worker_last_stood_where_rank_0_stood(reached, synced_in):
     worker = training(*step(1), commit, p.CollectiveFailed("a peer is gone"), p.Trigger.CLOSED)
     worker.do(*entered(2)[:reached], p.CollectiveFailed("another, too"), p.Trigger.CLOSED)
     assert worker.sent(m.Ask)[-1].synced_in == synced_in
-
-
-def test_a_torn_step_is_dropped_and_everybody_shaken_up():
-    worker = training(*step(1), commit, given(plan(2)))
-    assert worker.do(p.CollectiveFailed("a peer is gone")) == [
-        p.BreakCollective(1, "a peer is gone", entered=True),
-        p.LeaveWorld("a peer is gone", broken=True),
-    ]
-    assert worker.kept[-2:] == [p.SaveScope.AT_COMMIT, "back"]
-    assert worker.core.position.progress == plan(1).after
-    assert worker.core.broken
-    worker.do(p.Trigger.CLOSED, p.WorldPublished(world(2)))
-    assert not worker.core.broken
 
 
 def test_alone_nothing_is_kept_until_that_world_is_left():
@@ -137,18 +103,6 @@ def test_who_is_brought_to_the_others_state_may_turn_out_to_be_in_an_earlier_tra
     assert worker.core.position.order == later
     worker.do(MADE)
     assert worker.core.position.order == later, "the members train that one"
-
-
-def test_a_commit_at_the_top_of_the_loop_skips_no_batch():
-    worker = training()
-    for number in (1, 2):
-        worker.do(given(plan(number)), commit, voted(vote()), made)
-    assert worker.core.position.progress == plan(2).after
-    worker.do(given(plan(3)))
-    worker.core.position.vote = vote(leaving=True)
-    worker.do(commit)
-    assert isinstance(worker.out[-1], p.LeaveWorld)
-    assert worker.core.position.progress == plan(2).after, "the third batch is given again in the next world"
 
 
 def test_a_step_whose_update_was_skipped_counts_as_made():
@@ -212,14 +166,6 @@ def test_told_to_leave_after_the_last_step_it_ends_with_the_others_all_the_same(
     assert worker.core.state is S.GONE
 
 
-def test_a_last_word_is_told_again_to_each_master():
-    worker = training()
-    failed = m.failed("boom\nmore", "Traceback", users=True)
-    worker.do(p.Said(failed))
-    assert failed.message == "boom"
-    assert worker.do(p.SessionOpened())[-1] == p.Send(failed)
-
-
 def test_each_part_of_a_pause_is_what_it_took_and_the_ordinary_way_to_a_point_is_taken_off():
     """Of a script of Horovod's."""
     worker = training()
@@ -253,35 +199,19 @@ def test_one_that_has_never_heard_a_master_has_failed():
     assert worker.do(p.MasterLost("no way to it")) == [p.Fail(UnreachableError, "no way to it")]
 
 
-def test_the_only_member_lingers_until_another_has_its_state_or_time_is_up():
-    def lingering():
-        return training(*step(1), commit, p.Terminated("SIGTERM"), size=1, linger_seconds=10.0)
-
-    worker = lingering()
+def test_the_only_member_lingers_until_another_has_its_state():
+    worker = training(*step(1), commit, p.Terminated("SIGTERM"), size=1, linger_seconds=10.0)
     assert worker.out[-1] == p.Send(m.Draining("SIGTERM", lingers=True))
     assert not worker.core.leaving
-    worker.now = 10.0
-    worker.do(p.Trigger.TICK)
+    worker.do(p.WorldLeft("a change"), p.Trigger.CLOSED, *entered(2, step=1, holders=1))
+    assert p.Send(m.Draining("SIGTERM")) in worker.out
     assert worker.core.leaving
-    relieved = lingering()
-    relieved.do(p.WorldLeft("a change"), p.Trigger.CLOSED, *entered(2, step=1, holders=1))
-    assert p.Send(m.Draining("SIGTERM")) in relieved.out
-    assert relieved.core.leaving
 
 
 def test_who_has_no_state_drains_at_once():
     worker = Worker(MADE, linger_seconds=10.0)
     assert worker.do(p.Terminated("SIGTERM")) == [p.Send(m.Draining("SIGTERM"))]
     assert worker.core.leaving
-
-
-def test_one_of_several_leaves_when_the_master_says_that_others_stay():
-    worker = training(linger_seconds=10.0)
-    assert worker.do(p.Terminated("SIGTERM")) == [p.Send(m.Draining("SIGTERM", lingers=True))]
-    assert not worker.core.leaving
-    assert worker.do(p.Ordered(m.Drain("SIGTERM"))) == [p.Send(m.Draining("SIGTERM"))]
-    assert worker.core.leaving
-    assert not worker.core.may_be_last
 
 
 def test_the_last_of_a_world_in_which_all_leave_waits_for_the_next_and_knows_that_it_is_the_last():

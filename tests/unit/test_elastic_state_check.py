@@ -12,6 +12,7 @@ import pytest
 import torch
 from elastic_fit_kit import Fitting, data_of, dense, numbers
 from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
@@ -31,7 +32,7 @@ def members_of(kit, check_state="epoch", workers=3, **options):
     board = kit.Board(workers)
     members = [kit.Trainee(rank, board, POLICY, check_state=check_state, **options) for rank in range(workers)]
     for rank, member in enumerate(members):
-        member.state._check._worker_id = rank
+        member.state._check._worker_id = member.context._core.worker_id = rank
     return members
 
 
@@ -148,8 +149,6 @@ def other_buffer(member):
 )
 def test_who_has_made_no_step_and_alone_differs_is_refused_alone(kit, plant, step, named):
     members = members_of(kit)
-    for rank, member in enumerate(members):
-        member.context._core.worker_id = rank
 
     def new_world(member):
         """In the first step of which all is compared."""
@@ -175,14 +174,11 @@ def test_who_has_made_no_step_and_ends_apart_from_the_rest_is_refused_alone(kit,
         (said,) = train([member], epochs=epochs if member is newcomer else 2, each=forget)
         return said
 
-    for rank, member in enumerate(members):
-        member.context._core.worker_id = rank
     with ThreadPoolExecutor(len(members)) as pool:
         torn, other, refused = pool.map(work, members, timeout=200)
     ended, step = (1, STEPS) if epochs == 1 else (2, 2 * STEPS)
-    assert refused.startswith(
-        f"refused: {ended} of 3 workers ended their training after step {step} and the others go on: "
-    )
+    said = f"refused: {ended} of 3 workers ended their training after step {step} and the others go on: "
+    assert refused.startswith(said)
     assert torn == other == f"torn: workers [2] are {refused}"
 
 
@@ -202,17 +198,13 @@ def test_a_piece_that_differs_ends_the_job_before_the_second_step_of_its_epoch(k
     [
         (other_slot, "optimizer.state.0.momentum_buffer differs by"),
         (other_statistic, "model.1.running_mean differs by"),
-        (
-            lambda member: setattr(member.state.scheduler, "last_epoch", 7),
-            "scheduler.last_epoch is 0 on worker 0 and 7",
-        ),
-        (lambda member: member.state.average[0].weight.data.zero_(), "average.0.weight differs by"),
+        (lambda each: setattr(each.state.scheduler, "last_epoch", 7), "scheduler.last_epoch is 0 on worker 0 and 7"),
+        (lambda each: each.state.average[0].weight.data.zero_(), "average.0.weight differs by"),
     ],
 )
 def test_what_else_makes_the_model_is_named(plant, named):
     def values(member):
-        scheduler = torch.optim.lr_scheduler.StepLR(member.optimizer, 1, gamma=0.5)
-        return {"scheduler": scheduler, "average": elastic_kit.make_model()}
+        return {"scheduler": StepLR(member.optimizer, 1, gamma=0.5), "average": elastic_kit.make_model()}
 
     members = members_of(elastic_kit, batch_norm=True, values=values)
     (line,) = set(train(members, plant, at=0, step=1, epochs=2))
@@ -225,9 +217,8 @@ def test_a_rate_that_one_worker_sets_is_named_before_it_is_used(kit):
     (line,) = set(train(members, other_rate, at=1, step=1))
     at = STEPS + 2
     name = "optimizer.learning_rate" if kit is elastic_keras_kit else "optimizer.param_groups.0.lr"
-    assert line.startswith(
-        f"after step {at} worker 2 holds another state than workers 0 and 1: {name} is 0.1 on worker 0"
-    )
+    differ = f"worker 2 holds another state than workers 0 and 1: {name} is 0.1 on worker 0"
+    assert line.startswith(f"after step {at} {differ}")
     assert f" and 0.2 on worker 2; after step {at - 1} they were the same: is it set on one worker only, " in line
     assert [member.state.step for member in members] == [at] * 3
 
@@ -309,12 +300,10 @@ def test_a_value_that_differs_is_told_once_and_nobody_ends(kit):
     assert [report.compared for report in reporting._made] == [3, 0, 0, 0] * 4
 
 
-def fit_compared(callbacks):
-    """Two workers' calls of ``fit``: what each has said, the calls, and what went into the journal."""
-    x, y = numbers()
-    board = elastic_keras_kit.Board(2)
-    members = [Fitting(dense(), data_of(x, y), callbacks(rank), check_state="epoch") for rank in range(2)]
-    told = []
+def fit_compared(callbacks=lambda rank: [], layers=lambda rank: []):
+    """Two workers' calls of ``fit``: what each has said, and what went into the journal."""
+    board, told, data = elastic_keras_kit.Board(2), [], data_of(*numbers())
+    members = [Fitting(dense(*layers(rank)), data, callbacks(rank), check_state="epoch") for rank in range(2)]
 
     def work(rank):
         check = members[rank].fit.state._check
@@ -326,7 +315,7 @@ def fit_compared(callbacks):
             return str(error)
         return None
 
-    return elastic_keras_kit.run_all(range(2), work), members, told
+    return elastic_keras_kit.run_all(range(2), work), told
 
 
 def test_what_a_callback_of_keras_keeps_is_told():
@@ -341,7 +330,7 @@ def test_what_a_callback_of_keras_keeps_is_told():
     def callbacks(rank):
         return [Watches(rank), keras.callbacks.EarlyStopping("loss", patience=9, restore_best_weights=True)]
 
-    said, _, (line,) = fit_compared(callbacks)
+    said, (line,) = fit_compared(callbacks)
     assert said == [None, None]
     assert line.startswith("after step 4 callbacks.Watches.wait is not there on worker 0 and 3 on worker 1: ")
 
@@ -355,18 +344,8 @@ def test_what_a_layer_of_the_scripts_own_keeps_is_compared():
         def call(self, inputs):
             return inputs * self.factor
 
-    x, y = numbers()
-    board, told = elastic_keras_kit.Board(2), []
-    members = [Fitting(dense(Scaled(rank + 1.0)), data_of(x, y), [], check_state="epoch") for rank in range(2)]
-
-    def work(rank):
-        check = members[rank].fit.state._check
-        check._worker_id, check._tell = rank, told.append
-        members[rank].join(rank, board)
-        members[rank].train()
-
-    elastic_keras_kit.run_all(range(2), work)
-    (line,) = told
+    said, (line,) = fit_compared(layers=lambda rank: [Scaled(rank + 1.0)])
+    assert said == [None, None]
     assert line.startswith("after step 0 Scaled scaled#2.factor is 1 on worker 0 and 2 on worker 1: ")
 
 
@@ -391,13 +370,11 @@ class Plain:
         self.rank, self.plant, self.told = rank, plant, []
         self.model = elastic_kit.make_model()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
+        self.scheduler = StepLR(self.optimizer, 1, gamma=0.5)
         self.average = Average()
         values = {f"{PREPARED}0": self.average, f"{PREPARED}1": self.scheduler}
-        loader = DataLoader(elastic_kit.make_data(), batch_size=16)
-        self.script = elastic_kit.PlainScript(
-            rank, board, self.model, self.optimizer, loader, values, check_state="epoch"
-        )
+        given = self.model, self.optimizer, DataLoader(elastic_kit.make_data(), batch_size=16)
+        self.script = elastic_kit.PlainScript(rank, board, *given, values, check_state="epoch")
         self.script.context.warn = self.told.append
 
     def run(self):

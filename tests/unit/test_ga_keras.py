@@ -1,110 +1,31 @@
-"""Accumulated micro-batches against the one big batch that Keras itself is given."""
-
-import os
-
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+"""What else accumulation is with Keras: embeddings, options, traced functions, ``fit``, half precision, and what is saved."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from ga_kit import STEPS, UPDATES, Keras, big, flat, make_batches, make_data
 from refusal_kit import refused
 
 from elasticdl.common.errors import UserError
-from elasticdl.ga.keras import optimizers
+from elasticdl.ga.keras import callbacks, optimizers
 
-SHIPPED = sorted(set(optimizers.__all__) - {"Optimizer"})
-TOLERANCE = {"float32": 1e-6, "float64": 1e-12}
-STEPS, UPDATES = 3, 3
-
-
-def make_model(dtype="float64", **kwargs):
-    keras.utils.set_random_seed(0)
-    dense = keras.layers.Dense
-    layers = [dense(4, activation="tanh", dtype=dtype, **kwargs), dense(4, use_bias=False, dtype=dtype)]
-    return keras.Sequential([keras.Input((6,), dtype=dtype), *layers])
+WHOLE, REST = 24, 23
+INPUTS, LABELS = make_data(REST)
+DECAY = keras.optimizers.schedules.ExponentialDecay
 
 
-def make_data(count, dtype="float64"):
-    random = np.random.default_rng(1)
-    return random.normal(size=(count, 6)).astype(dtype), random.normal(size=(count, 4)).astype(dtype)
+def adam(steps=STEPS, **options):
+    return optimizers.Adam(steps, learning_rate=0.1, **options)
 
 
-def make_batches(sizes=(4, 4, 4), dtype="float64", updates=UPDATES):
-    """For each update one list of micro-batches."""
-    inputs, labels = make_data(sum(sizes) * updates, dtype)
-    cuts = np.cumsum(sizes * updates)[:-1]
-    stream = list(zip(np.split(inputs, cuts), np.split(labels, cuts), strict=True))
-    return [stream[start : start + len(sizes)] for start in range(0, len(stream), len(sizes))]
+def plain_adam(**options):
+    return keras.optimizers.Adam(learning_rate=0.1, **options)
 
 
-def flat(batches):
-    return [micro_batch for micro_batches in batches for micro_batch in micro_batches]
-
-
-def big(batches):
-    return [tuple(np.concatenate(part) for part in zip(*batch, strict=True)) for batch in batches]
-
-
-def gradients(model, optimizer, inputs, labels):
-    with tf.GradientTape() as tape:
-        kernel, bias, last = model.trainable_variables  # the model, without the time that its layers take
-        outputs = tf.tanh(inputs @ kernel.value + bias.value) @ last.value
-        loss = optimizer.scale_loss(tf.reduce_mean(tf.square(outputs - labels)))
-    return tape.gradient(loss, [variable.value for variable in model.trainable_variables])
-
-
-def train(model, optimizer, stream, samples=False):
-    """Of plain optimizers and ours."""
-    for inputs, labels in stream:
-        sizes = {"samples": len(inputs)} if samples else {}
-        pairs = zip(gradients(model, optimizer, inputs, labels), model.trainable_variables, strict=True)
-        optimizer.apply_gradients(pairs, **sizes)
-    return model
-
-
-def difference(model, wanted):
-    """The largest of all variables, relative to the variable."""
-    pairs = [(mine.numpy(), theirs.numpy()) for mine, theirs in zip(model.variables, wanted.variables, strict=True)]
-    return max(np.linalg.norm(mine - theirs) / np.linalg.norm(theirs) for mine, theirs in pairs)
-
-
-def plain(batches):
-    """What is wanted: Keras alone, whole batches."""
-    return train(make_model(), plain_adam(), big(batches))
-
-
-def same(model, wanted, tolerance=1e-12):
-    return difference(model, wanted) <= tolerance
-
-
-def adam(steps=STEPS, **kwargs):
-    return optimizers.Adam(steps, learning_rate=0.1, **kwargs)
-
-
-def plain_adam(**kwargs):
-    return keras.optimizers.Adam(learning_rate=0.1, **kwargs)
-
-
-@pytest.fixture(scope="module")
-def wanted():
-    """The model that Adam gives on the whole batches."""
-    return plain(make_batches())
-
-
-# The numbers
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("name", SHIPPED)
-def test_micro_batches_give_what_one_big_batch_gives(name, dtype):
-    # Muon's own scaling cannot be computed in double precision.
-    kwargs = {"rms_rate": None} if (name, dtype) == ("Muon", "float64") else {}
-    batches = make_batches((5, 3), dtype)
-    theirs = train(make_model(dtype), getattr(keras.optimizers, name)(**kwargs), big(batches))
-    ours = train(make_model(dtype), getattr(optimizers, name)(2, **kwargs), flat(batches), samples=True)
-    assert difference(make_model(dtype), theirs) > 1e-5, "trained at all"
-    assert same(ours, theirs, TOLERANCE[dtype])
+def by(optimizer):
+    """A training by this optimizer."""
+    return Keras(optimizer=lambda _: optimizer)
 
 
 def test_every_optimizer_of_keras_is_there_but_those_made_of_others():
@@ -132,41 +53,15 @@ def test_embeddings_whose_gradients_are_rows(name, twice):
     assert np.allclose(run(getattr(optimizers, name)(STEPS), flat(batches)), theirs, rtol=1e-12, atol=0)
 
 
-@pytest.mark.filterwarnings("ignore:Gradients do not exist")
-def test_variables_without_gradient_in_some_or_all_micro_batches():
-    def run(optimizer, batches):
-        weights = [keras.Variable(np.ones(2), dtype="float64", name=name) for name in "abc"]
-        for factors in batches:
-            given = [factor and weight * factor for factor, weight in zip(factors, weights, strict=True)]
-            optimizer.apply(given, weights)
-        return [weight.numpy().tolist() for weight in weights]
-
-    options = {"learning_rate": 0.1, "weight_decay": 0.1, "momentum": 0.9}
-    ours = run(optimizers.SGD(2, **options), [(2, None, None)] * 2 + [(None, 2, None), (1, 1, None)])
-    theirs = run(keras.optimizers.SGD(**options), [(2, None, None), (0.5, 1.5, None)])
-    assert np.allclose(ours, theirs, rtol=1e-12, atol=0)
-    assert ours[2] == [1.0, 1.0], "no gradient at all: not even weight decay"
-
-
-def test_half_precision_is_summed_in_single():
-    weight = keras.Variable(0.0, dtype="bfloat16")
-    optimizer = optimizers.SGD(4, 1.0)
-    for value in (256.0, 1.0, 1.0, 2.0):  # in bfloat16 the sum would stay 256, but for the last
-        optimizer.apply([tf.constant(value, "bfloat16")], [weight])
-    assert weight.numpy() == -65.0
-
-
 def test_scales_of_float8_are_refused():
     scale = keras.Variable(1.0)
     scale.overwrite_with_gradient = True
-    with pytest.raises(UserError, match="is a scale of float8") as error:
-        optimizers.SGD(3, 1.0).build([scale])
-    assert "\n" not in str(error.value)
+    refused("is a scale of float8", lambda: optimizers.SGD(3, 1.0).build([scale]))
 
 
-# What acts on the gradient of the whole batch, and what counts optimizer steps
+# -- what acts on the gradient of the whole batch, and what counts optimizer steps --
 
-DECAY = keras.optimizers.schedules.ExponentialDecay
+
 OPTIONS = {
     "clipnorm": {"clipnorm": 0.1},
     "global_clipnorm": {"global_clipnorm": 0.1},
@@ -176,38 +71,36 @@ OPTIONS = {
     "schedule": {"learning_rate": DECAY(0.1, 1, 0.5)},
     "average": {"use_ema": True, "ema_momentum": 0.6},
     "average that overwrites": {"use_ema": True, "ema_momentum": 0.6, "ema_overwrite_frequency": 3},
+    "excluded": {"weight_decay": 0.5},
 }
-
-
-def with_options(make, *args, **options):
-    return make(*args, **{"learning_rate": 0.1, **options})
-
-
-def finished(model, optimizer, stream, **kwargs):
-    train(model, optimizer, stream, **kwargs)
-    optimizer.finalize_variable_values(model.trainable_variables)
-    return model
 
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_options_act_on_big_batches(option):
-    options = OPTIONS[option]
-    theirs = finished(make_model(), with_options(keras.optimizers.SGD, **options), big(make_batches()))
-    ours = finished(make_model(), with_options(optimizers.SGD, STEPS, **options), flat(make_batches()))
-    assert same(ours, theirs)
+    def run(kind, *steps, stream, **options):
+        optimizer = kind(*steps, **{"learning_rate": 0.1, **options})
+        if option == "excluded":
+            optimizer.exclude_from_weight_decay(var_names=["kernel"])
+        training = by(optimizer).train(stream)
+        optimizer.finalize_variable_values(training.variables)
+        return training
+
+    batches = make_batches()
+    theirs = run(keras.optimizers.SGD, stream=big(batches), **OPTIONS[option])
+    assert run(optimizers.SGD, STEPS, stream=flat(batches), **OPTIONS[option]).same(theirs)
     if option != "loss scale":
-        without = finished(make_model(), keras.optimizers.SGD(0.1), big(make_batches()))
-        assert not same(ours, without, 1e-3), "the option does something"
+        without = run(keras.optimizers.SGD, stream=big(batches))
+        assert not theirs.same(without, 1e-3), "the option does something"
 
 
 def test_iterations_count_updates():
-    optimizer = adam()
-    model, seen = make_model(), []
+    training, seen = Keras(), []
+    optimizer = training.optimizer
     for micro_batch in flat(make_batches()):
         seen.append((int(optimizer.iterations), optimizer.accumulated, optimizer.will_step))
-        train(model, optimizer, [micro_batch])
+        training.train([micro_batch])
     assert seen == [(update, taken, taken == STEPS - 1) for update in range(UPDATES) for taken in range(STEPS)]
-    assert int(optimizer.apply_gradients(zip(model.trainable_variables, model.trainable_variables, strict=True))) == 3
+    assert int(optimizer.apply_gradients(zip(training.variables, training.variables, strict=True))) == UPDATES
 
 
 def test_hyperparameters_are_those_of_the_wrapped_optimizer():
@@ -222,63 +115,43 @@ def test_hyperparameters_are_those_of_the_wrapped_optimizer():
         _ = optimizer.no_such
 
 
-def test_variables_that_are_excluded_from_weight_decay():
-    def run(optimizer, stream):
-        optimizer.exclude_from_weight_decay(var_names=["kernel"])
-        return train(make_model(), optimizer, stream)
-
-    theirs = run(keras.optimizers.AdamW(0.1, weight_decay=0.5), big(make_batches()))
-    assert same(run(optimizers.AdamW(STEPS, 0.1, weight_decay=0.5), flat(make_batches())), theirs)
-
-
-# When steps are made
-
-
-def test_discard(wanted):
-    model, optimizer = make_model(), adam()
-    optimizer.discard()
-    train(model, optimizer, make_batches()[1][:2])
-    optimizer.discard()
-    assert same(train(model, optimizer, flat(make_batches())), wanted)
+# -- traced functions --
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_traced_once_even_if_steps_change(jit_compile):
     batches = make_batches((2,) * 6, updates=2)
-    model, optimizer, traces = make_model(), adam(6), []
-    optimizer.build(model.trainable_variables)
+    training, traces = Keras(steps=6), []
+    optimizer = training.optimizer
+    optimizer.build(training.variables)
 
     @tf.function(jit_compile=jit_compile)
     def step(inputs, labels, samples):
         traces.append(1)
-        optimizer.apply(gradients(model, optimizer, inputs, labels), model.trainable_variables, samples=samples)
+        optimizer.apply(training.gradients(inputs, labels), training.variables, samples=samples)
 
     for index, (inputs, labels) in enumerate(flat(batches)):
         optimizer.steps = 6 if index < 6 else 3
         step(tf.constant(inputs), tf.constant(labels), tf.constant(2))
-    theirs = plain([batches[0], batches[1][:3], batches[1][3:]])
-    assert same(model, theirs)
+    assert training.same(Keras.plain([batches[0], batches[1][:3], batches[1][3:]]))
     assert len(traces) == 1
 
 
 def test_flush_within_a_traced_function():
-    model, optimizer = make_model(), adam()
-    train(model, optimizer, make_batches()[0][:2])
-    flush = tf.function(optimizer.flush)
+    some = make_batches()[0][:2]
+    training = Keras().train(some)
+    flush = tf.function(training.optimizer.flush)
     assert bool(flush())
     assert not bool(flush())
-    assert same(model, plain([make_batches()[0][:2]]))
-
-
-# Mistakes
+    assert training.same(Keras.plain([some]))
 
 
 def test_variables_that_the_optimizer_does_not_know():
     optimizer = adam()
     refused("call build", lambda: optimizer.apply([1.0]))
     optimizer.build([keras.Variable(1.0)])
-    with pytest.raises(UserError, match="not built with the variable 'other'"):
-        optimizer.apply([tf.constant(1.0)], [keras.Variable(1.0, name="other")])
+    other = [keras.Variable(1.0, name="other")]
+    refused("not built with the variable 'other'", lambda: optimizer.apply([tf.constant(1.0)], other))
     refused("no gradient", lambda: optimizer.apply([None]))
 
 
@@ -300,3 +173,163 @@ def test_where_it_does_not_work(monkeypatch):
         refused(r"without tf\.distribute", lambda: optimizers.Optimizer(made, 2))
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     refused("on TensorFlow, not on jax", lambda: optimizers.Optimizer(made, 2))
+
+
+# -- fit --
+
+
+MODES = {"graph": {"jit_compile": False}, "jit": {"jit_compile": True}, "eager": {"run_eagerly": True}}
+MODES["several steps per execution"] = {"jit_compile": False, "steps_per_execution": 2}
+EXACTLY = {"verbose": 0, "shuffle": False}
+
+
+def fit(optimizer, batch_size, count, epochs=2, mode="graph", **options):
+    training = by(optimizer)
+    model = training.model
+    model.compile(optimizer, "mse", **MODES[mode])
+    training.history = model.fit(*make_data(count), batch_size, epochs, **EXACTLY, **options).history
+    return training
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """What plain ``fit`` makes of batches of 10, 10 and 3."""
+    return fit(plain_adam(), 10, REST, validation_data=make_data(8))
+
+
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=pytest.mark.slow) if mode == "jit" else mode for mode in MODES]
+)
+def test_exact_epochs_of_fit(mode, fitted):
+    validation = make_data(8) if mode == "graph" else None
+    ours = fit(adam(2), 5, REST, mode=mode, callbacks=[callbacks.ExactEpochs()], validation_data=validation)
+    assert int(ours.optimizer.iterations) == 6
+    assert ours.same(fitted)
+    if validation:  # it sees the whole epoch
+        assert np.allclose(ours.history["val_loss"], fitted.history["val_loss"], rtol=1e-5)
+
+
+def test_fit_without_the_callback_carries_on_and_loses_nothing():
+    ours = fit(adam(), 6, WHOLE)  # 2 epochs of 4: the second update has micro-batches of both, and 2 are left
+    assert (int(ours.optimizer.iterations), ours.optimizer.accumulated) == (3, 0)
+    inputs, labels = make_data(WHOLE)
+    stream = [(inputs[start : start + 6], labels[start : start + 6]) for start in (0, 6, 12, 18)] * 2
+    theirs = Keras.plain([stream[:3], stream[3:6], stream[6:]])
+    assert ours.same(theirs, 1e-6), "fit computes the loss in single precision"
+
+
+def test_the_callback_in_a_later_fit_and_with_another_optimizer(fitted):
+    ours = fit(adam(2), 5, REST, epochs=0).train([(INPUTS[:5], LABELS[:5])])
+    model = ours.model
+    model.set_weights(Keras.make_model().get_weights())
+    model.compile(adam(2), "mse", jit_compile=False)
+    for _ in range(2):
+        model.fit(INPUTS, LABELS, 5, callbacks=[callbacks.ExactEpochs()], **EXACTLY)
+    assert ours.same(fitted)
+    model.compile(plain_adam(), "mse", jit_compile=False)
+    model.fit(INPUTS, LABELS, 5, verbose=0)  # goes on without
+
+
+def test_callbacks_that_look_for_the_average_of_weights():
+    options = {"use_ema": True, "ema_momentum": 0.5}
+    told = {"callbacks": [keras.callbacks.SwapEMAWeights()], "validation_data": make_data(8)}
+    theirs, ours = fit(plain_adam(**options), 12, WHOLE, **told), fit(adam(2, **options), 6, WHOLE, **told)
+    assert ours.same(theirs)
+    assert np.allclose(ours.history["val_loss"], theirs.history["val_loss"], rtol=1e-5)
+
+
+def test_the_callback_without_an_accumulating_optimizer():
+    with pytest.raises(UserError, match=r"elasticdl\.ga\.keras\.optimizers, not with a Adam"):
+        fit(plain_adam(), 4, WHOLE, callbacks=[callbacks.ExactEpochs()])
+
+
+@pytest.fixture
+def _mixed_float16():
+    keras.config.set_dtype_policy("mixed_float16")
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.usefixtures("_mixed_float16")
+def test_fit_in_mixed_precision():
+    def run(optimizer, batch_size, **options):
+        training = by(optimizer)
+        keras.utils.set_random_seed(0)
+        training.model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4)])
+        training.model.compile(optimizer, "mse", jit_compile=False, **options)
+        exact = [callbacks.ExactEpochs()] if batch_size == 4 else []
+        training.model.fit(*make_data(16, "float32"), batch_size, epochs=2, callbacks=exact, **EXACTLY)
+        return training
+
+    def scaled():
+        return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=1024.0)
+
+    theirs = run(scaled(), 8)
+    for optimizer in (
+        keras.optimizers.LossScaleOptimizer(optimizers.SGD(2, 0.1), initial_scale=1024.0),
+        optimizers.SGD(2, 0.1),  # Keras puts one around it
+    ):
+        ours = run(optimizer, 4)
+        assert isinstance(ours.model.optimizer, keras.optimizers.LossScaleOptimizer)
+        assert ours.same(theirs, 1e-3), "half precision rounds"
+        assert int(ours.model.optimizer.iterations) == 4
+    assert run(optimizers.Optimizer(scaled(), 2), 4, auto_scale_loss=False).same(theirs, 1e-3)
+    refused("auto_scale_loss=False", lambda: run(optimizers.Optimizer(scaled(), 2), 4))
+
+
+# -- what is saved --
+
+
+@pytest.mark.parametrize("make", [adam, lambda: optimizers.Optimizer(plain_adam(), STEPS)])
+def test_going_on_from_a_saved_model_also_in_the_middle(make, tmp_path):
+    training, other, stream = by(make()), Keras(), flat(make_batches())
+    training.model.compile(training.optimizer, "mse", jit_compile=False)
+    training.train(stream[: STEPS + 2])
+    training.model.save(tmp_path / "model.keras")
+    other.model = keras.models.load_model(tmp_path / "model.keras")
+    other.optimizer = other.model.optimizer
+    assert type(other.optimizer) is optimizers.Optimizer
+    assert (other.optimizer.steps, other.optimizer.accumulated, int(other.optimizer.iterations)) == (STEPS, 2, 1)
+    assert other.train(stream[STEPS + 2 :]).same(Keras.plain(make_batches()))
+
+
+def test_weights_are_exchanged_with_keras(tmp_path, recwarn):
+    path, batches = tmp_path / "of.weights.h5", make_batches(updates=3)
+    theirs, ours, plain = Keras(steps=None), Keras(), Keras(steps=None)
+    for each in (theirs, ours, plain):
+        each.model.compile(each.optimizer, "mse")
+        each.optimizer.build(each.variables)
+    theirs.train(big(batches[:1])).model.save_weights(path)
+    ours.train(batches[2][:1]).model.load_weights(path)  # what it had taken is dropped
+    ours.train(batches[1]).model.save_weights(path)
+    plain.model.load_weights(path)
+    assert plain.train(big(batches[2:])).same(theirs.train(big(batches[1:])))
+    assert not [warning for warning in recwarn if "variable loading" in str(warning.message)]
+
+
+def test_all_variables_are_the_state():
+    stream = flat(make_batches())
+    first, second = Keras().train(stream[:4]), Keras()
+    second.optimizer.build(second.variables)
+    second.model.set_weights(first.model.get_weights())
+    second.optimizer.set_weights([variable.numpy() for variable in first.optimizer.variables])
+    assert second.train(stream[4:]).same(first.train(stream[4:]), 0.0)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        adam(beta_1=0.8),
+        optimizers.SGD(STEPS, DECAY(0.1, 5, 0.5)),
+        optimizers.Optimizer(keras.optimizers.SGD(DECAY(0.1, 5, 0.5), clipnorm=0.5), STEPS),
+        optimizers.Optimizer(keras.optimizers.LossScaleOptimizer(plain_adam()), STEPS),
+    ],
+)
+def test_configurations(optimizer):
+    config = optimizer.get_config()
+    for made in (
+        type(optimizer).from_config(config),
+        keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(optimizer)),
+        keras.optimizers.deserialize(keras.optimizers.serialize(optimizer)),
+    ):
+        assert (type(made), made.get_config(), made.steps) == (optimizers.Optimizer, config, STEPS)

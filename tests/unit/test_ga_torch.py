@@ -1,115 +1,49 @@
-"""Accumulated micro-batches against the one big batch that torch itself is given."""
+"""What else accumulation is with torch: loops of every shape, schedulers, hooks, states, copies, ``torch.compile``."""
 
 import copy
+import io
+import pickle
+import warnings
 
 import pytest
 import torch
+from ga_kit import STEPS, UPDATES, Torch, flat, make_batches
+from refusal_kit import refused
+from torch._dynamo.testing import CompileCounter
 from torch.nn.functional import mse_loss
 from torch.nn.utils import clip_grad_norm_
+from torch.optim.lr_scheduler import StepLR
 
+from elasticdl.common.errors import ArgumentError
 from elasticdl.ga.torch import optim
-
-SHIPPED = sorted(
-    {name for name in torch.optim.__all__ if isinstance(getattr(torch.optim, name), type)} - {"Optimizer", "LBFGS"}
-)
-TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
-STEPS, UPDATES = 3, 4
-
-
-def make_model(dtype=torch.float64, sparse=False):
-    torch.manual_seed(0)
-    if sparse:
-        return torch.nn.Embedding(12, 4, sparse=True, dtype=dtype)
-    # No biases: Muon takes matrices only.
-    linear = [torch.nn.Linear(size, 4, bias=False, dtype=dtype) for size in (6, 4)]
-    return torch.nn.Sequential(linear[0], torch.nn.Tanh(), linear[1])
-
-
-def make_batches(sizes=(4, 4, 4), dtype=torch.float64, sparse=False, updates=UPDATES):
-    """For each update one list of micro-batches."""
-    generator = torch.Generator().manual_seed(1)
-    batches = []
-    for _ in range(updates):
-        inputs = torch.randn(sum(sizes), 6, generator=generator, dtype=dtype)
-        labels = torch.randn(sum(sizes), 4, generator=generator, dtype=dtype)
-        if sparse:
-            inputs = torch.randint(0, 12, (sum(sizes),), generator=generator)
-        batches.append(list(zip(inputs.split(sizes), labels.split(sizes), strict=True)))
-    return batches
-
-
-def backward(model, inputs, labels):
-    loss = mse_loss(model(inputs), labels)
-    loss.backward()
-    return loss
-
-
-def flat(batches):
-    return [micro_batch for micro_batches in batches for micro_batch in micro_batches]
-
-
-def big(micro_batches):
-    return [torch.cat(part) for part in zip(*micro_batches, strict=True)]
-
-
-def train_big(model, optimizer, batches, before_step=lambda model: None):
-    for micro_batches in batches:
-        optimizer.zero_grad()
-        backward(model, *big(micro_batches))
-        before_step(model)
-        optimizer.step()
-    return model
-
-
-def plain(batches, before_step=lambda model: None, make=torch.optim.Adam, lr=0.1, **kwargs):
-    """What is wanted: torch alone, whole batches."""
-    model = make_model()
-    return train_big(model, make(model.parameters(), lr=lr, **kwargs), batches, before_step)
-
-
-def train(model, optimizer, stream, samples=False):
-    for inputs, labels in stream:
-        optimizer.zero_grad()
-        backward(model, inputs, labels)
-        optimizer.step(samples=len(inputs) if samples else None)
-    return model
-
-
-def same(model, wanted, tolerance=1e-12):
-    """The largest difference of all parameters, relative to the parameter, is not over that."""
-    pairs = zip(model.parameters(), wanted.parameters(), strict=True)
-    return max(((mine - theirs).norm() / theirs.norm()).item() for mine, theirs in pairs) <= tolerance
-
-
-def adam(model, steps=STEPS, **kwargs):
-    return optim.Adam(steps, model.parameters(), lr=0.1, **kwargs)
-
-
-def ours(steps=STEPS, **kwargs):
-    model = make_model()
-    return model, adam(model, steps, **kwargs)
 
 
 @pytest.fixture(scope="module")
 def wanted():
-    """The model that Adam gives on the whole batches."""
-    return plain(make_batches())
+    """What Adam makes of the whole batches."""
+    return Torch.plain(make_batches())
 
 
-# The numbers
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_gradients_that_are_rows(dtype):
+    """As of an embedding's table."""
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randint(0, 12, (UPDATES, 12), generator=generator)
+    labels = torch.randn(UPDATES, 12, 4, generator=generator, dtype=dtype)
 
+    def run(make, sizes):
+        torch.manual_seed(0)
+        table = torch.nn.Embedding(12, 4, sparse=True, dtype=dtype)
+        optimizer = make(table.parameters())
+        for asked, label in zip(rows, labels, strict=True):
+            for some, of in zip(asked.split(sizes), label.split(sizes), strict=True):
+                optimizer.zero_grad()
+                mse_loss(table(some), of).backward()
+                optimizer.step(**({"samples": len(some)} if len(sizes) > 1 else {}))
+        return table.weight
 
-@pytest.mark.parametrize("sizes", [(4, 4, 4), (5, 5, 2)], ids=["equal", "unequal"])
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("name", SHIPPED)
-def test_micro_batches_give_what_one_big_batch_gives(name, dtype, sizes):
-    sparse = name == "SparseAdam"
-    batches = make_batches(sizes, dtype, sparse)
-    theirs, model = make_model(dtype, sparse), make_model(dtype, sparse)
-    train_big(theirs, getattr(torch.optim, name)(theirs.parameters()), batches)
-    train(model, getattr(optim, name)(STEPS, model.parameters()), flat(batches), samples=sizes[0] != sizes[-1])
-    assert not same(make_model(dtype, sparse), theirs, 1e-4), "trained at all"
-    assert same(model, theirs, TOLERANCE[dtype])
+    ours, theirs = run(lambda given: optim.SparseAdam(3, given), (5, 5, 2)), run(torch.optim.SparseAdam, (12,))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5 if dtype is torch.float32 else 1e-11, atol=1e-7)
 
 
 def test_what_is_no_optimizer_of_torch_is_not_there():
@@ -119,45 +53,17 @@ def test_what_is_no_optimizer_of_torch_is_not_there():
 
 
 def test_unequal_micro_batches_without_their_sizes_weigh_the_same():
-    sizes = (5, 5, 2)
-    theirs, model = make_model(), make_model()
-    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
-    for micro_batches in make_batches(sizes):
-        optimizer.zero_grad()
-        (sum(mse_loss(theirs(inputs), labels) for inputs, labels in micro_batches) / len(sizes)).backward()
-        optimizer.step()
-    train(model, optim.SGD(STEPS, model.parameters(), lr=0.1), flat(make_batches(sizes)))
-    assert same(model, theirs)
-
-
-def test_parameters_without_gradient_in_some_or_all_micro_batches():
-    def run(make, batches):
-        weights = [torch.nn.Parameter(torch.ones(2, dtype=torch.float64)) for _ in range(3)]
-        optimizer = make(weights)
-        for used in batches:
-            optimizer.zero_grad()
-            (sum(sum(weights[i].square().sum() for i in indices) for indices in used) / len(used)).backward()
-            optimizer.step()
-        return torch.stack(weights)
-
-    options = {"lr": 0.1, "weight_decay": 0.1, "momentum": 0.9}
-    mine = run(lambda weights: optim.SGD(2, weights, **options), [[[0]], [[0, 1]]] * 3)
-    theirs = run(lambda weights: torch.optim.SGD(weights, **options), [[[0], [0, 1]]] * 3)
-    assert torch.allclose(mine, theirs, rtol=1e-12, atol=0)
-    assert (mine[2] == 1).all(), "no gradient at all: not even weight decay"
-
-
-def test_half_precision_is_summed_in_single():
-    weight = torch.nn.Parameter(torch.zeros((), dtype=torch.bfloat16))
-    optimizer = optim.SGD(1000, [weight], lr=1.0)
-    for _ in range(1000):  # in bfloat16 the sum would stop growing at 256
-        weight.backward()
-        optimizer.step()
-    assert weight.item() == -1.0
+    batches = make_batches((5, 5, 2))
+    theirs = Torch("SGD", None)
+    for micro_batches in batches:
+        theirs.optimizer.zero_grad()
+        (sum(theirs.loss(*each) for each in micro_batches) / len(micro_batches)).backward()
+        theirs.optimizer.step()
+    assert Torch("SGD").train(flat(batches)).same(theirs)
 
 
 def test_gradients_in_memory_that_is_used_again():
-    weight = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    (weight,) = Torch.weights([0.0] * 3)
     optimizer, bucket = optim.SGD(2, [weight], lr=1.0), torch.empty(5, dtype=torch.float64)
     for value in (1.0, 3.0):
         bucket.fill_(value)
@@ -166,169 +72,245 @@ def test_gradients_in_memory_that_is_used_again():
     assert weight.tolist() == [-2.0] * 3
 
 
-# Loops in every usual shape
+# -- loops in every usual shape --
 
 
-def zero_before_forward(model, optimizer, inputs, labels):
-    optimizer.zero_grad()
-    backward(model, inputs, labels)
-    optimizer.step()
+def zero_before_forward(training, inputs, labels):
+    training.take(inputs, labels)
 
 
-def zero_before_backward(model, optimizer, inputs, labels):
-    loss = mse_loss(model(inputs), labels)
-    optimizer.zero_grad(set_to_none=False)
+def zero_before_backward(training, inputs, labels):
+    loss = training.loss(inputs, labels)
+    training.optimizer.zero_grad(set_to_none=False)
     loss.backward()
-    optimizer.step()
+    training.optimizer.step()
 
 
-def zero_of_the_model(model, optimizer, inputs, labels):
-    backward(model, inputs, labels)
-    optimizer.step()
-    model.zero_grad()
+def zero_of_the_model(training, inputs, labels):
+    training.loss(inputs, labels).backward()
+    training.optimizer.step()
+    training.model.zero_grad()
 
 
-def another_cleared_before_its_step(model, optimizer, inputs, labels):
-    backward(model, inputs * float("nan"), labels)
-    optimizer.zero_grad()
-    optimizer.step()
-    backward(model, inputs, labels)
-    optimizer.step()
+def another_cleared_before_its_step(training, inputs, labels):
+    training.loss(inputs * float("nan"), labels).backward()
+    training.optimizer.zero_grad()
+    training.optimizer.step()
+    training.loss(inputs, labels).backward()
+    training.optimizer.step()
 
 
-def closure(model, optimizer, inputs, labels):
-    calls = []
+def closure(training, inputs, labels):
+    calls, optimizer = [], training.optimizer
 
     def evaluate():
         calls.append(1)
         optimizer.zero_grad()
-        return backward(model, inputs, labels)
+        loss = training.loss(inputs, labels)
+        loss.backward()
+        return loss
 
     with torch.no_grad():
-        assert optimizer.step(evaluate) == mse_loss(model(inputs), labels) or optimizer.stepped
+        assert optimizer.step(evaluate) == training.loss(inputs, labels) or optimizer.stepped
     assert calls == [1]
 
 
-@pytest.mark.parametrize(
-    "loop",
-    [
-        zero_before_forward,
-        zero_before_backward,
-        zero_of_the_model,
-        another_cleared_before_its_step,
-        closure,
-    ],
-    ids=lambda loop: loop.__name__,
-)
+LOOPS = [zero_before_forward, zero_before_backward, zero_of_the_model, another_cleared_before_its_step, closure]
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
 def test_a_loop_gives_what_one_big_batch_gives(loop, wanted):
-    model, optimizer = ours()
+    training = Torch()
     will, did, changed = [], [], []
     for inputs, labels in flat(make_batches()):
-        will.append(optimizer.will_step)
-        before = copy.deepcopy(model)
-        loop(model, optimizer, inputs, labels)
-        did.append(optimizer.stepped)
-        changed.append(not same(model, before))
-        assert all(weight.grad is None for weight in model.parameters())
+        will.append(training.optimizer.will_step)
+        before = [each.copy() for each in training.numbers()]
+        loop(training, inputs, labels)
+        did.append(training.optimizer.stepped)
+        changed.append(any((mine != other).any() for mine, other in zip(training.numbers(), before, strict=True)))
+        assert all(weight.grad is None for weight in training.variables)
     assert will == did == changed == [False, False, True] * UPDATES
-    assert same(model, wanted)
-
-
-def test_flush_makes_the_step_of_the_remainder():
-    batches = make_batches((4, 4, 4, 4, 2), updates=2)  # the second batch of an epoch: two micro-batches, one smaller
-    model, optimizer = ours()
-    for epoch in batches:
-        train(model, optimizer, epoch, samples=True)
-        assert optimizer.flush()
-        assert optimizer.stepped
-        assert not optimizer.flush(), "nothing left"
-        assert not optimizer.stepped
-    assert same(model, plain([half for epoch in batches for half in (epoch[:3], epoch[3:])]))
+    assert training.same(wanted)
 
 
 def test_flush_takes_a_gradient_that_was_not_handed_over():
-    micro_batches = make_batches(updates=1)[0][:2]
-    model, optimizer = ours()
-    train(model, optimizer, micro_batches[:1])
-    backward(model, *micro_batches[1])
-    assert optimizer.flush()
-    assert same(model, plain([micro_batches]))
+    first, second = micro_batches = make_batches(updates=1)[0][:2]
+    training = Torch().train([first])
+    training.loss(*second).backward()
+    assert training.optimizer.flush()
+    assert training.same(Torch.plain([micro_batches]))
 
 
-def test_steps_may_change_in_between():
-    batches = make_batches((2,) * 5, updates=2)
-    model, optimizer = ours(5)
-    train(model, optimizer, batches[0] + batches[1][:2])
-    optimizer.steps = 2
-    train(model, optimizer, batches[1][2:])  # the first of these completes three, the others are two
-    assert same(model, plain([batches[0], batches[1][:3], batches[1][3:]]))
-
-
-def test_a_step_that_raises_and_what_is_discarded_leave_nothing_behind(wanted):
-    model, optimizer = ours()
+def test_a_step_that_raises_leaves_nothing_behind(wanted):
+    training = Torch()
 
     def fail(*_):
         raise RuntimeError("no")
 
-    handle = optimizer.register_step_pre_hook(fail)
+    handle = training.optimizer.register_step_pre_hook(fail)
     with pytest.raises(RuntimeError, match="no"):
-        train(model, optimizer, flat(make_batches()))
+        training.train(flat(make_batches()))
     handle.remove()
-    assert not optimizer.stepped
-    train(model, optimizer, make_batches()[1][:1])
-    backward(model, *make_batches()[1][1])
-    optimizer.discard()
-    assert same(train(model, optimizer, flat(make_batches())), wanted)
+    assert not training.optimizer.stepped
+    assert training.train(flat(make_batches())).same(wanted)
 
 
-# Clipping, mixed precision
+# -- clipping, schedulers, groups --
 
 
-def clip(model):
-    assert clip_grad_norm_(model.parameters(), 0.1).item() > 0.1, "clipped at all"
-
-
-def test_clipping_acts_on_the_accumulated_gradient():
-    model = make_model()
-    optimizer = optim.SGD(STEPS, model.parameters(), lr=1.0)
-    optimizer.register_step_pre_hook(lambda *_: clip(model))
-    train(model, optimizer, flat(make_batches()))
-    assert same(model, plain(make_batches(), clip, torch.optim.SGD, lr=1.0))
-
-
-def scaler_of(**kwargs):
-    # Powers of two: what is scaled and unscaled is bit for bit what it was.
-    return torch.amp.GradScaler("cpu", init_scale=1024.0, **kwargs)
-
-
-@pytest.mark.parametrize("clips", [False, True])
 @pytest.mark.parametrize("fused", [False, True])  # fused optimizers have a way of their own with scalers
-def test_a_scaler_whose_scale_changes_with_every_micro_batch(clips, fused):
-    (model, optimizer), scaler = ours(fused=fused), scaler_of(growth_interval=1)
-    if clips:
-        optimizer.register_step_pre_hook(lambda *_: clip(model))
+def test_clipping_acts_on_the_accumulated_gradient_also_under_a_scaler(fused):
+    ours, theirs = Torch(fused=fused), Torch(steps=None, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
+    for each in (ours, theirs):
+
+        def clip(optimizer, *_, each=each):
+            assert clip_grad_norm_(each.variables, 0.1).item() > 0.1, "clipped at all"
+
+        each.optimizer.register_step_pre_hook(clip)
     for inputs, labels in flat(make_batches()):
-        optimizer.zero_grad()
-        scaler.scale(mse_loss(model(inputs), labels)).backward()
-        scaler.step(optimizer)
+        ours.optimizer.zero_grad()
+        scaler.scale(ours.loss(inputs, labels)).backward()
+        scaler.step(ours.optimizer)
         scaler.update()
-    assert scaler.get_scale() == 1024.0 * 2 ** (STEPS * UPDATES)
-    assert same(model, plain(make_batches(), *[clip] * clips, fused=fused))
+    assert ours.same(theirs.train(flat(make_batches((12,)))))
 
 
-@pytest.mark.parametrize("position", range(STEPS))
-@pytest.mark.parametrize("unscale", [False, True])
-def test_an_overflow_skips_the_whole_step_and_only_that(position, unscale):
-    batches = make_batches()
-    (model, optimizer), scaler, stepped = ours(), scaler_of(), []
-    for index, (inputs, labels) in enumerate(flat(batches)):
-        factor = float("inf") if index == STEPS + position else 1.0
-        scaler.scale(mse_loss(model(inputs), labels) * factor).backward()
-        if unscale:
-            scaler.unscale_(optimizer)
-        scaler.step(optimizer, samples=4)
-        scaler.update()
-        stepped.append(optimizer.stepped)
-    assert stepped == [False, False, True] + [False] * STEPS + [False, False, True] * 2
-    assert scaler.get_scale() == 512.0
-    assert same(model, plain([batches[0], *batches[2:]]))
+@pytest.mark.parametrize("way", ["if stepped", "hook", "of the wrapped"])
+def test_schedulers_count_optimizer_steps(way):
+    ours, theirs = Torch(), Torch(steps=None)
+    optimizer = ours.optimizer.optimizer if way == "of the wrapped" else ours.optimizer
+    wanted, scheduler = StepLR(theirs.optimizer, 2, 0.5), StepLR(optimizer, 2, 0.5)
+    if way == "hook":
+        ours.optimizer.register_step_post_hook(lambda *_: scheduler.step())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for micro_batches, whole in zip(make_batches(), make_batches((12,)), strict=True):
+            theirs.train(whole)
+            wanted.step()
+            for micro_batch in micro_batches:
+                ours.train([micro_batch])
+                if way != "hook" and ours.optimizer.stepped:
+                    scheduler.step()
+            assert scheduler.get_last_lr() == wanted.get_last_lr()
+    assert ours.same(theirs)
+
+
+def test_a_scheduler_stepped_with_every_micro_batch_is_warned_of():
+    training = Torch()
+    scheduler = StepLR(training.optimizer, 1, 0.5)
+    first, second = make_batches()[0][:2]
+    training.train([first])
+    scheduler.step()
+    with pytest.warns(UserWarning, match=r"only `if optimizer\.stepped`"):
+        training.train([second])
+
+
+def test_parameter_groups():
+    ours, theirs = Torch(), Torch()
+    groups = [[{"params": each.model[0].parameters(), "lr": 0.3}] for each in (ours, theirs)]
+    ours.optimizer = optim.SGD(groups[0], lr=1.0, steps=STEPS)
+    theirs.optimizer = torch.optim.SGD(groups[1], lr=1.0)
+    for update, (micro_batches, whole) in enumerate(zip(make_batches(), make_batches((12,)), strict=True)):
+        theirs.train(whole)
+        ours.train(micro_batches)
+        for each in (theirs, ours):
+            if update == 0:
+                each.optimizer.add_param_group({"params": each.model[2].parameters(), "lr": 0.03})
+                each.model.zero_grad()
+            for group in each.optimizer.param_groups:
+                group["lr"] *= 0.9
+    rates, wanted = ([group["lr"] for group in each.optimizer.param_groups] for each in (ours, theirs))
+    assert rates == wanted
+    assert ours.same(theirs)
+
+
+def test_it_is_torchs_kind_of_optimizer():
+    weights = Torch.weights([1.0])
+    inner = torch.optim.AdamW(weights, lr=0.2)
+    inner.eval = lambda: "of the wrapped one"
+    optimizer = optim.Optimizer(inner, 2)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    assert isinstance(optim.AdamW(2, weights), optim.Optimizer)
+    assert (optimizer.param_groups is inner.param_groups, optimizer.state is inner.state) == (True, True)
+    assert optimizer.defaults["lr"] == 0.2
+    assert optimizer.eval() == "of the wrapped one"
+    assert repr(optimizer).startswith("Optimizer (steps=2) of AdamW")
+    with pytest.raises(AttributeError, match="nothing_such"):
+        _ = optimizer.nothing_such
+
+
+# -- states and copies --
+
+
+def saved(value):
+    """Through a file as a checkpoint would be, loaded without trust."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def test_states_are_exchanged_with_torch():
+    batches, whole = make_batches(), make_batches((12,))
+    ours, theirs = Torch(), Torch(steps=None)
+    ours.train(batches[0] + batches[1][:1])
+    theirs.optimizer.load_state_dict(saved(ours.optimizer.state_dict()))
+    theirs.model.load_state_dict(ours.model.state_dict())
+    theirs.train(flat(whole[1:]))
+    ours.optimizer.load_state_dict(copy.deepcopy(theirs.optimizer.state_dict()))  # drops the one that was taken
+    ours.model.load_state_dict(theirs.model.state_dict())
+    assert ours.train(flat(batches)).same(theirs.train(flat(whole)))
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{"a": 1}, None, {"param_groups": 5, "state": {}}, "accumulation"],
+    ids=["other keys", "None", "wrong groups", "wrong accumulation"],
+)
+def test_what_is_no_state_is_told_in_one_line_and_nothing_is_lost(state, wanted):
+    stream = flat(make_batches())
+    training = Torch().train(stream[:2])
+    optimizer = training.optimizer
+    if state == "accumulation":
+        state = {**optimizer.state_dict(), "accumulation": {"count": 1}}
+    words = r"load_state_dict\(\): .*give what state_dict\(\) returned"
+    refused(words, lambda: optimizer.load_state_dict(state), ArgumentError)
+    with pytest.raises(ValueError, match="parameter group"):  # torch's own, where the parameters are others
+        optimizer.load_state_dict(torch.optim.Adam([torch.ones(1)]).state_dict())
+    assert training.train(stream[2:]).same(wanted)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+@pytest.mark.parametrize("make", [None, lambda weights: optim.Optimizer(torch.optim.Adam(weights, lr=0.1), STEPS)])
+def test_copies_go_on_by_themselves(make, duplicate, wanted):
+    stream = flat(make_batches())
+    training = Torch(optimizer=make)
+    StepLR(training.optimizer, 100)  # torch then keeps a function in the optimizer
+    training.train(stream[:5])
+    other = duplicate(training)
+    assert type(other.optimizer) is type(training.optimizer)
+    assert other.train(stream[5:]).same(wanted)
+    assert not training.same(wanted), "the original stands where it stood"
+    assert training.train(stream[5:]).same(wanted)
+
+
+@pytest.mark.parametrize("what", ["model", "wrapped step", "whole loop body"])
+def test_compiled(what):
+    torch._dynamo.reset()
+    count = CompileCounter()
+    ours, theirs = Torch(), Torch(steps=None)
+    body = ours.take
+    inputs_and_labels = [tuple(map(torch.as_tensor, each)) for each in flat(make_batches())]
+    if what == "wrapped step":  # torch's compiled Adam counts in single precision, so it is not quite the other
+        theirs.optimizer.step = torch.compile(theirs.optimizer.step, backend="eager")
+        ours.optimizer.optimizer.step = torch.compile(ours.optimizer.optimizer.step, backend=count)
+    elif what == "model":
+        ours.model.forward = torch.compile(ours.model.forward, backend=count)
+    else:
+        body = torch.compile(body, backend=count)
+    for micro_batch in inputs_and_labels:
+        body(*micro_batch)
+    assert ours.same(theirs.train(flat(make_batches((12,)))))
+    torch._dynamo.reset()
+    assert count.frame_count == 1, "compiled once, whatever the count of micro-batches"

@@ -12,8 +12,7 @@ import keras  # isort: skip
 import tensorflow as tf
 from elastic_keras_kit import Trainee
 from session_kit import JobStub
-from worker_keras_kit import make_job, spec_maker
-from worker_kit import function
+from worker_kit import KERAS_MODULE, function, spec_maker, trained
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
@@ -143,7 +142,7 @@ def devices(monkeypatch):
 
 @pytest.fixture
 def make_spec(tmp_path, monkeypatch):
-    return spec_maker(tmp_path, monkeypatch)
+    return spec_maker(tmp_path, monkeypatch, KERAS_MODULE, global_batch_size=10, num_epochs=3)
 
 
 def test_before_a_module_that_imports_it_builds_its_model(devices, make_spec):
@@ -196,13 +195,12 @@ def custom_model():
 """
 
 
-def test_trains_and_evaluates_as_without_the_dict(tmp_path, monkeypatch):
-    make_spec, results = spec_maker(tmp_path, monkeypatch), []
+def test_trains_and_evaluates_as_without_the_dict(make_spec):
+    results = []
     for extra in (DICTS, DICTS + "\n\ndataset = plain\n"):
         spec = make_spec(extra, num_epochs=1)
         check(spec)
-        job = make_job(spec)
-        job.trainer.run()
+        job = trained(spec)
         results.append(([report.loss for report in job.script.reports], job.learner.evaluate().metrics))
     assert results[0] == results[1]
     assert results[0][0]
@@ -288,22 +286,20 @@ def test_the_number_of_members_shows_only_as_rounding_does(policy):
     assert alone.model.compute_dtype == policy.removeprefix("mixed_")
 
 
-def test_a_module_that_sets_a_policy_is_trained_with_it(policy, tmp_path, monkeypatch):
-    spec = spec_maker(tmp_path, monkeypatch)(f"\nkeras.mixed_precision.set_global_policy({policy!r})\n")
+def test_a_module_that_sets_a_policy_is_trained_with_it(policy, tmp_path, make_spec):
+    spec = make_spec(f"\nkeras.mixed_precision.set_global_policy({policy!r})\n")
 
-    def trained(**options):
-        job = make_job(spec.model_copy(update=options))
-        job.trainer.run()
-        return job
+    def of_policy(**options):
+        return trained(spec.model_copy(update=options))
 
     kept = {"checkpoint_dir": str(tmp_path / "kept")}
-    job = trained(num_epochs=2, output=str(tmp_path / "out"), **kept)
+    job = of_policy(num_epochs=2, output=str(tmp_path / "out"), **kept)
     optimizer = job.learner.state.optimizer
     assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer) == (policy == "mixed_float16")
     assert [report.learning_rate for report in job.script.reports] == pytest.approx([0.1] * 8)
     assert all(np.isfinite(report.loss) for report in job.script.reports)
     assert keras.models.load_model(tmp_path / "out" / "model.keras").compute_dtype == policy.removeprefix("mixed_")
-    resumed, whole = trained(**kept), trained()
+    resumed, whole = of_policy(**kept), of_policy()
     assert resumed.script.notices("resumed")[0]["step"] == 8
     ours, theirs = (each.learner.state.optimizer.variables for each in (resumed, whole))
     for one, other in zip(ours, theirs, strict=True):

@@ -1,12 +1,13 @@
-"""What is done when, exactly once, whatever becomes of the world: with worlds of one that follow a script."""
+"""What is done when, exactly once, whatever becomes of the world: of either framework, with worlds of one that follow a script."""
 
 import collections
 import threading
 
+import numpy as np
 import pytest
 import torch
 from refusal_kit import refused
-from worker_kit import Script, function, make_job, spec_maker
+from worker_kit import KERAS_MODULE, MODULE, Script, function, make_job, spec_maker, trained
 
 from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.elastic.core import protocol as p
@@ -44,16 +45,6 @@ class WaitsForCheckpoints(Callback):
                 thread.join(timeout=60)
 
 
-def weights(job):
-    return torch.cat([parameter.detach().reshape(-1) for parameter in job.learner.state.model.parameters()])
-
-
-def trained(spec, *given, **options):
-    job = make_job(spec, *given, **options)
-    job.trainer.run()
-    return job
-
-
 def stopped(job):
     with pytest.raises(Stopped):
         job.trainer.run()
@@ -64,25 +55,24 @@ def steps_of(entries):
     return [entry["step"] for entry in entries]
 
 
-def kept_by(job):
-    return [checkpoint.step for checkpoint in job.learner.store.newest_first()]
+WAYS = [
+    ({4}, set()),
+    ({12}, set()),
+    (set(range(1, 13)), set()),
+    *((set(), {("elasticdl.step", number)}) for number in (3, 4, 5)),
+    *((set(), {("elasticdl.evaluation", number)}) for number in (1, 3)),
+    (set(), {("elasticdl.complete", 1)}),
+]
+KERAS_WAYS = [({3, 4, 8, 12}, set()), (set(), {("elasticdl.complete", 1)})]
 
 
 @pytest.mark.parametrize(
-    ("left", "failures"),
-    [
-        ({4}, set()),
-        ({12}, set()),
-        (set(range(1, 13)), set()),
-        *((set(), {("elasticdl.step", number)}) for number in (3, 4, 5)),
-        *((set(), {("elasticdl.evaluation", number)}) for number in (1, 3)),
-        (set(), {("elasticdl.complete", 1)}),
-    ],
+    ("module", "left", "failures"), [*((MODULE, *way) for way in WAYS), *((KERAS_MODULE, *way) for way in KERAS_WAYS)]
 )
-def test_leaving_and_breaking_worlds_changes_nothing_in_what_is_done(make_spec, left, failures):
+def test_leaving_and_breaking_worlds_changes_nothing_in_what_is_done(make_spec, module, left, failures):
     options = {} if failures else {"evaluation_steps": 2}
-    calm = trained(make_spec(**options))
-    moved = trained(make_spec(**options), Script(leave_after=set(left)), failures)
+    calm = trained(make_spec(module=module, **options))
+    moved = trained(make_spec(module=module, **options), Script(leave_after=set(left)), failures)
     assert moved.script.worlds == len(left) + len(failures) + 1
     assert moved.script.evaluations == calm.script.evaluations
     if failures == {("elasticdl.step", 5)}:  # another member may have lost the world within the evaluation before it
@@ -91,7 +81,9 @@ def test_leaving_and_breaking_worlds_changes_nothing_in_what_is_done(make_spec, 
     assert [report.step for report in moved.script.reports] == list(range(1, 13))
     assert [report.step for report in moved.script.reports if report.ends_epoch] == [4, 8, 12]
     assert moved.script.reports[-1].total_samples == 120
-    torch.testing.assert_close(weights(moved), weights(calm), rtol=0, atol=0)
+    np.testing.assert_array_equal(moved.weights(), calm.weights())
+    if module is KERAS_MODULE:
+        assert set(moved.learner.state.train_step.traces.values()) == {1}
 
 
 @pytest.mark.parametrize(("most", "evaluated", "epochs"), [(6, [4, 6], 1), (4, [4], 1)])
@@ -129,12 +121,13 @@ def test_callbacks_are_called_once_however_often_the_world_changes(make_spec):
 @pytest.mark.parametrize(("options", "steps"), [({}, [12, 8, 4]), ({"checkpoint_steps": 5}, [12, 10, 5])])
 def test_a_checkpoint_each_epoch_or_each_so_many_steps_and_at_the_end(make_spec, tmp_path, options, steps):
     spec = make_spec(checkpoint_dir=str(tmp_path / "kept"), keep_checkpoint_max=0, **options)
-    assert kept_by(trained(spec, callbacks=[WaitsForCheckpoints()])) == steps
+    assert trained(spec, callbacks=[WaitsForCheckpoints()]).kept() == steps
 
 
-def test_resumes_with_the_same_order_optimizer_and_numbers(make_spec, tmp_path):
-    options = {"checkpoint_dir": str(tmp_path / "kept"), "evaluation_steps": 3}
-    whole = trained(make_spec(evaluation_steps=3))
+@pytest.mark.parametrize("module", [MODULE, KERAS_MODULE], ids=["torch", "keras"])
+def test_resumes_with_the_same_order_optimizer_and_numbers(make_spec, tmp_path, module):
+    options = {"checkpoint_dir": str(tmp_path / "kept"), "evaluation_steps": 3, "module": module}
+    whole = trained(make_spec(module=module, evaluation_steps=3))
     first = stopped(make_job(make_spec(**options), Script(stop_after=6)))
     second = trained(make_spec(**options))
     assert second.script.notices("resumed")[0]["step"] == 6
@@ -143,7 +136,7 @@ def test_resumes_with_the_same_order_optimizer_and_numbers(make_spec, tmp_path):
     )
     assert ours == theirs[6:]
     assert (ours[0][0], ours[-1][2]) == (7, 120)
-    torch.testing.assert_close(weights(second), weights(whole), rtol=0, atol=0)
+    np.testing.assert_array_equal(second.weights(), whole.weights())
     # The first was told to leave in step 6 and so before its evaluation, which the second made up for.
     assert first.script.evaluations + second.script.evaluations == whole.script.evaluations
     assert steps_of(whole.script.evaluations) == [3, 4, 6, 8, 9, 12]
@@ -173,9 +166,9 @@ def test_the_only_worker_keeps_its_state_when_it_is_drained_but_not_where_the_jo
 
     script = Script()
     script.session.core.votes = drained_in_step_5
-    assert kept_by(stopped(make_job(make_spec(checkpoint_dir=str(tmp_path / "drained")), script)))[0] == 5
+    assert stopped(make_job(make_spec(checkpoint_dir=str(tmp_path / "drained")), script)).kept()[0] == 5
     script = Script(stop_after=5, checkpoint=False)
-    assert kept_by(stopped(make_job(make_spec(checkpoint_dir=str(tmp_path / "stopped")), script))) == [4]
+    assert stopped(make_job(make_spec(checkpoint_dir=str(tmp_path / "stopped")), script)).kept() == [4]
 
 
 def stopped_inside(script, step):
@@ -201,7 +194,7 @@ def test_who_keeps_the_last_state_when_the_job_stops(make_spec, tmp_path, rank, 
     if not how and not failures:
         script.session.core.votes = lambda: stopped_inside(script, 2)
     job = make_job(make_spec(checkpoint_dir=str(tmp_path / "kept")), script, failures)
-    assert kept_by(stopped(job)) == ([2] if keeps else [])
+    assert stopped(job).kept() == ([2] if keeps else [])
 
 
 TWO_GROUPS = """
@@ -247,19 +240,29 @@ def linear(outputs):
     return function("custom_model()", f"return torch.nn.Sequential(torch.nn.Linear(2, {outputs}))") + FLAT_LOSS
 
 
+ADAM = function("optimizer(parameters)", "return torch.optim.Adam(parameters)")
+OF_KERAS = {"module": KERAS_MODULE}
+KERAS_ADAM = function("optimizer()", "return keras.optimizers.Adam()")
+KERAS_LINE = function("custom_model()", "return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])")
+
+
 @pytest.mark.parametrize(
     ("first", "second", "options", "words"),
     [
-        ("", function("optimizer(parameters)", "return torch.optim.Adam(parameters)"), {}, "the optimizer is of another kind"),
+        ("", ADAM, {}, "the optimizer is of another kind"),
         ("", TWO_GROUPS, {}, "does not fit the optimizer: ValueError"),
         ("", linear(2), {}, r"checkpoint-0000000006\.pt does not fit: .* key\(s\) in state_dict: "),
         (linear(3), linear(2), {}, r"size mismatch for 0\.weight: .*\[3, 2\].* is torch.Size\(\[2, 2\]\)"),
         ("", "", {"seed": 7}, "seed was 0 and is 7"),
+        ("", "", OF_KERAS, r"holds checkpoints of PyTorch \(checkpoint-000000000[46]\.pt\), and this is a"),
+        (OF_KERAS, KERAS_ADAM, OF_KERAS, r"checkpoint-0000000006\.npz does not fit: .* another optimizer"),
+        (OF_KERAS, KERAS_LINE, OF_KERAS, "is of another model: it has 9 variables, and this one has 2"),
     ],
-)  # fmt: skip
+)
 def test_a_checkpoint_of_something_else_is_refused_in_one_line(make_spec, tmp_path, first, second, options, words):
     kept = {"checkpoint_dir": str(tmp_path / "kept")}
-    stopped(make_job(make_spec(extra=first, **kept), Script(stop_after=6)))
+    given = first if isinstance(first, dict) else {"extra": first}
+    stopped(make_job(make_spec(**given, **kept), Script(stop_after=6)))
     refused(words, lambda: trained(make_spec(extra=second, **kept, **options)))
 
 
@@ -270,7 +273,7 @@ def test_an_unreadable_checkpoint_is_passed_over_for_an_older_one(make_spec, tmp
     newest.write_bytes(newest.read_bytes()[:1000])
     job = trained(make_spec(num_epochs=2, **kept))
     assert job.script.notices("resumed")[0]["step"] == 4
-    assert kept_by(job) == [8, 4]
+    assert job.kept() == [8, 4]
     for path in (tmp_path / "kept").glob("*.pt"):
         path.write_bytes(b"rubbish")
     refused("can't be read, nor can the 1 older ones: ", lambda: trained(make_spec(**kept)))

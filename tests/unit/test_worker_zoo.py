@@ -5,9 +5,7 @@ import uuid
 import pytest
 from data_kit import text
 from refusal_kit import refused
-from worker_keras_kit import make_job
-from worker_keras_kit import spec_maker as spec_maker_of_keras
-from worker_kit import MODULE, function, spec_maker, write_zoo
+from worker_kit import KERAS_MODULE, MODULE, function, make_job, spec_maker, write_zoo
 
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker.check import check
@@ -129,13 +127,16 @@ def test_evaluation_data_is_required_only_when_asked_for(spec):
 
 
 @pytest.fixture
-def checked(tmp_path, monkeypatch):
+def of_keras(tmp_path, monkeypatch):
+    return spec_maker(tmp_path, monkeypatch, KERAS_MODULE, global_batch_size=10, num_epochs=3)
+
+
+@pytest.fixture
+def checked(of_keras):
     """The line for a module with something added."""
-    make = spec_maker_of_keras(tmp_path, monkeypatch)
-    monkeypatch.chdir(tmp_path)
 
     def said(*arguments, **options):
-        spec = make(*arguments, **options)
+        spec = of_keras(*arguments, **options)
         line = refused("", lambda: check(spec))
         assert "\x1b" not in line
         return line.replace(spec.model_def, "NAME")
@@ -194,8 +195,8 @@ def test_a_torch_model_with_something_of_keras(checked, tmp_path, extra, line):
 
 
 @pytest.mark.parametrize(("body", "shown"), [("pass", "NoneType"), ("return 'mse'", "str")])
-def test_a_loss_that_is_no_tensor_is_one_line_before_the_worker_joins(tmp_path, monkeypatch, body, shown):
-    spec = spec_maker_of_keras(tmp_path, monkeypatch)(function("loss(labels, predictions)", body))
+def test_a_loss_that_is_no_tensor_is_one_line_before_the_worker_joins(of_keras, body, shown):
+    spec = of_keras(function("loss(labels, predictions)", body))
     refused(rf"loss\(labels, predictions\) returned {shown}; expected a tensor: the mean", lambda: make_job(spec))
 
 
@@ -243,6 +244,6 @@ def test_the_users_line_in_a_subclassed_model(checked, tmp_path):
     assert module.read_text().splitlines()[int(number) - 1].strip() == 'return self.inner(features["right"])'
 
 
-def test_what_a_worker_may_be_able_to_do_is_not_refused(tmp_path, monkeypatch):
+def test_what_a_worker_may_be_able_to_do_is_not_refused(of_keras):
     extra = function("loss(labels, predictions)", "raise NotImplementedError('only on a device of another kind')")
-    check(spec_maker_of_keras(tmp_path, monkeypatch)(extra))
+    check(of_keras(extra))

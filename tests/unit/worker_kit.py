@@ -1,24 +1,31 @@
-"""What the worker's tests share: a small model zoo, and a job whose worlds follow a script."""
+"""What the worker's tests share: a small model zoo for either framework, and a job whose worlds follow a script."""
 
 from __future__ import annotations
 
+import pickle
 import sys
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import tensorflow as tf
 from session_kit import FakeMaster, let_break
 
 from elasticdl.elastic.collectives.port import Collective, Transfer
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.protocol import Member, World, WorldBroken
 from elasticdl.elastic.core.worker import WorkerCore
+from elasticdl.elastic.keras import loader
+from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
+from elasticdl.elastic.torch_kit import tensors as torch_tensors
 from elasticdl.elastic.torch_kit.reducer import STEP
-from elasticdl.elastic.torch_kit.tensors import ElasticContext, TorchTensors
 from elasticdl.job import messages as m
 from elasticdl.job.spec import JobSpec
+from elasticdl.worker.keras_learner import KerasLearner
 from elasticdl.worker.learner import Learner, batch_policy, build_model
 from elasticdl.worker.torch_learner import TorchLearner
 from elasticdl.worker.trainer import Trainer
@@ -49,6 +56,46 @@ def dataset(mode, path):
 
 def eval_metrics_fn():
     return {"error": lambda labels, outputs: (labels - outputs).abs().mean().item()}
+"""
+
+
+KERAS_MODULE = """
+import keras
+import numpy as np
+
+
+def custom_model():
+    return keras.Sequential([
+        keras.Input((2,)), keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dropout(0.1),
+        keras.layers.Dense(1),
+    ])
+
+
+def loss(labels, predictions):
+    return keras.ops.mean(keras.losses.mean_squared_error(labels, predictions))
+
+
+def optimizer():
+    return keras.optimizers.SGD(0.1, momentum=0.9)
+
+
+class Samples:
+    def __init__(self, count, seed):
+        self.inputs = np.random.default_rng(seed).normal(size=(count, 2)).astype(np.float32)
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        return self.inputs[index], self.inputs[index].sum(keepdims=True)
+
+
+def dataset(mode, path):
+    return Samples(40, 1) if mode == "training" else Samples(10, 2)
+
+
+def eval_metrics_fn():
+    return {"error": lambda labels, outputs: keras.ops.abs(labels - outputs)}
 """
 
 
@@ -163,7 +210,7 @@ class Counting(Collective):
 
 class BreakingCollective(Counting):
     def __init__(self, failures=frozenset()):
-        super().__init__(TorchTensors(), failures)
+        super().__init__(torch_tensors.TorchTensors(), failures)
 
     def sum_(self, tensors, name):
         self.count(name)
@@ -190,31 +237,68 @@ class BreakingCollective(Counting):
         reducer.end = lambda state: counted(lambda: end(state))
 
 
+class KerasCollective(Counting):
+    """As rank 0, the others send ``root_bytes``."""
+
+    def __init__(self, failures=frozenset()):
+        super().__init__(TensorFlowTensors(), failures)
+        self.root_bytes: bytes | None = None
+
+    def sum(self, tensor, name):
+        self.count(name)
+        return tf.convert_to_tensor(tensor) * self.world.size
+
+    def broadcast_bytes(self, data, name):
+        if self.world.rank == 0 or name == "elasticdl.judged":  # the others train the same
+            return data
+        if name == "elasticdl.evaluation.metrics":
+            return pickle.dumps({"loss": 1.0})
+        return self.root_bytes or pickle.dumps({"stop": False, "kept": {}})
+
+
 @dataclass
 class Job:
     """One worker of a job under a script."""
 
     spec: JobSpec
     script: Script
-    context: ElasticContext
+    context: Any
     learner: Learner
     trainer: Trainer
 
+    def weights(self):
+        model = self.learner.state.model
+        of_torch = isinstance(self.learner, TorchLearner)
+        values = [each.detach() for each in model.parameters()] if of_torch else model.variables
+        return np.concatenate([np.ravel(each) for each in values])
 
-def job_of(spec, script, collective, context_class, learner_class, callbacks=None) -> Job:
-    """``callbacks``: in place of the module's."""
-    script = script or Script()
+    def kept(self):
+        """The steps of its checkpoints."""
+        return [checkpoint.step for checkpoint in self.learner.store.newest_first()]
+
+
+def make_job(spec: JobSpec, script: Script | None = None, failures=frozenset(), callbacks=None) -> Job:
+    """Of the framework of the module's model. ``callbacks``: in place of the module's."""
+    script, module = script or Script(), load_module(spec)
+    model = build_model(module, spec.seed)
+    of_keras = hasattr(model, "trainable_variables")
+    context_class, learner_class, collective = (
+        (loader.ElasticContext, KerasLearner, KerasCollective(failures))
+        if of_keras
+        else (torch_tensors.ElasticContext, TorchLearner, BreakingCollective(failures))
+    )
     context = context_class(script.session, collective, batch_policy(spec), spec.seed)
-    module = load_module(spec)
-    learner = learner_class(module, spec, context, build_model(module, spec.seed))
+    learner = learner_class(module, spec, context, model)
     if callbacks is not None:
         learner.callbacks = callbacks
+    if not of_keras:
+        collective.break_at_steps(learner.state.reducer)
+        if failures:  # which nobody has who is alone
+            let_break(script.session.core)
     return Job(spec, script, context, learner, Trainer(spec, context, learner))
 
 
-def make_job(spec: JobSpec, script: Script | None = None, failures=frozenset(), callbacks=()) -> Job:
-    job = job_of(spec, script, BreakingCollective(failures), ElasticContext, TorchLearner, list(callbacks))
-    job.context.collective.break_at_steps(job.learner.state.reducer)
-    if failures:  # which nobody has who is alone
-        let_break(job.script.session.core)
+def trained(spec: JobSpec, *given, **options) -> Job:
+    job = make_job(spec, *given, **options)
+    job.trainer.run()
     return job
