@@ -2,18 +2,15 @@
 
 from types import SimpleNamespace
 
-import torch
 from session_kit import JobStub
 
 from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.torch_kit.agreements import Agreements, Answers
 
-NAMES = ("should_training_stop", "should_save", "should_log")
-
 
 class Others:
-    """A collective of two workers: the other one says this, or rank 0 says what this one would."""
+    """A collective of two workers: rank 0 says what this one would, or the other is lost."""
 
     def __init__(self, *answers):
         self.answers = list(answers)
@@ -24,10 +21,6 @@ class Others:
         if isinstance(answer, Exception):
             raise answer
         return answer
-
-    def sum_asked(self, tensor, what):
-        answer = self._answer()
-        tensor += answer
 
     def broadcast_bytes(self, value, name):
         self.asked.append(name)
@@ -73,10 +66,3 @@ def test_a_world_that_breaks_while_something_is_said_is_warned_of_once():
     job.world.version = 4
     agreements.of_first(0, "a decision")
     assert len(warnings) == 2
-
-
-def test_a_mean_is_that_of_all_workers():
-    agreements, *_ = asking(1.0)
-    assert agreements.mean(torch.tensor(3.0), "a mean") == 2.5
-    alone, *_ = asking(is_catching_up=True)
-    assert alone.mean(torch.tensor(3.0), "a mean") == 3.0

@@ -3,6 +3,8 @@
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from session_kit import FakeMaster
 
 from elasticdl.common.credentials import MASTER_TIMEOUT, Token, WorkerEnvironment
@@ -22,10 +24,6 @@ def world(version, rank=0):
     return World.of(version, tuple(members if rank == 0 else members[::-1]), rank)
 
 
-def steps_of(messages):
-    return [report.step for message in messages for report in message.steps]
-
-
 def test_who_has_returned_from_its_training_waits_and_says_so():
     reporting, said = Reporting(), []
     reporting.interval = 2.0
@@ -35,62 +33,39 @@ def test_who_has_returned_from_its_training_waits_and_says_so():
     assert [(beat.waiting, beat.ending) for beat in said] == [(True, False), (True, True), (False, False)]
 
 
-class Rank0:
-    def __init__(self):
-        self.sent = []
-        self.reporting = Reporting()
-        self.enter(1)
-
-    def enter(self, version, rank=0):
-        self.reporting.enter(world(version, rank))
-
-    def add(self, *numbers):
-        for number in numbers:
-            self.reporting.count(Progress(step=number), 0.5, 8, 0.1, 0.0, ends_epoch=False)
-
-    def flush(self):
-        self.sent += steps_of(self.reporting.flush())
+def count(reporting, step):
+    reporting.count(Progress(step=step), 0.5, 8, 0.1, 0.0, ends_epoch=False)
 
 
 def test_steps_that_nobody_takes_are_not_kept_for_ever():
     """As of a script that runs without a master."""
-
-    r = Rank0()
-    r.add(*range(KEPT_STEPS + 10))
-    r.flush()
-    assert (r.sent[0], len(r.sent)) == (10, KEPT_STEPS)
-
-
-def test_each_step_is_sent_once_until_the_stream_is_another():
-    r = Rank0()
-    r.add(1, 2)
-    r.flush()
-    r.flush()
-    r.add(3)
-    r.flush()
-    assert r.sent == [1, 2, 3]
-    r.add(4)
-    assert steps_of(r.reporting.again()) == [1, 2, 3, 4]
-    r.add(5)
-    r.flush()
-    assert r.sent == [1, 2, 3, 5]
-    r.enter(2)  # in which the last is made again
-    r.add(5)
-    r.flush()
-    assert r.sent == [1, 2, 3, 5, 5]
+    reporting = Reporting()
+    reporting.enter(world(1))
+    for step in range(KEPT_STEPS + 10):
+        count(reporting, step)
+    steps = [report.step for message in reporting.flush() for report in message.steps]
+    assert steps == list(range(10, KEPT_STEPS + 10))
 
 
-def test_only_rank_0_speaks_and_a_new_one_tells_what_its_predecessor_may_not_have():
-    r = Rank0()
-    r.enter(1, rank=1)
-    r.add(1, 2)
-    r.flush()
-    assert r.sent == []
-    assert r.reporting.again() == []
-    r.enter(2)
-    r.add(3)
-    r.flush()
-    assert r.sent == [1, 2, 3]
+@given(st.lists(st.one_of(st.integers(1, 3), st.sampled_from(["flush", "another stream", "rank 0", "rank 1"]))))
+def test_over_each_stream_rank_0_tells_every_step_once_and_nobody_else_tells_any(story):
+    """Also those that a predecessor may not have told; the last step may be made again in the next world."""
+    reporting, made, told = Reporting(), [], []
+    step = version = rank = 0
+    for what in ["rank 0", *story, "flush"]:
+        if isinstance(what, int):
+            for _ in range(what):
+                step += 1
+                count(reporting, step)
+                made.append((version, step))
+        elif what.startswith("rank"):
+            version, rank, step = version + 1, int(what[-1]), max(0, step - 1)
+            reporting.enter(world(version, rank))
+        else:
+            told = told if what == "flush" else []
+            sent = reporting.flush() if what == "flush" else reporting.again()
+            told += [(report.world_version, report.step) for message in sent for report in message.steps]
+            assert sent == [] if rank else told == made
 
 
 def kinds(session):
