@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import elastic_keras_kit
 import elastic_kit
@@ -17,7 +18,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import training_step as agreement
-from elasticdl.elastic.core.plan import BatchPolicy, checksum_of
+from elasticdl.elastic.core.plan import BatchPolicy, Progress, StepPlan, checksum_of
 from elasticdl.elastic.core.training_step import (
     SAMPLES,
     VOTE_SIZE,
@@ -26,6 +27,7 @@ from elasticdl.elastic.core.training_step import (
     Vote,
     mark,
 )
+from elasticdl.elastic.training.check import Check
 from elasticdl.elastic.training.data_facts import TRAINING, DataFacts, Source
 from elasticdl.tensorflow import keras
 
@@ -274,6 +276,21 @@ def test_how_the_order_is_made_is_compared_too():
     job = DataFacts({"seed": 0, "shuffle": True}, ())
     assert DataFacts({"seed": 0, "shuffle": False}, ()).differs(job) == "its shuffle is False, the job's True"
     assert DataFacts({"seed": 0, "shuffle": True}, ()).differs(job) == ""
+
+
+def test_data_are_compared_in_the_first_step_of_a_world_and_of_an_epoch_however_often_it_is_made():
+    def ballots(source):
+        collective = SimpleNamespace(world=SimpleNamespace(version=1, size=2))
+        job = SimpleNamespace(check_state="off", worker_id=0, collective=collective, warn=None)
+        check = Check(job, None, None, None, lambda: DataFacts({}, (Source(TRAINING, source),)))
+        made = [(0, 1), (0, 1), (0, 2), (1, 3), (1, 4)]
+        plans = [StepPlan(epoch, step, 2, Progress(epoch, 2 * step, step), (), whole=(0, 1)) for epoch, step in made]
+        found = list(map(check.ballot, plans))
+        collective.world = SimpleNamespace(version=2, size=2)
+        return [*found, check.ballot(plans[-1])]
+
+    alike = [mine == other for mine, other in zip(ballots(4), ballots(5), strict=True)]
+    assert alike == [False, False, True, False, True, False]
 
 
 # Samples, batch size, shape of the model's only parameter; what is said where the job has range(24), 8 and (2, 3).
