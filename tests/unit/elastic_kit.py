@@ -115,13 +115,15 @@ class Trainee:
         session=None,
         check_state="epoch",
         values=None,
+        model=None,
+        data=None,
     ):
         collective = SumOfThreads(rank, board)
         self.context = ElasticContext(session or FakeMaster().session, collective, policy, seed=0)
         self.context.check_state = check_state
-        self.model = make_model(batch_norm)
+        self.model = model or make_model(batch_norm)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        data = make_data(48 if batch_norm else 50)
+        data = data or make_data(48 if batch_norm else 50)
         if own_loader is None:
             self.loader = given = ElasticDataLoader(self.context, data, drop_last=drop_last)
             self.sampler = self.loader.sampler

@@ -54,12 +54,12 @@ def each_batch(text, steps=True):
 class Script:
     """``loop(script)``: what it does with its ``loader``. ``make``: of its model, otherwise `Net`."""
 
-    def __init__(self, loop, make=Net, samples=BATCH * BATCHES):
+    def __init__(self, loop, make=Net, samples=BATCH * BATCHES, batch=BATCH):
         torch.manual_seed(0)
         self.loop, self.model, self.head = loop, make(), torch.nn.Linear(3, 3)
         self.optimizers = self.make_optimizers()
         x = torch.randn(samples, 8, generator=torch.Generator().manual_seed(1))
-        self.loader = DataLoader(TensorDataset(x, x[:, :3].argmax(1)), batch_size=BATCH)
+        self.loader = DataLoader(TensorDataset(x, x[:, :3].argmax(1)), batch_size=batch)
         self.values = elastic_api.values(steps=0)
         self.counter, self.table, self.seen = torch.zeros(()), torch.zeros(4, 3), []
         self.job = self.elastic = self.worker = None

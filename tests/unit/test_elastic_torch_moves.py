@@ -1,22 +1,18 @@
 """What a forward pass moves, beside the gradients: on any number of workers as on one device."""
 
 import copy
+import re
 
 import pytest
 import torch
-from elastic_kit import Board, PlainScript, SumOfThreads, in_threads
+from elastic_kit import Board, Trainee, in_threads, make_data
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from plain_kit import compare, each_batch, run
 from refusal_kit import refused
-from session_kit import FakeMaster, enter
-from torch.nn.functional import mse_loss
-from torch.utils.data import DataLoader, TensorDataset
+from torch.nn.functional import cross_entropy
 
 from elasticdl.elastic.core.plan import BatchPolicy, epoch_order
-from elasticdl.elastic.torch.torn_step import Tape
-from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader
-from elasticdl.elastic.torch_kit.tensors import ElasticContext
-from elasticdl.elastic.torch_kit.torch_state import TorchState
 
 
 class Moving(torch.nn.Module):
@@ -25,10 +21,10 @@ class Moving(torch.nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.net = torch.nn.Linear(3, 1)
-        self.register_buffer("in_place", torch.zeros(3))
-        self.register_buffer("assigned", torch.zeros(3))
-        self.register_buffer("spectrum", torch.zeros(3, dtype=torch.cfloat))
+        self.net = torch.nn.Linear(8, 3)
+        self.register_buffer("in_place", torch.zeros(8))
+        self.register_buffer("assigned", torch.zeros(8))
+        self.register_buffer("spectrum", torch.zeros(8, dtype=torch.cfloat))
         self.register_buffer("num_batches_tracked", torch.tensor(0))
         self.register_buffer("batches", torch.tensor(0))
         self.register_buffer("has_begun", torch.tensor(False))
@@ -46,72 +42,28 @@ class Moving(torch.nn.Module):
         return self.net(x)
 
 
-def make_data(samples):
-    x = torch.randn(samples, 3, generator=torch.Generator().manual_seed(1)) + 0.5
-    return TensorDataset(x, x.sum(1, keepdim=True))
-
-
-def make_optimizer(model):
-    return torch.optim.SGD(model.net.parameters(), lr=0.05)
-
-
 def everything(model):
     return {name: each.detach().clone() for name, each in (*model.named_buffers(), *model.named_parameters())}
 
 
-def on_one_device(samples, batch, order):
-    model, data = Moving(), make_data(samples)
-    optimizer = make_optimizer(model)
+def on_one_device(samples, batch):
+    model, data, order = Moving(), make_data(samples), epoch_order(samples, 0, 0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for start in range(0, samples, batch):
         x, y = data[order[start : start + batch]]
         optimizer.zero_grad()
-        mse_loss(model(x), y).backward()
+        cross_entropy(model(x), y).backward()
         optimizer.step()
     return everything(model)
 
 
-class Library:
-    def __init__(self, rank, board, samples, batch, micro_batch, kind=Moving):
-        collective = SumOfThreads(rank, board)
-        context = ElasticContext(FakeMaster().session, collective, BatchPolicy(batch, None, micro_batch), seed=0)
-        self.model = kind()
-        self.optimizer = make_optimizer(self.model)
-        self.loader = ElasticDataLoader(context, make_data(samples))
-        self.state = TorchState(context, self.model, self.optimizer, self.loader, {})
-        enter(context, collective.world)
-
-    def train(self):
-        for batch in self.loader:
-            for x, y in batch:
-                batch.backward(mse_loss(self.model(x), y))
-            self.optimizer.step()
-            self.state.commit()
-        return everything(self.model)
-
-
-class Plain(PlainScript):
-    def __init__(self, rank, board, samples, batch, _, kind=Moving):
-        model = kind()
-        loader = DataLoader(make_data(samples), batch_size=batch)
-        super().__init__(rank, board, model, make_optimizer(model), loader)
-
-    def train(self):
-        for x, y in self.loader:
-            self.optimizer.zero_grad()
-            mse_loss(self.model(x), y).backward()
-            self.optimizer.step()
-        return everything(self.model)
-
-
-def compare(kind, samples, batch, micro_batch, workers, order):
-    board = Board(workers)
-    members = [kind(rank, board, samples, batch, micro_batch) for rank in range(workers)]
-    expected = on_one_device(samples, batch, order)
-    for found in in_threads(lambda member: member.train(), members):
-        for name, value in expected.items():
-            torch.testing.assert_close(
-                found[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}"
-            )
+def train(kind, samples, batch, micro_batch, workers=2, change=lambda members: None):
+    """What each has of the library's loop, after an epoch of it."""
+    board, policy = Board(workers), BatchPolicy(batch, None, micro_batch)
+    members = [Trainee(rank, board, policy, model=kind(), data=make_data(samples)) for rank in range(workers)]
+    change(members)
+    in_threads(lambda member: member.train(), members)
+    return [everything(member.model) for member in members]
 
 
 @settings(max_examples=12, deadline=None)
@@ -119,52 +71,35 @@ def compare(kind, samples, batch, micro_batch, workers, order):
 @example(samples=9, batch=5, micro_batch=2, workers=3)
 @example(samples=49, batch=16, micro_batch=2, workers=3)  # in the last batch two workers have no sample
 def test_the_library_moves_buffers_as_one_device_does(samples, batch, micro_batch, workers):
-    compare(Library, samples, batch, micro_batch, workers, epoch_order(samples, 0, 0))
+    expected = on_one_device(samples, batch)
+    for found in train(Moving, samples, batch, micro_batch, workers):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+STEPS = each_batch("loss().backward()")
 
 
 @settings(max_examples=12, deadline=None)
 @given(samples=st.integers(2, 40), batch=st.integers(2, 20), workers=st.integers(1, 4))
 @example(samples=49, batch=16, workers=3)  # the last batch has one sample
 def test_a_plain_loop_moves_buffers_as_one_device_does(samples, batch, workers):
-    compare(Plain, samples, batch, None, workers, range(samples))
+    compare(STEPS, workers, make=Moving, samples=samples, batch=batch)
 
 
 class Norm(torch.nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.net = torch.nn.Linear(3, 1)
-        self.norm = torch.nn.BatchNorm1d(3)
+        self.net = torch.nn.Linear(8, 3)
+        self.norm = torch.nn.BatchNorm1d(8)
 
     def forward(self, x):
         return self.net(self.norm(x))
 
 
-@pytest.mark.parametrize("kind", [Moving, Norm])
-def test_a_step_that_is_made_again_in_pieces_moves_buffers_once(kind):
-    model, data = kind(), make_data(8)
-    script = PlainScript(0, Board(1), model, make_optimizer(model), DataLoader(data, batch_size=8))
-    for x, y in script.loader:
-        mse_loss(model(x), y).backward()
-        participant = script.host.participant
-        (given,) = participant.open_batches
-        participant.state.reducer.reset_buffers()
-        participant.state.begin_step()
-        participant.state.reducer.drop_gradients()
-        given.tape = Tape([x, y])  # a worker that is alone has noted nothing
-        given.tape.note_model(model, (x,), {}, out := model(x))
-        loss = given.tape.call(mse_loss, (out, y), {})
-        given.tape.note_backward(loss, {})
-        participant.state.reducer.reset_buffers()
-        given.most = 3  # samples of its part, as it was in a world of three
-        with script.host._watch.paused():  # as in its step
-            participant.remake()
-        script.optimizer.step()
-    expected = kind()
-    expected(data[:][0])
-    for name, value in expected.named_buffers():
-        if name != "norm.running_var":  # of each piece by itself, as with micro-batches
-            torch.testing.assert_close(model.get_buffer(name), value, msg=lambda text, n=name: f"{n}: {text}")
+def test_a_step_that_is_made_again_in_pieces_moves_buffers_once():
+    """Of the size that the survivor's part had before."""
+    compare(STEPS, loses=True, make=Moving)
 
 
 class Holds(torch.nn.Module):
@@ -173,7 +108,7 @@ class Holds(torch.nn.Module):
     def __init__(self, buffer, move, persistent=True):
         super().__init__()
         torch.manual_seed(0)
-        self.net = torch.nn.Linear(3, 1)
+        self.net = torch.nn.Linear(8, 3)
         self.register_buffer("held", buffer.clone(), persistent)
         self.move = move
 
@@ -211,33 +146,29 @@ def widen(model, x):
     ],
 )
 def test_a_buffer_of_which_there_is_no_mean_is_refused_in_one_line(buffer, move, words):
-    board = Board(2)
-    members = [Library(rank, board, 8, 8, 8, kind=lambda: Holds(buffer, move)) for rank in range(2)]
+    def run():
+        train(lambda: Holds(buffer, move), 8, 8, 8)
 
-    in_threads(lambda member: refused(words, member.train) if words else member.train(), members)
+    refused(words, run) if words else run()
 
 
 def test_a_cache_is_each_workers_own():
-    board = Board(2)
-    members = [Library(rank, board, 7, 7, 7, kind=lambda: Holds(torch.zeros(1), grow, False)) for rank in range(2)]
-    in_threads(lambda member: member.train(), members)
-    assert [len(member.model.held) for member in members] == [4, 3]
+    found = train(lambda: Holds(torch.zeros(1), grow, False), 7, 7, 7)
+    assert [len(each["held"]) for each in found] == [4, 3]
 
 
 @pytest.mark.parametrize(("samples", "batch"), [(11, 8), (9, 3), (20, 5)])
 def test_with_batch_norm_the_librarys_loop_makes_no_pass_on_one_sample(samples, batch):
     """Which raises."""
-    board = Board(2)
-    members = [Library(rank, board, samples, batch, 4, kind=Norm) for rank in range(2)]
-    one, other = in_threads(lambda member: member.train(), members)
+    one, other = train(Norm, samples, batch, 4)
     torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def test_one_worker_with_other_buffers_is_told():
-    board = Board(2)
-    members = [Library(rank, board, 32, 8, 8, kind=Norm) for rank in range(2)]
-    members[1].model.register_buffer("more", torch.zeros(2))
-    in_threads(lambda member: refused("the models of the workers have different buffers", member.train), members)
+    def change(members):
+        members[1].model.register_buffer("more", torch.zeros(2))
+
+    refused("the models of the workers have different buffers", lambda: train(Norm, 32, 8, 8, change=change))
 
 
 class Target(torch.nn.Module):
@@ -246,7 +177,7 @@ class Target(torch.nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.net = torch.nn.Linear(3, 1)
+        self.net = torch.nn.Linear(8, 3)
         self.target = copy.deepcopy(self.net).requires_grad_(False)
 
     def follow(self):
@@ -264,25 +195,24 @@ class FollowsBehind(Target):
 
 
 def test_a_target_network_may_follow_behind_each_batch():
-    script = Plain(0, Board(1), 64, 8, None, FollowsBehind)
-    for number, (x, y) in enumerate(script.loader):
-        mse_loss(script.model(x), y).backward()
-        if number % 2:
-            script.optimizer.step()
-            script.optimizer.zero_grad()
-        script.model.follow()
+    text = "loss().backward(); optimizer.step() if number % 2 else None; optimizer.zero_grad(); model.follow()"
+    ((script,), said) = run(each_batch(text, steps=False), 1, make=FollowsBehind)
+    assert said == (None,)
     assert not torch.equal(script.model.target.weight, Target().target.weight)
 
 
-@pytest.mark.parametrize("kind", [Library, Plain])
-def test_a_frozen_parameter_that_a_forward_pass_changes_is_refused_in_one_line(kind):
-    member = kind(0, Board(1), 32, 8, None, Target)
+def test_a_frozen_parameter_that_a_forward_pass_changes_is_refused_in_one_line():
     words = r"the forward pass changes target\.\w+, which is not trained, .* update the target network after optimizer\.step\(\)"
-    refused(words, member.train)
+    refused(words, lambda: train(Target, 32, 8, 8, workers=1))
+    _, (said,) = run(STEPS, 1, make=Target)
+    assert re.search(words, str(said))
 
 
 def test_what_is_not_in_the_models_state_dict_travels():
-    member, newcomer = (Library(0, Board(1), 8, 8, 8, kind=lambda: Holds(torch.zeros(2), count, False)) for _ in "12")
+    policy = BatchPolicy(8, None, 8)
+    member, newcomer = (
+        Trainee(0, Board(1), policy, model=Holds(torch.zeros(2), count, False), data=make_data(8)) for _ in "12"
+    )
     member.train()
     newcomer.state.load_state_dict(copy.deepcopy(member.state.state_dict()))
     assert newcomer.model.held.tolist() == [1.0, 1.0]
