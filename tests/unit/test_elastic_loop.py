@@ -3,6 +3,7 @@
 import pytest
 import torch
 from elastic_kit import make_data, make_model
+from plain_kit import Script, compare, each_batch, run
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
@@ -10,7 +11,7 @@ from elasticdl.common.credentials import CONNECTED, MASTER, WORKER_ID
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import ALONE, Member, World
 from elasticdl.elastic.torch.loop_host import LoopHost, PreparedLoader, speak_to
-from elasticdl.elastic.torch.prepare import PlainLoop, _has_stepped
+from elasticdl.elastic.torch.prepare import PlainLoop
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.passes import least_samples
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
@@ -121,44 +122,52 @@ def test_before_the_script_has_joined_one_worker_is_the_first(monkeypatch, envir
     assert PlainLoop(ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0)).rank() == expected
 
 
-@pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.Adam])
-def test_an_optimizer_that_has_stepped_has_to_say_with_which_epoch_the_loop_begins(kind):
-    weight = torch.nn.Parameter(torch.ones(2))
-    optimizer = kind([weight], lr=0.1)
-    assert not _has_stepped(optimizer)
-    weight.grad = torch.ones(2)
-    optimizer.step()
-    assert _has_stepped(optimizer)
+@pytest.mark.parametrize(
+    ("kind", "steps", "words"),
+    [
+        (torch.optim.Adagrad, 0, ""),  # it has a state from the start
+        (torch.optim.Adam, 0, ""),
+        *((kind, 1, "the optimizer has a state already") for kind in (torch.optim.Adagrad, torch.optim.Adam)),
+    ],
+)
+def test_an_optimizer_that_has_stepped_has_to_say_with_which_epoch_the_loop_begins(kind, steps, words):
+    class Stepped(Script):
+        def make_optimizers(self):
+            made = kind([*self.model.parameters(), *self.head.parameters()])
+            for _ in range(steps):
+                self.head.bias.grad = torch.ones(3)
+                made.step()
+            return [made]
+
+    _, (said,) = run(each_batch("loss().backward()"), 1, kind=Stepped)
+    assert words in str(said)
+    assert (said is None) is (words == "")
 
 
 def test_a_copy_of_the_model_is_the_scripts_own(tmp_path):
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader, _ = prepared(model, optimizer, DataLoader(make_data(), batch_size=16))
-    average = torch.optim.swa_utils.AveragedModel(model)
-    torch.save(model, tmp_path / "model")
-    for inputs, labels in loader:
-        optimizer.zero_grad()
-        cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
-        average.update_parameters(model)
-    assert average(inputs).shape == torch.load(tmp_path / "model", weights_only=False)(inputs).shape
+    def loop(script):
+        average = torch.optim.swa_utils.AveragedModel(script.model)
+        torch.save(script.model, tmp_path / "model")
+        for x, y in script.loader:
+            script.loss(x, y).backward()
+            script.step()
+            average.update_parameters(script.model)
+        assert average(x).shape == torch.load(tmp_path / "model", weights_only=False)(x).shape
+
+    assert run(loop, 1)[1] == (None,)
 
 
-@pytest.mark.parametrize("compiles", ["the model", "a function that calls it"])
-def test_what_is_compiled_after_prepare_trains_as_on_one_device(compiles):
-    def trained(prepare):
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loader = prepare(model, optimizer, DataLoader(make_data(), batch_size=16))
-        output_of = torch.compile(model if compiles == "the model" else lambda x: model(x), backend="eager")
-        for inputs, labels in loader:
-            optimizer.zero_grad()
-            cross_entropy(output_of(inputs), labels).backward()
-            optimizer.step()
-        return [each.detach() for each in model.parameters()]
+@pytest.mark.parametrize("within", [lambda model: model, lambda model: lambda x: model(x)])
+def test_what_is_compiled_after_prepare_trains_as_on_one_device(within):
+    """The model, or a function that calls it."""
 
-    torch.testing.assert_close(trained(lambda *given: prepared(*given)[0]), trained(lambda *given: given[-1]))
+    def loop(script):
+        output_of = torch.compile(within(script.model), backend="eager")
+        for x, y in script.loader:
+            cross_entropy(output_of(x), y).backward()
+            script.step()
+
+    compare(loop, make=lambda: torch.nn.Linear(8, 3))
 
 
 def test_outside_the_loop_a_gpus_stream_is_the_scripts_own(monkeypatch):
@@ -168,18 +177,24 @@ def test_outside_the_loop_a_gpus_stream_is_the_scripts_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: stream.__setitem__(0, torch.tensor([seed + 1])))
     monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: list(stream))
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: stream.__setitem__(device, state))
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader, host = prepared(model, optimizer, DataLoader(make_data(), batch_size=16))
-    for outside in (1, 2):  # the seed of the job; what the script has drawn
-        for inputs, labels in loader:
-            assert stream[0] > 2, "seeded for the batch"
-            within = list(stream)
-            with host.participant.apart(host.participant.drawn[0], b"other"):
-                assert stream != within
-            assert stream == within, "as when a part is loaded apart, or made again"
-            optimizer.zero_grad()
-            cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
-        assert stream[0] == outside
-        stream[0] = torch.tensor([2])
+
+    def loop(script):
+        participant = script.host.participant
+        for outside in (1, 2):  # the seed of the script; what it has drawn
+            for x, y in script.loader:
+                assert stream[0] > 2, "seeded for the batch"
+                within = list(stream)
+                with participant.apart(participant.drawn[0], b"other"):
+                    assert stream != within
+                assert stream == within, "as when a part is loaded apart, or made again"
+                script.loss(x, y).backward()
+                script.step()
+            assert stream[0] == outside
+            stream[0] = torch.tensor([2])
+
+    def begun(script):
+        stream[0] = torch.tensor([1])
+        next(iter(script.loader))
+
+    monkeypatch.setattr(Script, "begun", begun)
+    assert run(loop, 1)[1] == (None,)
