@@ -24,35 +24,25 @@ HERE = r"plain_kit.py:\d+"  # whose are the scripts that are text
 # -- what is done once, also where a step is torn: scripts, each from the top of its loop --
 
 
-def counts(script):
-    """An annealing by an attribute of the model, and by a number of the loop's."""
-    for number, (x, y) in enumerate(script.loader):
-        script.model.alpha = 1 + number / 10
-        script.values.steps += 1
-        (script.loss(x, y) * min(script.values.steps / 30, 1)).backward()
-        script.step()
-
-
-def sums_up_after_the_pass(script):
-    """As for a log, before the step."""
-    for x, y in script.loader:
-        script.loss(x, y).backward()
-        script.counter += 1
-        script.table[0].add_(2)
-        script.step()
-
-
-def looks_at_sizes(script):
-    """As people write it between a loader and a loss."""
-    for x, y in script.loader:
-        images = x.view(x.shape[0], 2, 4)
-        images = images.view(images.size(0), -1)
-        both = script.model(torch.cat([images, images.flip(1)]))
-        logits = both[: x.size(0)] + 0.1 * both[x.size(0) :]
-        targets = torch.zeros(*logits.shape).scatter_(1, y[:, None], 1.0)
-        loss = cross_entropy(logits.view(-1, logits.size(-1)), targets.argmax(1))
-        (loss + 0.1 * both.square().sum() / x.size(0)).backward()
-        script.step()
+COUNTS = (
+    "model.alpha = 1 + number / 10; script.values.steps += 1; (loss() * min(script.values.steps / 30, 1)).backward()"
+)
+SIZES = """
+images = x.view(x.shape[0], 2, 4)
+images = images.view(images.size(0), -1)
+both = model(torch.cat([images, images.flip(1)]))
+logits = both[: x.size(0)] + 0.1 * both[x.size(0) :]
+targets = zeros(*logits.shape).scatter_(1, y[:, None], 1.0)
+own = cross_entropy(logits.view(-1, logits.size(-1)), targets.argmax(1))
+(own + 0.1 * both.square().sum() / x.size(0)).backward()
+"""
+PENALISES = """
+x.requires_grad_(True)
+out = model(x)
+(slope,) = autograd.grad(out.sum(), x, create_graph=True)
+(cross_entropy(out, y) + 0.1 * (slope.norm(2, dim=1) - 1).pow(2).mean()).backward()
+"""
+counts, looks_at_sizes = each_batch(COUNTS), each_batch(SIZES)
 
 
 def asks_after_the_sum(script):
@@ -91,16 +81,6 @@ def loads_beside(script):
         script.step()
 
 
-def penalises_slopes(script):
-    """Gradients that `torch.autograd.grad` returns are no parameter's."""
-    for x, y in script.loader:
-        x.requires_grad_(True)
-        out = script.model(x)
-        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-        (cross_entropy(out, y) + 0.1 * (slope.norm(2, dim=1) - 1).pow(2).mean()).backward()
-        script.step()
-
-
 def mask(model):
     """Called as with DistributedDataParallel, in each pass: right on each part, as the hook is linear."""
     for parameter in model.parameters():
@@ -124,19 +104,24 @@ def has_hooks_in_place(script):
     has_hooks(script)
 
 
-ONCE = [
-    *(counts, sums_up_after_the_pass, looks_at_sizes, asks_after_the_sum),
-    *(accumulates, loads_beside, penalises_slopes, has_hooks),
-]
+ONCE = {
+    "an annealing by an attribute of the model, and by a number of the loop's": counts,
+    "sums up after the pass, as for a log": each_batch(
+        "loss().backward(); script.counter += 1; script.table[0].add_(2)"
+    ),
+    "looks at sizes, as people write it between a loader and a loss": looks_at_sizes,
+    "penalises slopes by gradients that are no parameter's": each_batch(PENALISES),
+    **{each.__name__: each for each in (asks_after_the_sum, accumulates, loads_beside, has_hooks)},
+}
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("loop", [*ONCE, has_hooks_in_place])
+@pytest.mark.parametrize("loop", [*ONCE.values(), has_hooks_in_place], ids=[*ONCE, "has_hooks_in_place"])
 def test_it_is_as_on_one_device(loop, workers):
     assert not compare(loop, workers)[0].job.warnings
 
 
-@pytest.mark.parametrize("loop", ONCE)
+@pytest.mark.parametrize("loop", ONCE.values(), ids=ONCE)
 def test_a_step_that_is_torn_is_made_once(loop):
     (survivor,) = compare(loop, loses=True, kind=Observed)
     assert not survivor.job.warnings
