@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from textwrap import dedent
 from typing import Any
@@ -42,18 +42,20 @@ def on(scene: Callable[..., AbstractAsyncContextManager[Any]]) -> Callable[[Stor
 # ---- stories in words ----
 
 
-def told_in(text: str) -> Iterator[Any]:
+def told_in(text: str) -> list[Any]:
     """The stories of a text, for `pytest.mark.parametrize`: of each its lines, the title first.
 
     A title stands at the left; below it are lines of events, and after an arrow what comes of them. What is indented further goes on
     the line before. A line `for WORD in a, b` makes a story of each.
     """
+    found = []
     for block in re.split(r"\n(?=\S)", dedent(text).strip()):
         title, *lines = filter(str.strip, re.sub(r"\n {6,}", " ", block).splitlines())
         loop = re.fullmatch(r"\s+for (\w+) in (.*)", lines[0])
         for value in loop[2].split(", ") if loop else [""]:
             told = [line.replace(loop[1], value) for line in (title, *lines[1:])] if loop else [title, *lines]
-            yield pytest.param(told, id=f"{title.partition(' (')[0]} {value}".strip())
+            found.append(pytest.param(told, id=f"{title.partition(' (')[0]} {value}".strip()))
+    return found
 
 
 def parts_of(text: str) -> list[str]:

@@ -54,10 +54,8 @@ def _words(instruction) -> tuple[str, tuple[int, ...], str]:
         case e.Tell(to, World(version, _, _) as world):
             again = "" if to == world.worker_ids else f" again for {_ids(to)}"
             return f"world {version}: {_ids(world.worker_ids)}{again}", (), ""
-        case e.Tell(to, m.Change(version, reason)):
-            return f"change {version} for", to, reason
-        case e.Tell(to, m.Broken(version, reason)):
-            return f"broken {version} for", to, reason
+        case e.Tell(to, m.Change(version, reason) | m.Broken(version, reason) as told):
+            return f"{type(told).__name__.lower()} {version} for", to, reason
         case e.Tell(to, m.Drain(reason)):
             return "drain", to, reason
         case e.Tell(to, m.StopWork(reason, checkpoint)):
@@ -68,10 +66,8 @@ def _words(instruction) -> tuple[str, tuple[int, ...], str]:
             return "read", (worker,), ""
         case e.LaunchWorker(worker, reason, away):
             return f"launch away from {' '.join(away)}" if away else "launch", (worker,), reason
-        case e.TerminateWorker(worker, reason):
-            return "terminate", (worker,), reason
-        case e.KillWorker(worker, reason):
-            return "kill", (worker,), reason
+        case e.TerminateWorker(worker, reason) | e.KillWorker(worker, reason):
+            return type(instruction).__name__.removesuffix("Worker").lower(), (worker,), reason
         case e.EndJob(phase, reason, traceback):
             return f"end {phase}", (), f"{reason} | {traceback}" if traceback else reason
     raise ValueError(instruction)
