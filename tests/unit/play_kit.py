@@ -342,7 +342,7 @@ class Play:
 
     def wait(self, seconds):
         tick = 0.5 if self.obedient or seconds > 30 else 0.1
-        tick, end = 5 * tick if seconds > 1000 else tick, self.now + seconds
+        tick, end = 5 * tick if seconds > 900 else tick, self.now + seconds
         while self.now < end - 1e-9 and not (self.job and self.job.phase.final):
             self.now += min(tick, end - self.now)
             for worker in [worker for at, worker in self.due if at <= self.now]:
