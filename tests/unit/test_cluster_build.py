@@ -1,6 +1,7 @@
 """The build of the cluster's programs, with a Go that does what a test tells it to: what becomes of it when it goes wrong."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -149,6 +150,26 @@ def test_half_of_a_build_is_never_taken_for_whole(go, number, tidy):
     go.obey("")
     require()
     assert left() == [CLUSTER.folder().name], "the next build removes what the killed one has left"
+
+
+def test_a_cluster_that_is_started_in_the_background_ends_with_sigint(go):
+    """A shell has what it starts with & ignore that signal."""
+    go.obey("[ $1 = mod ] || exec sleep 1000")
+    script = "trap '' INT; exec \"$0\" -m tests.cluster"
+    with subprocess.Popen(["sh", "-c", script, sys.executable], cwd=REPOSITORY) as process:
+        try:
+            go.until_it_builds()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(DEADLINE) == 0
+        finally:
+            process.kill()
+    assert left() == []
+
+
+@pytest.mark.parametrize("part", [CLUSTER, NODE], ids=["cluster", "node"])
+def test_a_module_compiles_with_the_go_that_is_asked_for(part):
+    told = re.search(r"^go (\S+)", (part.module.folder / "go.mod").read_text(), re.MULTILINE)[1]
+    assert tuple(map(int, told.split("."))) <= recipes.GO
 
 
 def test_a_folder_changes_with_what_it_is_made_from_alone(monkeypatch):
