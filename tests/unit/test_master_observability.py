@@ -217,17 +217,6 @@ def test_the_service_monitor_finds_the_service_of_a_job():
     assert endpoint["tlsConfig"]["keySecret"]["name"] == names.tls_name("digits", Role.METRICS)
 
 
-def test_metrics_alone_are_let_in_from_elsewhere_and_to_the_master_only():
-    spec = JobSpec.model_validate({"image": "team/job:1", "job_name": "digits", "num_workers": "2"})
-    made = manifests.companions(make_parts(spec, "lab", datetime.now(UTC)))
-    policies = {each["metadata"]["name"]: each["spec"] for each in made if each["kind"] == "NetworkPolicy"}
-    assert policies.keys() == {"digits", "digits.metrics"}
-    assert policies["digits.metrics"]["podSelector"]["matchLabels"][names.ROLE_LABEL] == "master"
-    (rule,) = policies["digits.metrics"]["ingress"]
-    assert rule["ports"] == [{"protocol": "TCP", "port": names.METRICS_PORT}]
-    assert policies["digits"]["ingress"] == [{"from": [{"podSelector": policies["digits"]["podSelector"]}]}]
-
-
 # ---- who may have them ----
 
 

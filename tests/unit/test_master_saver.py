@@ -7,6 +7,9 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from shell_kit import NoPlace
 
 from elasticdl.job import messages as m
 from elasticdl.job.messages import Member
@@ -17,47 +20,35 @@ from elasticdl.master.core.values import Settings, World
 from elasticdl.master.core.worker_record import JobSnapshot, Snapshot
 from elasticdl.master.shell import loop as loop_module
 from elasticdl.master.shell.calls import Mailbox, Sessions
-from elasticdl.master.shell.loop import SAVE_SECONDS, Loop, StateSaver
+from elasticdl.master.shell.loop import SAVE_SECONDS, Loop, NoStore, StateSaver
 from elasticdl.master.shell.observers import Observer
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.stories import on
 
 AWAY = OSError("the API server is away")
+START = (e.WorkerPlaced(0, "h", 1), e.FromWorker(0, m.Hello("h", 1)), e.FromWorker(0, m.Ask(0, 0, has_state=False)))
 
 
-class Store:
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(loop_module, "SLOW_SAVE_SECONDS", 0.01)
+    monkeypatch.setattr(loop_module, "RETRY_SECONDS", 0.001)
+
+
+class Store(NoStore):
     """Saves when its gate is open, after so many failures."""
 
-    news_seconds = math.inf
-
-    def __init__(self):
-        self.saved = []
-        self.gate = asyncio.Event()
+    def __init__(self, news_seconds=math.inf):
+        self.news, self.saved, self.failures, self.gate = news_seconds, [], [], asyncio.Event()
         self.gate.set()
-        self.failures = []
 
-    async def load(self):
-        return None
+    news_seconds = property(lambda store: store.news)
 
     async def save(self, snapshot):
         await self.gate.wait()
         if self.failures:
             raise self.failures.pop()
         self.saved.append(snapshot)
-
-
-class Launcher:
-    def __init__(self):
-        self.launched = []
-
-    async def find(self, remembered):
-        return ()
-
-    async def launch(self, worker_id, away_from=()):
-        self.launched.append(worker_id)
-
-    def kill(self, worker_id):
-        pass
 
 
 class Books(Observer):
@@ -72,15 +63,14 @@ class Desk:
     """A loop between a mailbox and a store. Worker 0 has a session."""
 
     def __init__(self, news_seconds=math.inf):
-        self.now = 100.0
-        self.store, self.launcher, self.books, self.mailbox = Store(), Launcher(), Books(), Mailbox()
-        self.store.news_seconds = news_seconds
+        self.now, self.words, self.known = 100.0, 0, 0
+        self.store, self.launcher, self.books, self.mailbox = Store(news_seconds), NoPlace(), Books(), Mailbox()
         self.sessions = Sessions()
         self.outbox = self.sessions.open(0)
         self.job = Job(Settings(WorkerRange(minimum=1, maximum=1)))
-        saver = StateSaver(self.store)
-        clocks = (lambda: self.now, lambda: Snapshot(self.job.snapshot(), 0.0))
-        self.loop = Loop(self.job, self.mailbox, self.launcher, self.sessions, self.books, saver, self.books, *clocks)
+        clocks = (lambda: self.now, lambda: Snapshot(self.job.snapshot(), len(self.noted("checkpoint"))))
+        others = (self.launcher, self.sessions, self.books, StateSaver(self.store), self.books)
+        self.loop = Loop(self.job, self.mailbox, *others, *clocks)
 
     async def post(self, *events):
         """Until each is decided, and acted upon as far as the store allows."""
@@ -90,9 +80,8 @@ class Desk:
             await asyncio.sleep(0)
 
     async def step(self, number):
-        await self.post(
-            e.FromWorker(0, m.Progress((m.StepReport(number, 0, 0.5, 8, 0.1, 0.05, 1, 8, False),), 1000, 1))
-        )
+        report = m.StepReport(number, 0, 0.5, 8, 0.1, 0.05, 1, 8, False)
+        await self.post(e.FromWorker(0, m.Progress((report,), 1000, 1)))
 
     async def say(self, number):
         await self.post(e.FromWorker(0, m.Notice("checkpoint", {"step": number, "path": "x"}, number)))
@@ -101,24 +90,60 @@ class Desk:
         self.job.rendezvous.begin(self.now, "it hangs", broken=True)
         await self.post(e.Tick())
 
+    async def act(self, action):
+        match action:
+            case "open" | "close":
+                self.store.gate.set() if action == "open" else self.store.gate.clear()
+                await self.post()
+            case "fail":
+                self.store.failures.append(AWAY)
+            case "start":
+                await self.post(*START)
+            case "say" | "say again" if action == "say" or self.words:
+                self.words += action == "say"
+                await self.say(self.words)
+            case "break" if self.job.rendezvous.version:
+                await self.break_world()
+            case "scale":
+                await self.post(e.ScaleRequested(WorkerRange(minimum=1, maximum=self.job.limits.maximum + 1)))
+            case "time":
+                self.now += SAVE_SECONDS
+                await self.post(e.Tick())
+
+    def check(self):
+        """Whatever was done was saved before, as far as it has to be."""
+        saved = self.store.saved[-1] if self.store.saved else Snapshot(JobSnapshot(self.job.limits), 0.0)
+        assert self.launcher.launched == [*range(len(self.launcher.launched))]
+        assert len(self.launcher.launched) <= saved.job.next_id
+        for message in self.messages():
+            match message.WhichOneof("body"):
+                case "world":
+                    self.known = message.world.version
+                    assert self.known <= saved.job.world.version
+                case "broken":
+                    assert message.broken.world_version <= self.known, "nobody is told before he is told the world"
+                case "saved":
+                    assert message.saved.number <= saved.started, "it would be lost with this master"
+                    self.heard = message.saved.number
+
     async def leave(self):
         self.store.gate.set()
         self.running.cancel()
         await asyncio.wait({self.running})
 
-    def told(self):
-        return [message.WhichOneof("body") for message in self.messages()]
-
     def messages(self):
         queue = self.outbox.waiting
         return [queue.get_nowait() for _ in range(queue.qsize())]
+
+    def told(self):
+        return [message.WhichOneof("body") for message in self.messages()]
 
     def noted(self, event):
         return [fields for name, fields in self.books.entries if name == event]
 
 
 @asynccontextmanager
-async def at_a_desk(saves=True, started=True, news_seconds=math.inf):
+async def at_a_desk(saves=True, news_seconds=math.inf):
     """The loop begins with a tick of its own, so worker 0 is launched as soon as that is saved."""
     desk = Desk(news_seconds)
     if not saves:
@@ -127,39 +152,42 @@ async def at_a_desk(saves=True, started=True, news_seconds=math.inf):
     async with asyncio.timeout(30):
         try:
             await desk.post()
-            if started and saves:
+            if saves:
                 await desk.post(*START)
                 desk.told()
+                desk.known = 1
             yield desk
         finally:
             await desk.leave()
 
 
-START = (e.WorkerPlaced(0, "h", 1), e.FromWorker(0, m.Hello("h", 1)), e.FromWorker(0, m.Ask(0, 0, has_state=False)))
+ACTIONS = ["start", "open", "close", "fail", "say", "say again", "break", "scale", "time"]
 
 
-@on(partial(at_a_desk, saves=False))
-async def test_a_worker_is_launched_and_a_world_published_only_once_that_is_saved(desk):
-    settled = asyncio.create_task(desk.mailbox.settled())
-    await desk.post()
-    assert (desk.launcher.launched, desk.store.saved, settled.done()) == ([], [], False)
-    desk.store.gate.set()
-    await desk.post()
-    assert (desk.launcher.launched, settled.done()) == ([0], True)
-    assert desk.store.saved[-1].job.next_id == 1
-    desk.store.gate.clear()
-    await desk.post(*START)
-    assert (desk.told(), desk.job.rendezvous.version) == ([], 1)
-    desk.store.gate.set()
-    await desk.post()
-    assert desk.told() == ["world"]
-    assert desk.store.saved[-1].job.world.version == 1
+@given(st.lists(st.sampled_from(ACTIONS), max_size=12))
+@example(["start", "break", "close", "say", "say again", "time"])
+def test_nothing_is_done_before_that_is_saved_which_it_follows_from(actions):
+    async def run():
+        async with at_a_desk(saves=False) as desk:
+            for action in actions:
+                await desk.act(action)
+                desk.check()
+            for action in ("open", "start", "say", "time"):
+                await desk.act(action)
+                await asyncio.wait_for(desk.mailbox.settled(), 10)
+                desk.check()
+            assert (len(desk.launcher.launched), desk.known) == (desk.job.snapshot().next_id, 1), (
+                "in the end it is done"
+            )
+            assert desk.heard == desk.words == len(desk.noted("checkpoint")), "each word once"
+
+    asyncio.run(run())
 
 
 @on(at_a_desk)
-async def test_heartbeats_are_taken_and_members_told_of_a_break_while_the_store_does_not_answer(desk):
+async def test_steps_are_taken_and_members_told_of_a_break_while_the_store_does_not_answer(desk):
     desk.store.gate.clear()
-    await desk.post(e.ScaleRequested(WorkerRange(minimum=1, maximum=2)))
+    await desk.act("scale")
     await desk.post(e.WorkerDisconnected(0), e.FromWorker(0, m.Hello("h", 1, world_version=1)))
     await desk.step(1)
     assert (desk.launcher.launched, desk.job.training.step) == ([0], 1)
@@ -167,24 +195,6 @@ async def test_heartbeats_are_taken_and_members_told_of_a_break_while_the_store_
     assert desk.told() == ["broken"]
 
 
-@on(partial(at_a_desk, started=False))
-async def test_nobody_is_told_that_a_world_is_broken_before_he_is_told_the_world(desk):
-    desk.store.gate.clear()
-    await desk.post(*START)
-    await desk.break_world()
-    assert desk.told() == []
-    desk.store.gate.set()
-    await desk.post()
-    assert desk.told() == ["world", "broken"]
-
-
-@pytest.fixture
-def impatient(monkeypatch):
-    monkeypatch.setattr(loop_module, "SLOW_SAVE_SECONDS", 0.01)
-    monkeypatch.setattr(loop_module, "RETRY_SECONDS", 0.01)
-
-
-@pytest.mark.usefixtures("impatient")
 @on(partial(at_a_desk, saves=False))
 async def test_a_job_that_waits_for_its_state_to_be_saved_says_so(desk):
     desk.store.failures = [AWAY]
@@ -197,20 +207,6 @@ async def test_a_job_that_waits_for_its_state_to_be_saved_says_so(desk):
     while "saved" in desk.job.reason:
         await asyncio.sleep(0.005)
     assert desk.launcher.launched == [0]
-
-
-@on(at_a_desk)
-async def test_a_worker_is_told_what_it_need_not_say_again_once_that_is_saved(desk):
-    desk.store.gate.clear()
-    for number in (1, 2, 2, 1):
-        await desk.say(number)
-    desk.now += SAVE_SECONDS
-    await desk.post(e.Tick())
-    assert [fields["step"] for fields in desk.noted("checkpoint")] == [1, 2]
-    assert desk.told() == []
-    desk.store.gate.set()
-    await desk.post()
-    assert [message.saved.number for message in desk.messages()] == [2]
 
 
 @on(at_a_desk)
@@ -275,9 +271,7 @@ async def test_what_happens_together_is_saved_together(desk):
     assert len(desk.store.saved) == before + 1
 
 
-def test_a_store_that_fails_gets_the_newest_when_it_works_again_and_no_other_is_made(monkeypatch, caplog):
-    monkeypatch.setattr(loop_module, "RETRY_SECONDS", 0.0)
-
+def test_a_store_that_fails_gets_the_newest_when_it_works_again_and_no_other_is_made(caplog):
     async def run():
         store = Store()
         store.failures = [AWAY] * 3
@@ -289,6 +283,19 @@ def test_a_store_that_fails_gets_the_newest_when_it_works_again_and_no_other_is_
 
     asyncio.run(run())
     assert caplog.messages == ["can't save the job's state, and try again: the API server is away"]
+
+
+@on(at_a_desk)
+async def test_news_that_the_job_can_not_take_is_dropped_with_a_warning_and_the_job_goes_on(desk, caplog):
+    await desk.post(e.FromWorker(0, m.Notice("worker_waits", {}, 1)))  # of a worker that is ready nothing is read
+    assert not desk.noted("warning")
+    desk.job.records[0].ready = False
+    odd, good = m.Notice("worker_waits", {}, 2), m.Notice("exported", {"path": "x"}, 3)
+    await desk.post(e.FromWorker(0, odd), e.FromWorker(0, good))
+    told = "worker 0: the master can't use what it has told (KeyError: 'seconds'), and goes on without it"
+    assert [warning["message"] for warning in desk.noted("warning")] == [told]
+    assert desk.noted("exported")
+    assert desk.store.saved
 
 
 # ---- what members tell each other ----
@@ -323,19 +330,3 @@ def test_entries_reach_the_members_of_their_world_alone_though_they_come_before_
     sessions.replay(0)
     sessions.replay(1)
     assert (got(0), got(1), got(2)) == ([], [], [])
-
-
-@on(at_a_desk)
-async def test_news_that_the_job_can_not_take_is_dropped_with_a_warning_and_the_job_goes_on(desk, caplog):
-    await desk.post(e.FromWorker(0, m.Notice("worker_waits", {}, 1)))  # of a worker that is ready nothing is read
-    assert not desk.noted("warning")
-    desk.job.records[0].ready = False
-    await desk.post(
-        e.FromWorker(0, m.Notice("worker_waits", {}, 2)), e.FromWorker(0, m.Notice("exported", {"path": "x"}, 3))
-    )
-    (warning,) = desk.noted("warning")
-    assert warning["message"] == (
-        "worker 0: the master can't use what it has told (KeyError: 'seconds'), and goes on without it"
-    )
-    assert desk.noted("exported")
-    assert desk.store.saved

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from shell_kit import Ears, NoPlace
 
 from elasticdl.common.credentials import Token
 from elasticdl.common.errors import ReplacedError, UserError
@@ -16,39 +17,12 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.values import Phase
 from elasticdl.master.shell.calls import Server, TokenAccess
 from elasticdl.master.shell.loop import NoStore
-from elasticdl.master.shell.observers import Observer, Observers
+from elasticdl.master.shell.observers import Observers
 from elasticdl.master.shell.serve import Master, RelievedError, logging_to
 
 
-class NoPlace:
-    """A launcher with no place for anybody."""
-
-    report = None
-
-    def __init__(self, broken):
-        self.broken = broken
-        self.calls = []
-        self.closing, self.seen = lambda: None, None
-        self.finding = lambda: None
-
-    async def find(self, remembered):
-        self.finding()
-        return ()
-
-    async def launch(self, worker_id, away_from=()):
-        self.calls.append("launch")
-        if self.broken:
-            raise ZeroDivisionError("a mistake")
-
-    def terminate(self, worker_id):
-        pass
-
-    def kill(self, worker_id):
-        self.report(e.WorkerExited(worker_id, e.ExitCause.KILLED, -9))
-
-    async def close(self, *, keep=False):
-        self.calls.append("keep" if keep else "close")
-        self.seen = self.seen if keep else self.closing()
+def mistake():
+    raise ZeroDivisionError("a mistake")
 
 
 class Taken(NoStore):
@@ -62,29 +36,16 @@ class Taken(NoStore):
             raise ReplacedError("another master has taken over")
 
 
-class Ears(Observer):
-    def __init__(self, broken):
-        self.heard = []
-        self.closed = False
-        self._broken = broken
-
-    def recorded(self, event, fields):
-        if self._broken and event == "stop_requested":
-            raise ZeroDivisionError("a mistake")
-        self.heard.append(event)
-
-    def close(self):
-        self.closed = True
-
-
 class Run:
     """A master that is told to stop as soon as it serves; ``broken``: what raises then, a launcher or an observer;
     ``leaves``: when it is told to leave instead."""
 
     def __init__(self, folder, *, broken="", leaves="", **options):
-        self.ears = Ears(broken == "observer")
-        self.second = Ears(broken=False)
-        self.launcher = NoPlace(broken == "launcher")
+        self.ears, self.second = Ears(broken=broken == "observer"), Ears()
+        self.launcher = NoPlace()
+        self._broken = broken == "launcher"
+        if self._broken:
+            self.launcher.launching = mistake
         self.store = Taken() if leaves == "when it can't save" else NoStore()
         self._leaves = leaves
         self._spec = JobSpec.model_validate({"num_workers": "1", "command": ("true",), **options})
@@ -105,7 +66,7 @@ class Run:
                 master.leave("it has taken over")
             case "while it serves":
                 self.launcher.finding = lambda: master.leave("it has taken over")
-            case _ if not self.launcher.broken:
+            case _ if not self._broken:
                 master.post(e.StopRequested("enough"))
         return await master.run()
 
@@ -116,9 +77,12 @@ class Run:
 
 def test_a_decided_end_is_told_and_then_takes_the_workers_along(tmp_path):
     run = Run(tmp_path)
-    run.launcher.closing = lambda: (json.loads(run.job_dir.status.read_text())["phase"], run.ears.heard[-1])
+    seen = []
+    run.launcher.closing = lambda: seen.append(
+        (json.loads(run.job_dir.status.read_text())["phase"], run.ears.heard[-1])
+    )
     assert run.to_the_end().phase is Phase.STOPPED
-    assert run.launcher.seen == ("stopped", "job_finished"), "before the places are closed"
+    assert seen == [("stopped", "job_finished")], "before the places are closed"
     assert run.launcher.calls[-2:] == ["close", "keep"]
     assert (run.ears.heard[0], run.ears.heard[-1], run.ears.closed) == ("job_started", "job_finished", True)
 
@@ -159,7 +123,7 @@ def test_an_observer_that_raises_misses_what_it_raised_for(tmp_path, caplog):
 
 def test_an_observer_that_raises_again_and_again_is_told_on_and_complained_of_once(caplog):
     ears = Ears(broken=True)
-    both = Observers([ears, Ears(broken=False)])
+    both = Observers([ears, Ears()])
     for event in ["stop_requested"] * 50 + ["phase"] + ["stop_requested"] * 50:
         both.recorded(event, {})
     both.recorded("job_finished", {})

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from shell_kit import NoPlace
 from test_common_manifests import parts
 
 from elasticdl.cli import folder_run
@@ -93,25 +94,17 @@ def test_only_the_user_can_read_a_local_jobs_token(job):
     assert stat.S_IMODE(create_job_dir("another").path.stat().st_mode) == 0o700
 
 
-class NoPlace:
-    """A launcher of a job that is stopped as soon as it runs; ``look`` is called then."""
-
-    def __init__(self, report, look):
-        self._report, self._look = report, look
-
-    async def find(self, remembered):
-        self._look()
-        self._report(StopRequested("enough"))
-        return ()
-
-    async def close(self, *, keep=False): ...
-
-
 def serve_here(job, look):
+    """A master whose job is stopped as soon as it runs; ``look`` is called then."""
     spec = JobSpec(num_workers="1", command=("true",))
 
     async def serve():
-        await local_master(spec, job, lambda address: lambda report, limits: NoPlace(report, look)).run()
+        def stop():
+            look()
+            master.post(StopRequested("enough"))
+
+        master = local_master(spec, job, lambda address: lambda report, limits: NoPlace(report, finding=stop))
+        await master.run()
 
     asyncio.run(serve())
 
