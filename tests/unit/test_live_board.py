@@ -170,29 +170,6 @@ def test_a_history_without_entries_does_not_begin_in_1970(status):
     assert (found.began, found.until) == (STARTED, STARTED)
 
 
-def test_a_page_that_fails_says_so_and_takes_nothing_from_the_others(look):
-    bad = Ended(disturbed()[:10], phase="running")
-    look.at(bad, Handle(disturbed()))
-    assert look.page()[1]["notice"] == ""
-    bad.lines = ValueError("it is\nodd")
-    _, told = look.page()
-    assert told["notice"] == "This page could not be brought up to date, and is tried again: it is odd"
-    assert told["content"] is None, "what was shown stays"
-    assert look.page(HERE)[0].over
-    bad.lines = disturbed()
-    _, told = look.page()
-    assert (told["notice"], told["content"]["facts"]["step"]) == ("", "800")
-
-
-def test_a_page_that_was_never_drawn_says_why(look):
-    job = Ended(RuntimeError())
-    news, told = look.at(job).page()
-    assert (told["content"], news.over) == (None, False)
-    assert told["notice"].endswith("RuntimeError")
-    job.lines = disturbed()
-    assert look.page()[1]["notice"] == ""
-
-
 def test_masters_of_the_list_are_asked_at_the_same_time(look):
     both = threading.Barrier(2)
 
@@ -205,14 +182,28 @@ def test_masters_of_the_list_are_asked_at_the_same_time(look):
     assert [(row["name"], row["phase"]) for row in look.overview()["content"]] == [("j", "running"), ("l", "running")]
 
 
-def test_a_list_that_fails_says_so_and_goes_on(look):
-    listed = [ValueError("odd"), []]
+def test_a_page_or_a_list_that_fails_says_so_and_takes_nothing_from_the_others(look):
+    bad, listed = Ended(RuntimeError(), phase="running"), [ValueError("odd")]
 
     def jobs(warn):
-        if isinstance(found := listed.pop(0), Exception):
-            raise found
-        return found
+        if listed:
+            raise listed.pop()
+        return [bad, Handle(disturbed())]
 
-    look.at(listed=jobs)
-    assert look.overview()["notice"] == "odd"
+    assert look.at(listed=jobs).overview()["notice"] == "odd"
     assert look.overview()["notice"] == ""
+    could_not = "This page could not be brought up to date, and is tried again: "
+    # A page that was never drawn, one that is, the same once it fails, and again.
+    for lines, notice in [
+        (bad.lines, f"{could_not}RuntimeError"),
+        (disturbed()[:10], ""),
+        (ValueError("it is\nodd"), f"{could_not}it is odd"),
+        (disturbed(), ""),
+    ]:
+        bad.lines = lines
+        news, told = look.page()
+        assert told["notice"] == notice
+        assert (told["content"] is None) == bool(notice), "what was shown stays"
+        assert not (news.over and notice)
+        assert look.page(HERE)[0].over
+    assert told["content"]["facts"]["step"] == "800"

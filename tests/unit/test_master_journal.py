@@ -220,48 +220,53 @@ def test_the_first_step_that_another_master_hears_of_is_no_first_step_of_a_world
     assert seconds == pytest.approx(4 * 0.05), json.dumps(entries)
 
 
-def test_who_reads_a_long_journal_holds_up_nobody_and_misses_nothing(tmp_path, monkeypatch):
-    """The loop goes on between two pieces, and what is written meanwhile comes once."""
+reading = st.lists(st.tuples(st.integers(0, 30), st.booleans()), min_size=1, max_size=4)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 20), st.integers(0, 20), st.integers(1, 200), reading)
+def test_whoever_reads_a_journal_misses_nothing_and_is_told_nothing_twice(before, later, chunk, readers):
+    """They follow it or not, and know some of it already; the loop goes on between two pieces, in which it grows."""
+
+    async def run(journal):
+        read = [[] for _ in readers]
+
+        async def follow(read, after, follow):
+            async for line in journal.entries(after, follow=follow):
+                read.append(number_of(line))
+
+        async def write():
+            for _ in range(later):
+                await asyncio.sleep(0)
+                journal.append("warning", {"message": ""})
+            journal.close()
+
+        for _ in range(before):
+            journal.append("warning", {"message": ""})
+        await asyncio.gather(*(follow(each, *who) for each, who in zip(read, readers, strict=True)), write())
+        for each, (after, to_the_end) in zip(read, readers, strict=True):
+            last = before + later if to_the_end else max(before, *each, 0)
+            assert each == [*range(after + 1, last + 1)]
+        read[0].clear()
+        await follow(read[0], 0, True)
+        assert read[0] == [*range(1, before + later + 1)], "of one that is over, too"
+
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(journal_file, "CHUNK_BYTES", chunk)
+        asyncio.run(asyncio.wait_for(run(Journal(Path(folder) / "journal.jsonl")), 30))
+
+
+def test_who_reads_a_long_journal_holds_up_nobody(tmp_path, monkeypatch):
     monkeypatch.setattr(journal_file, "CHUNK_BYTES", 64)
 
     async def run():
-        journal = Journal(tmp_path / "journal.jsonl")
-        for number in range(20):
-            journal.append("warning", {"message": str(number)})
-        turns, read = set(), []
+        journal, turns = Journal(tmp_path / "journal.jsonl"), 0
+        for _ in range(20):
+            journal.append("warning", {"message": ""})
+        reading = asyncio.create_task(anext(journal.entries(19, follow=False)))
+        while not reading.done():
+            await asyncio.sleep(0)
+            turns += 1
+        return turns
 
-        async def write():
-            while len(read) < 10:
-                turns.add(len(read))
-                await asyncio.sleep(0)
-            journal.append("warning", {"message": "20"})
-            journal.close()
-
-        writing = asyncio.create_task(write())
-        async for line in journal.entries(follow=True):
-            read.append(json.loads(line)["message"])
-        await writing
-        assert read == [str(number) for number in range(21)]
-        assert len(turns) > 2
-        assert len([line async for line in journal.entries(follow=True)]) == 21, "of one that is over, too"
-
-    asyncio.run(asyncio.wait_for(run(), 30))
-
-
-def test_a_follower_that_reads_late_is_told_all_of_it_and_after_an_entry_what_follows(tmp_path):
-    async def run():
-        journal = Journal(tmp_path / "journal.jsonl")
-        journal.append("warning", {"message": "0"})
-        lines = journal.entries(follow=True)
-        read = [await anext(lines)]
-        for number in range(1, 10):
-            journal.append("warning", {"message": str(number)})
-        journal.close()
-        read += [line async for line in lines]
-        assert [json.loads(line)["message"] for line in read] == [str(number) for number in range(10)]
-        assert [number_of(line) for line in read] == [*range(1, 11)]
-        for follow in (True, False):
-            assert [line async for line in journal.entries(7, follow=follow)] == read[7:]
-            assert [line async for line in journal.entries(10, follow=follow)] == []
-
-    asyncio.run(asyncio.wait_for(run(), 30))
+    assert asyncio.run(asyncio.wait_for(run(), 30)) > 20

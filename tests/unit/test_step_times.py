@@ -1,5 +1,6 @@
 """What a worker's steps go into, as it measures them."""
 
+import statistics
 import types
 
 import pytest
@@ -12,78 +13,54 @@ from elasticdl.elastic.torch_kit.tensors import PassTimer
 from elasticdl.job.messages import StepTimes
 
 PHASES = (Activity.DATA, Activity.COMPUTE, Activity.WAIT, Activity.UPDATE)
-
-
-def run_step(clock, start, spans):
-    """Activities one after the other, each so many seconds; returns when the step was made."""
-    now = start
-    for activity, seconds in spans:
-        clock.turn_to(activity, now)
-        now += seconds
-    clock.step_made(now)
-    return now
-
-
-def test_a_step_is_divided_by_what_was_done():
-    clock = StepClock()
-    clock.resume(0.0)
-    clock.samples = 12
-    spans = [(Activity.UPDATE, 0.5), (Activity.DATA, 1.0), (Activity.COMPUTE, 1.0)]
-    spans += [(Activity.ALIVE, 1.0), (Activity.DATA, 1.0)]  # to be alive changes no activity
-    run_step(clock, 0.0, [*spans, (Activity.COMPUTE, 2.0), (Activity.WAIT, 3.0), (Activity.UPDATE, 0.25)])
-    assert clock.last_steps() == StepTimes(1, data=2.0, compute=4.0, wait=3.0, update=0.75, samples=12.0)
-
-
-def test_the_median_of_the_last_steps_counts():
-    clock = StepClock()
-    now = 0.0
-    clock.resume(now)
-    for number in range(2 * WINDOW):
-        slow = 50.0 if number in (WINDOW + 3, WINDOW + 9) else 1.0
-        now = run_step(clock, now, [(Activity.DATA, slow)])
-    assert clock.last_steps() == StepTimes(WINDOW, 1.0, 0.0, 0.0, 0.0, 0.0)
-
-
-def test_what_is_not_part_of_a_step_does_not_count():
-    clock = StepClock()
-    clock.resume(0.0)
-    run_step(clock, 0.0, [(Activity.COMPUTE, 1.0)])
-    clock.turn_to(Activity.WAIT, 1.0)  # an evaluation
-    clock.resume(100.0)
-    run_step(clock, 100.0, [(Activity.COMPUTE, 1.0)])
-    assert clock.last_steps() == StepTimes(2, 0.0, 1.0, 0.0, 0.0, 0.0)
-    clock.forget()
-    clock.turn_to(Activity.WAIT, 200.0)
-    assert clock.last_steps() is None
-
-
-def test_what_a_device_was_still_at_is_not_waiting():
-    clock = StepClock()
-    clock.resume(0.0)
-    for activity, now in ((Activity.DATA, 0.0), (Activity.COMPUTE, 1.0), (Activity.WAIT, 1.5), (Activity.UPDATE, 6.0)):
-        clock.turn_to(activity, now)
-    clock.passes_ended(device_seconds=4.0)  # the host was through with handing them over after 1.5
-    clock.step_made(6.0)
-    assert clock.last_steps() == StepTimes(1, data=1.0, compute=3.0, wait=2.0, update=0.0, samples=0.0)
+spans = st.lists(st.tuples(st.sampled_from([*PHASES, Activity.ALIVE]), st.floats(0, 100)), max_size=8)
 
 
 @given(
-    spans=st.lists(st.tuples(st.sampled_from([*PHASES, Activity.ALIVE]), st.floats(0, 100)), max_size=20),
-    device=st.floats(0, 1000),
+    st.lists(st.tuples(spans, st.none() | st.floats(0, 1000), st.floats(0, 50), st.booleans()), min_size=1, max_size=8)
 )
-def test_nothing_of_a_step_is_lost(spans, device):
-    clock = StepClock()
-    clock.resume(0.0)
-    now = 0.0
-    for activity, seconds in spans:
-        clock.turn_to(activity, now)
-        now += seconds
-    clock.turn_to(Activity.UPDATE, now)
-    clock.passes_ended(device)
-    clock.step_made(now)
-    times = clock.last_steps()
-    assert times.busy + times.wait == pytest.approx(now)
-    assert min(times.data, times.compute, times.wait, times.update) >= -1e-9
+def test_each_moment_of_a_step_counts_as_what_was_done_and_the_median_of_the_last_steps_is_told(steps):
+    """What a device was still at is not waiting. Between two steps an evaluation may lie, or the world is another."""
+    clock, made, now = StepClock(), [], 0.0
+    clock.resume(now)
+    for spans, device, between, moves in steps:
+        spent, doing = dict.fromkeys(PHASES, 0.0), Activity.UPDATE
+        for activity, seconds in spans:
+            clock.turn_to(activity, now)
+            doing = doing if activity is Activity.ALIVE else activity  # to be alive changes no activity
+            spent[doing] += seconds
+            now += seconds
+        if device is not None:
+            clock.turn_to(Activity.UPDATE, now)
+            clock.passes_ended(device)
+            hidden = max(0.0, device - spent[Activity.DATA] - spent[Activity.COMPUTE])
+            spent[Activity.COMPUTE] += min(hidden, spent[Activity.WAIT])
+            spent[Activity.WAIT] -= min(hidden, spent[Activity.WAIT])
+        clock.samples = len(spans)
+        clock.step_made(now)
+        made.append((*spent.values(), len(spans)))
+        last = made[-WINDOW:]
+        told = clock.last_steps()
+        assert told.steps == len(last)
+        medians = [statistics.median(each) for each in zip(*last, strict=True)]
+        assert [told.data, told.compute, told.wait, told.update, told.samples] == pytest.approx(medians)
+        if moves:
+            clock.forget()
+            made.clear()
+            assert clock.last_steps() is None
+        clock.turn_to(Activity.WAIT, now)
+        now += between
+        clock.resume(now)
+
+
+def test_what_is_slow_for_once_is_no_median():
+    clock, now = StepClock(), 0.0
+    clock.resume(now)
+    for number in range(2 * WINDOW):
+        clock.turn_to(Activity.DATA, now)
+        now += 50.0 if number in (WINDOW + 3, WINDOW + 9) else 1.0
+        clock.step_made(now)
+    assert clock.last_steps() == StepTimes(WINDOW, 1.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def test_a_device_is_asked_for_its_times_and_never_waited_for(monkeypatch):
