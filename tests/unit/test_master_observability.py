@@ -251,17 +251,16 @@ def get(server, ca, own=None, path="/metrics"):
         connection.close()
 
 
-@pytest.mark.parametrize("role", [Role.METRICS, Role.OWNER, Role.WORKER])
-def test_every_certificate_of_the_job_that_may_call_gets_metrics(server, papers, role):
-    own = papers["digits", role]
-    status, text = get(server, own, own)
+@pytest.mark.parametrize("own", [("digits", role) for role in (Role.METRICS, Role.OWNER, Role.WORKER)])
+def test_every_certificate_of_the_job_that_may_call_gets_metrics(server, papers, own):
+    status, text = get(server, papers[own], papers[own])
     assert (status, b"elasticdl_world_size 2.0\n" in text) == (200, True)
 
 
 @pytest.mark.parametrize("own", [None, ("other", Role.METRICS), ("digits", Role.MASTER)])
 def test_strangers_do_not_even_get_an_answer(server, papers, own):
     with pytest.raises(OSError):  # noqa: PT011 - reset, closed or an alert of TLS, as it happens
-        get(server, papers["digits", Role.METRICS], papers[own] if own else None)
+        get(server, papers["digits", Role.METRICS], papers.get(own))
 
 
 def test_who_says_nothing_keeps_nobody_waiting(server, papers):
