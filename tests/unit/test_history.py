@@ -78,9 +78,11 @@ class Life:
         self.worlds.append(tuple(self.members))
         self.lines.append(formed(self.now, self.world, self.members, self.step, seconds=told))
 
-    def first_step(self):
+    def first_step(self, after=0):
+        """It is told so many seconds later, with what was trained since."""
+        self.spend("productive", after)
         self.step, self.made, self.lost = self.step + 1, self.made + 1, max(0, self.lost - 1)
-        self.lines.append(steps(self.now, self.step, 1, world=self.world, seconds=0))
+        self.lines.append(steps(self.now, self.step, 1, world=self.world, seconds=after))
 
     def train(self, seconds, some, told=True):
         again = min(self.lost, 10)
@@ -154,12 +156,12 @@ class Life:
         late, longest = some >= 2 and not meanwhile, survivors[some % len(survivors)] if survivors else None
         if late:
             self.late = True  # nobody knows which seconds were the pause's
-            self.first_step()
+            self.first_step(some - 2)
         for worker in survivors:
             self.spend("productive", late / 8)
             self.lines.append(pause(self.now, self.world, kind, (seconds + 1) / (1 + (worker != longest)), worker))
         if not late:
-            self.first_step()
+            self.first_step(some)
         self.changes[kind] += 1
         self.pauses.append((kind, len(survivors), seconds + 1))
 
@@ -405,8 +407,9 @@ def test_what_is_damaged_or_unknown_is_left_out_and_remarked():
 
 
 def test_what_sums_gradients_is_known_from_the_end_too():
-    end = line(20, "job_finished", phase="succeeded", steps=9, collective="horovod")
-    assert read([*START, TRAINED, end][9:]).collective == "horovod"
+    end = line(20, "job_finished", phase="succeeded", steps=9, collective="horovod", compared=8, compared_workers=2)
+    found = read([*START, TRAINED, end][9:])
+    assert (found.collective, found.compared) == ("horovod", (8, 2))
     began = line(6, "collective", worker=0, engine="torch")
     assert read([*START, began, TRAINED, finished(20)]).collective == "torch"  # as the end of an older version
 
