@@ -26,7 +26,7 @@ from elasticdl.places.base import PlaceChanged, PlaceLost, PlaceState
 from elasticdl.places.launcher import PlaceLauncher
 from elasticdl.places.pod_places import KEPT, REQUESTS_AT_ONCE, Ledger
 from elasticdl.places.worker_pods import number_of
-from tests.stories import on
+from tests.stories import on, parts_of, settings_of, told_in
 
 AS_ROOT = "container has runAsNonRoot and image will run as root"
 REJECTED = {"reason": "UnexpectedAdmissionError", "message": "Allocate failed"}
@@ -91,8 +91,8 @@ async def happens(scene, line):
             scene.places = scene.another()
             scene.found = [seen(place) for place in await scene.places.found()]
             assert scene.reports.empty(), "what became of them is told afterwards"
-        case _:  # else a time limit, which the scene has
-            assert "=" in line, line
+        case _:
+            raise ValueError(line)
 
 
 async def follows(scene, expected):
@@ -112,12 +112,12 @@ async def follows(scene, expected):
             assert report == expected or (expected.endswith("...") and report.startswith(expected[:-3]))
 
 
-async def play(scene, story):
-    for line in story.strip().splitlines():
+async def play(scene, lines):
+    for line in lines:
         happening, _, following = line.partition("->")
-        for each in filter(None, map(str.strip, happening.split(";"))):
+        for each in parts_of(happening):
             await happens(scene, each)
-        for each in filter(None, map(str.strip, following.split(";"))):
+        for each in parts_of(following):
             await follows(scene, each)
     while not scene.reports.empty():
         assert told(scene.reports.get_nowait()).endswith(" is asked for")
@@ -125,123 +125,97 @@ async def play(scene, story):
 
 NOT_TAKEN = "0 waiting: the cluster does not take its pod: "
 NOT_YET = "0 waiting: the scheduler has not looked at it yet"
-STORIES = {
-    "a pod that no cluster would take ends the job with that line": """
-        refuse create: 422 Pod "x" is invalid: spec.volumes[0]; want 1
-            -> failed: the cluster refuses the pods of the workers: Pod "x" is invalid: spec.volumes[0]; 0 lost: crashed 1, ...
-    """,
-    "a pod of which the answer was lost is taken for ours": f"""
-        pod 0 comes; refuse create: 0 the connection broke; want 1 -> {NOT_TAKEN}the connection broke; asks read 0; {NOT_YET}
-        pod 0 runs                                  -> 0 ready on n0
-    """,
-    "a pod of an older job of the name is waited for, and holds up no other": f"""
-        another's is there; want 2                  -> {NOT_TAKEN}there still is a pod {name(0)} of another job; asks create 1
-        pod 0 is gone                               -> asks create 0 x2; {NOT_YET}
-    """,
-    "a pod that is given up while it is asked for is never made": f"""
-        refuse create x1000: 403 exceeded quota; want 1 -> {NOT_TAKEN}exceeded quota
-        give back 0 at once                         -> 0 lost: killed -9, it had no place yet; no delete
-    """,
-    "one that may have been made is deleted in any case, also if it comes late": f"""
-        refuse create x1000: 0 timed out; want 1    -> {NOT_TAKEN}timed out
-        give back 0                                 -> 0 lost: killed -9, ...; asks delete 0 1
-        pod 0 comes                                 -> asks delete 0 1 x2
-    """,
-    "a pod that its node does not end is forced off the books": """
-        1 run; nodes linger; give back 0 at once    -> 0 ending on n0: its pod is being deleted
-            -> asks delete 0 0; 0 lost: killed -9, as told
-    """,
-    "deleting goes on until the server has heard": """
-        1 run; refuse delete: 503 x; refuse delete: 0 y; refuse delete: 429 z; give back 0
-            -> 0 lost: killed -9, as told; asks delete 0 None x4
-    """,
-    "why a pod waits is told once, however often it is seen, and a start that takes its course is no news": """
-        want 2; pod 0 is not scheduled              -> 0 waiting: 0/2
-        pod 0 is not scheduled; pod 1 is created; pod 1 runs -> 1 ready on n0
-        pod 0 is unpulled                           -> 0 waiting on n0: the image can't be pulled: not found
-        pod 0 is still unpulled; pod 0 runs         -> 0 ready on n0
-    """,
-    "an image that can't be pulled ends a job that never had a worker": """
-        want 1; pod 0 is unpulled                   -> 0 waiting on n0: the image can't be pulled: not found
-            -> failed: no worker could be started within 0.05 s: the image can't be pulled: not found
-    """,
-    "but no other": """
-        1 run; want 2; pod 1 is unpulled; after 0.1 -> 1 waiting on n0: the image can't be pulled: not found
-    """,
-    "a node that refuses a pod is known before it is lost": """
-        want 1; pod 0 is rejected                   -> 0 waiting on n0; 0 lost: evicted -9, Allocate failed
-    """,
-    "somebody else takes a pod away": f"""
-        1 run; pod 0 is gone                        -> 0 lost: deleted -9, somebody deleted pod {name(0)}
-    """,
-    "what a master before has left is found and then told, and no name is used again": """
-        2 run; the master leaves; pod 0 fails; pod 7 comes
-        another begins                              -> found 0 lost on n0, 1 ready on n0, 7 waiting; 0 lost: crashed 3, ...
-        want 3; pod 7 runs                          -> asks create 8; 7 ready on n0
-    """,
-    "in a pod that may never be heard of again nobody is started": """
-        3 run; pod 0 is silent; pod 1 is deleted
-            -> 0 ending on n0: node n0 does not answer; 1 ending on n0: its pod is being deleted
-        the master leaves; another begins           -> found 0 ending on n0, 1 ending on n0, 2 ready on n0
-        pod 0 runs                                  -> 0 ready on n0
-    """,
-    "a pod that a master before has asked for and that comes late is a place as well": """
-        1 run; pod 7 comes; after 0.05; want 2; pod 7 runs -> 7 ready on n0; pods 0 7
-    """,
-    "a container beside the worker is ended with it": """
-        1 run; pod 0 has another container; pod 0 exits beside another -> 0 lost: clean 0, exit code 0; asks delete 0 1
-    """,
-    "also with the job: else the pod keeps its GPU, and the job's time to live never begins": """
-        1 run; pod 0 has another container; refuse delete x3: 503 x; the job ends; pod 0 exits beside another
-        all is closed                               -> 0 lost: clean 0, exit code 0; pods
-    """,
-    "whatever fails in a watch has it begun anew": """
-        1 run; the watch breaks; pod 0 is deleted   -> 0 ending on n0: its pod is being deleted
-    """,
-    "closing waits until all is gone": """
-        2 run; refuse delete_all: 503 x; all is closed -> 0 lost: killed -9, as told; 1 lost: killed -9, as told; pods
-        want 1; after 0.05                          -> pods
-    """,
-    "the node of a pod that does not start is asked why": """
-        refuse warning: 403 forbidden; warning 0 no such claim; want 1; pod 0 is created
-            -> 0 waiting on n0: it can't be started on node n0: no such claim; asks warning 0 x2
-        pod 0 runs                                  -> 0 ready on n0
-    """,
-    "an image that runs as root ends a job at once with the remedy": """
-        image=20; want 1; pod 0 is root
-            -> 0 waiting on n0: nothing may run as root here: ...; failed: no worker can be started: nothing may run as root...
-    """,
-    "a job that ends lets its agents leave, so that their logs stay": """
-        leave=20; 1 run; the job ends; pod 0 is done; all is closed -> 0 lost: clean 0, exit code 0; no delete_all; pods 0
-    """,
-    "closing is bounded": """
-        leave=0.01; close=0.1; 1 run; refuse delete_all x1000: 503 x; all is closed ->
-    """,
-    "of the pods that are over the newest are kept, and all of them for a while": f"""
-        over=0.3; {KEPT + 1} run; pod 0 fails       -> 0 lost: crashed 3, ...
-        {"; ".join(f"pod {number} fails" for number in range(1, KEPT + 1))}
-            -> {"; ".join(f"{number} lost: crashed 3, ..." for number in range(1, KEPT + 1))}; no delete
-            -> asks delete 0 1; pods {" ".join(map(str, range(1, KEPT + 1)))}
-    """,
-    "who waits is dropped, the newest first, and who runs is not": """
-        1 run; want 3                               -> asks create 2
-        want 2                                      -> 2 lost: killed -9, ...
-        want 0                                      -> 1 lost: killed -9, ...
-        want 0; after 0.05                          -> pods 0
-    """,
-}
+STORIES = f"""
+a pod that no cluster would take ends the job with that line
+  refuse create: 422 Pod "x" is invalid: spec.volumes[0]; want 1
+      -> failed: the cluster refuses the pods of the workers: Pod "x" is invalid: spec.volumes[0]; 0 lost: crashed 1, ...
+a pod of which the answer was lost is taken for ours
+  pod 0 comes; refuse create: 0 the connection broke; want 1 -> {NOT_TAKEN}the connection broke; asks read 0; {NOT_YET}
+  pod 0 runs -> 0 ready on n0
+a pod of an older job of the name is waited for, and holds up no other
+  another's is there; want 2 -> {NOT_TAKEN}there still is a pod {name(0)} of another job; asks create 1
+  pod 0 is gone -> asks create 0 x2; {NOT_YET}
+a pod that is given up while it is asked for is never made
+  refuse create x1000: 403 exceeded quota; want 1 -> {NOT_TAKEN}exceeded quota
+  give back 0 at once -> 0 lost: killed -9, it had no place yet; no delete
+one that may have been made is deleted in any case, also if it comes late
+  refuse create x1000: 0 timed out; want 1 -> {NOT_TAKEN}timed out
+  give back 0 -> 0 lost: killed -9, ...; asks delete 0 1
+  pod 0 comes -> asks delete 0 1 x2
+a pod that its node does not end is forced off the books
+  1 run; nodes linger; give back 0 at once -> 0 ending on n0: its pod is being deleted;
+      asks delete 0 0; 0 lost: killed -9, as told
+deleting goes on until the server has heard
+  1 run; refuse delete: 503 x; refuse delete: 0 y; refuse delete: 429 z; give back 0
+      -> 0 lost: killed -9, as told; asks delete 0 None x4
+why a pod waits is told once, however often it is seen, and a start that takes its course is no news
+  want 2; pod 0 is not scheduled -> 0 waiting: 0/2
+  pod 0 is not scheduled; pod 1 is created; pod 1 runs -> 1 ready on n0
+  pod 0 is unpulled -> 0 waiting on n0: the image can't be pulled: not found
+  pod 0 is still unpulled; pod 0 runs -> 0 ready on n0
+an image that can't be pulled ends a job that never had a worker
+  want 1; pod 0 is unpulled -> 0 waiting on n0: the image can't be pulled: not found;
+      failed: no worker could be started within 0.05 s: the image can't be pulled: not found
+but no other
+  1 run; want 2; pod 1 is unpulled; after 0.1 -> 1 waiting on n0: the image can't be pulled: not found
+a node that refuses a pod is known before it is lost
+  want 1; pod 0 is rejected -> 0 waiting on n0; 0 lost: evicted -9, Allocate failed
+somebody else takes a pod away
+  1 run; pod 0 is gone -> 0 lost: deleted -9, somebody deleted pod {name(0)}
+what a master before has left is found and then told, and no name is used again
+  2 run; the master leaves; pod 0 fails; pod 7 comes
+  another begins -> found 0 lost on n0, 1 ready on n0, 7 waiting; 0 lost: crashed 3, ...
+  want 3; pod 7 runs -> asks create 8; 7 ready on n0
+in a pod that may never be heard of again nobody is started
+  3 run; pod 0 is silent; pod 1 is deleted
+      -> 0 ending on n0: node n0 does not answer; 1 ending on n0: its pod is being deleted
+  the master leaves; another begins -> found 0 ending on n0, 1 ending on n0, 2 ready on n0
+  pod 0 runs -> 0 ready on n0
+a pod that a master before has asked for and that comes late is a place as well
+  1 run; pod 7 comes; after 0.05; want 2; pod 7 runs -> 7 ready on n0; pods 0 7
+a container beside the worker is ended with it
+  1 run; pod 0 has another container; pod 0 exits beside another -> 0 lost: clean 0, exit code 0; asks delete 0 1
+also with the job: else the pod keeps its GPU, and the job's time to live never begins
+  1 run; pod 0 has another container; refuse delete x3: 503 x; the job ends; pod 0 exits beside another
+  all is closed -> 0 lost: clean 0, exit code 0; pods
+whatever fails in a watch has it begun anew
+  1 run; the watch breaks; pod 0 is deleted -> 0 ending on n0: its pod is being deleted
+closing waits until all is gone
+  2 run; refuse delete_all: 503 x; all is closed -> 0 lost: killed -9, as told; 1 lost: killed -9, as told; pods
+  want 1; after 0.05 -> pods
+the node of a pod that does not start is asked why
+  refuse warning: 403 forbidden; warning 0 no such claim; want 1; pod 0 is created
+      -> 0 waiting on n0: it can't be started on node n0: no such claim; asks warning 0 x2
+  pod 0 runs -> 0 ready on n0
+an image that runs as root ends a job at once with the remedy (image=20)
+  want 1; pod 0 is root
+      -> 0 waiting on n0: nothing may run as root here: ...; failed: no worker can be started: nothing may run as root...
+a job that ends lets its agents leave, so that their logs stay (leave=20)
+  1 run; the job ends; pod 0 is done; all is closed -> 0 lost: clean 0, exit code 0; no delete_all; pods 0
+closing is bounded (leave=0.01, close=0.1)
+  1 run; refuse delete_all x1000: 503 x; all is closed
+of the pods that are over the newest are kept, and all of them for a while (over=0.3)
+  {KEPT + 1} run; pod 0 fails -> 0 lost: crashed 3, ...
+  {"; ".join(f"pod {number} fails" for number in range(1, KEPT + 1))}
+      -> {"; ".join(f"{number} lost: crashed 3, ..." for number in range(1, KEPT + 1))}; no delete;
+      asks delete 0 1; pods {" ".join(map(str, range(1, KEPT + 1)))}
+who waits is dropped, the newest first, and who runs is not
+  1 run; want 3 -> asks create 2
+  want 2 -> 2 lost: killed -9, ...
+  want 0 -> 1 lost: killed -9, ...
+  want 0; after 0.05 -> pods 0
+"""
 
 
-@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+@pytest.mark.parametrize("story", list(told_in(STORIES)))
 def test_what_becomes_of_pods(story):
-    limits = {name: float(seconds) for name, seconds in re.findall(r"(\w+)=([\d.]+);", story)}
-    run(story, limits)
+    run(story[1:], **{name: float(seconds) for name, seconds in settings_of(story[0]).items()})
 
 
-def run(story, limits=(), workers=PODS):
+def run(lines, **limits):
     async def whole():
-        async with scene(workers, **dict(limits))() as opened:
-            await play(opened, story)
+        async with scene(**limits)() as opened:
+            await play(opened, lines)
 
     asyncio.run(whole())
 
@@ -257,10 +231,8 @@ def run(story, limits=(), workers=PODS):
     ],
 )
 def test_a_pod_that_is_refused_for_now_is_asked_for_again(failure, told):
-    run(f"""
-        refuse create x2: {failure}; want 1 -> {NOT_TAKEN}{told or failure.partition(" ")[2]}; asks create 0 x3; {NOT_YET}
-        pod 0 runs                          -> 0 ready on n0
-    """)
+    refused = f"{NOT_TAKEN}{told or failure.partition(' ')[2]}; asks create 0 x3; {NOT_YET}"
+    run([f"refuse create x2: {failure}; want 1 -> {refused}", "pod 0 runs -> 0 ready on n0"])
 
 
 GONE = ApiError(410, "too old resource version")
@@ -285,7 +257,7 @@ async def test_what_happens_between_two_watches_is_told_once(scene, failure, for
         if forgotten:
             scene.pods.history = []
             scene.pods.failures["watch"] = [GONE]
-    await play(scene, f"-> {following}\n pod 1 is done -> 1 lost: clean 0, exit code 0")
+    await play(scene, [f"-> {following}", "pod 1 is done -> 1 lost: clean 0, exit code 0"])
     assert (scene.pods.calls.count(("list",)) > lists) == forgotten
 
 
@@ -305,7 +277,7 @@ async def test_a_pod_of_somebody_elses_making_that_the_job_owns_is_left_alone(sc
     scene.pods.put(strange)
     assert await scene.places.found() == ()
     scene.pods.put(strange)
-    await play(scene, "1 run -> no delete")
+    await play(scene, ["1 run -> no delete"])
 
 
 @pytest.mark.parametrize(

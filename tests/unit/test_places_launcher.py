@@ -1,7 +1,7 @@
 """Who goes where, and what is told of it: the launcher over any places and any starter, as stories and in any order.
 
-A line of a story says what happens (see `Scene.happens`), and after the arrow all that follows: what is asked of the places
-(``want 2``, ``give back 0``) and of the starter (``start 1 in 0``, ``kill 1``), and what is told of workers.
+What happens is said as in `Scene.happens`; what follows is what is asked of the places (``want 2``, ``give back 0``) and of the starter
+(``start 1 in 0``, ``kill 1``), and what is told of workers.
 """
 
 import heapq
@@ -24,6 +24,7 @@ from elasticdl.master.core.events import (
 from elasticdl.places.base import Place, PlaceEnding, PlaceLost, PlacesRefused, PlaceState
 from elasticdl.places.launcher import IDLE_SECONDS, KILL_SECONDS, PlaceLauncher, Seconds
 from tests.contract.places_kit import FakePlaces, FakeStarter
+from tests.stories import check, parts_of, told_in
 
 READY, WAITING, ENDING = PlaceState.READY, PlaceState.WAITING, PlaceState.ENDING
 CAUSES = (ExitCause.PREEMPTED, ExitCause.NODE_LOST, ExitCause.KILLED, ExitCause.CRASHED)
@@ -145,7 +146,9 @@ class Scene:
         """What was asked and told since, in words; of what was wanted the last."""
         new, self.places.asked[:] = [each.replace("place-", "") for each in self.places.asked], []
         last = max((number for number, each in enumerate(new) if each.startswith("want ")), default=0)
-        return [each for number, each in enumerate(new) if number >= last or not each.startswith("want ")]
+        return parts_of(
+            "; ".join(each for each in new[:last] if not each.startswith("want ")) + "; " + "; ".join(new[last:])
+        )
 
 
 def told(report):
@@ -163,131 +166,110 @@ def told(report):
             return f"stacks of {number}"
 
 
-STORIES = {
-    "a worker waits for a place, is told why once, and of those that wait the one that has waited for it goes first": """
-        launch 0 1                                    -> want 2
-        place 1 waiting on n2: no GPU                 -> 1 waits on n2: no GPU
-        place 1 waiting on n2: no GPU                 ->
-        place 0 waiting: it is pulled; place 1 ready  -> 0 waits: it is pulled; start 1 in 1
-        worker 1 runs; place 0 ready on n1            -> 1 runs in 1; start 0 in 0
-        worker 0 runs; worker 0 read stacks           -> 0 runs on n1 in 0; stacks of 0
-        worker 7 read stacks                          ->
-    """,
-    "a worker is replaced in its own place, where no other is wanted": """
-        1 run; worker 0 exits -9; after 29            -> 0 ended: killed -9
-        launch 1; worker 1 kill                       -> start 1 in 0; kill 1
-        worker 1 exits -9; launch 2                   -> 1 ended: killed -9; start 2 in 0
-        worker 2 runs; after 900                      -> 2 runs on n1 in 0
-    """,
-    "a place is given back when it was idle for a while": """
-        2 run; worker 0 exits 0; worker 1 terminate   -> 0 ended: clean 0; terminate 1
-        after 29                                      ->
-        after 1                                       -> give back 0; want 1
-        worker 1 exits 3; after 30                    -> 1 ended: crashed 3; give back 1; want 0
-    """,
-    "who waits for a place that is lost has ended, so that whoever launches waits longer, and avoids its node": """
-        launch 0 1; place 1 waiting on n2             -> want 2
-        place 1 is lost as evicted: rejected          -> 1 ended on n2: evicted -9: rejected; want 1
-        place 0 is lost as killed                     -> want 1
-        place 2 ready                                 -> start 0 in 2
-    """,
-    "a worker stays away from a node, also from an idle place there, if there is any other": """
-        launch 0; place 0 ready on slow               -> want 1; start 0 in 0
-        launch 1 not on slow                          -> want 2 not on slow
-        worker 0 exits -9                             -> 0 ended: killed -9; give back 0; want 1 not on slow
-        place 1 ready on slow                         -> start 1 in 1; want 1
-    """,
-    "who waits is told why nothing is had of the places that are missing": """
-        full; launch 0 1                              ->
-        refused: no more for you                      -> 0 waits: no more for you; 1 waits: no more for you
-        launch 2                                      -> 2 waits: no more for you
-        refused: ; launch 3                           ->
-    """,
-    "the end of a worker waits for that of its place, whose cause it has": """
-        1 run; place 0 ending; worker 0 exits 0       -> want 0
-        launch 1                                      -> want 1
-        place 0 is lost as preempted 143: for another -> 0 ended: preempted 0: for another; want 1
-    """,
-    "also where its starter is told first; but a process knows better why it has ended by itself": """
-        1 run; place 0 is told to end                 ->
-        worker 0 exits 0                              ->
-        place 0 is lost as killed 143: for another    -> 0 ended: clean 0; want 0
-    """,
-    "a place that goes on after all has the next worker": """
-        1 run; place 0 ending; worker 0 exits 3       -> want 0
-        launch 1                                      -> want 1
-        place 0 ready                                 -> 0 ended: crashed 3; start 1 in 0; want 1
-    """,
-    "a worker that can't be killed loses its place": """
-        1 run; worker 0 kill; after 9                 -> kill 0
-        after 1                                       -> give back 0 at once; want 0
-        place 0 is lost as killed: by force           -> 0 ended: killed -9: by force; want 0
-    """,
-    "and at once where nobody may hear the order any more": """
-        1 run; place 0 ending; worker 0 kill          -> want 0; kill 0
-        after 0                                       -> give back 0 at once; want 0
-    """,
-    "a worker that has not begun does not wait for a node to come back, which may take minutes": """
-        1 run; launch 1; place 1 ready on n1          -> want 2; start 1 in 1
-        place 0 ending; place 1 ending: no answer     -> want 0
-        after 9                                       ->
-        after 1                                       -> give back 1 at once; want 0
-        place 1 is lost as killed: as told            -> 1 ended: node_lost -9: no answer; want 0
-    """,
-    "nor for one that does not start it, each worker from its own beginning": """
-        launch 0; place 0 ready; after 300            -> want 1; start 0 in 0
-        worker 0 exits 1; launch 1; after 300         -> 0 ended: crashed 1; start 1 in 0
-        launch 2; place 1 ready; after 299            -> want 2; start 2 in 1
-        worker 2 runs; after 1                        -> 2 runs in 1; give back 0 at once; want 1
-        place 0 is lost as killed: as told            -> 1 ended: node_lost -9: it was not started within 600 s; want 1
-        after 600                                     ->
-    """,
-    "of a worker that has crashed it is told where its log is": """
-        launch 0; place 0 ready: cat 0                -> want 1; start 0 in 0
-        worker 0 exits 3; launch 1                    -> 0 ended: crashed 3: ; its log: cat 0; start 1 in 0
-        worker 1 exits -9                             -> 1 ended: killed -9
-    """,
-    "a worker that nobody has launched is killed, and what can't be mended is passed on": """
-        1 run; worker 7 runs                          -> kill 7
-        failed: no image                              -> failed: no image
-    """,
-    "another master takes over, and keeps its turn in the queue for those that are launched anew": """
-        found a ready n1, b ending n2, c ready n1, d waiting / 3 a, 4 b -> 3 on n1 in a; 4 on n2 in b
-        after 0; launch 5                             -> want 3; start 5 in c
-        after 30                                      -> want 2
-        place b is lost as evicted 143: drained       -> 4 ended: evicted 143: drained; want 2
-    """,
-    "of a worker whose place was lost in the absence the next master hears why": """
-        found a lost n1, b lost n1 // 3 a, 5 x        -> 3 over on n1 in a
-        place a is lost as preempted: for another     -> 3 ended: preempted -9: for another; want 0
-        place b is lost as killed: as told; after 0   -> want 0
-    """,
-    "of two that are found in a place, one of which has ended there before, both ends are told": """
-        found a ready n1 / 3 a over, 4 a; after 0     -> 3 over on n1 in a; 4 on n1 in a; want 1
-        place a ending on n1; worker 3 exits 1        -> want 0; 3 ended: crashed 1
-        worker 4 exits -15                            ->
-        place a is lost as evicted 143: drained       -> 4 ended: evicted -15: drained; want 0
-    """,
-    "also if the place goes first": """
-        found a ready n1 / 3 a over, 4 a; after 0     -> 3 over on n1 in a; 4 on n1 in a; want 1
-        place a is lost as evicted 143                -> 3 ended: evicted 143; 4 ended: evicted 143; want 0
-    """,
-    "a master that leaves ends nobody, and what becomes of workers is for the next to tell": """
-        1 run; master leaves; master closes           ->
-        after 100; launch 1                           ->
-        place 0 is lost as preempted: for another     ->
-    """,
-}
+STORIES = """
+a worker waits for a place, is told why once, and of those that wait the one that has waited for it goes first
+  launch 0 1 -> want 2
+  place 1 waiting on n2: no GPU -> 1 waits on n2: no GPU
+  place 1 waiting on n2: no GPU -> nothing
+  place 0 waiting: it is pulled; place 1 ready -> 0 waits: it is pulled; start 1 in 1
+  worker 1 runs; place 0 ready on n1 -> 1 runs in 1; start 0 in 0
+  worker 0 runs; worker 0 read stacks -> 0 runs on n1 in 0; stacks of 0
+  worker 7 read stacks -> nothing
+a worker is replaced in its own place, where no other is wanted
+  1 run; worker 0 exits -9; after 29 -> 0 ended: killed -9
+  launch 1; worker 1 kill -> start 1 in 0; kill 1
+  worker 1 exits -9; launch 2 -> 1 ended: killed -9; start 2 in 0
+  worker 2 runs; after 900 -> 2 runs on n1 in 0
+a place is given back when it was idle for a while
+  2 run; worker 0 exits 0; worker 1 terminate -> 0 ended: clean 0; terminate 1
+  after 29 -> nothing
+  after 1 -> give back 0; want 1
+  worker 1 exits 3; after 30 -> 1 ended: crashed 3; give back 1; want 0
+who waits for a place that is lost has ended, so that whoever launches waits longer, and avoids its node
+  launch 0 1; place 1 waiting on n2 -> want 2
+  place 1 is lost as evicted: rejected -> 1 ended on n2: evicted -9: rejected; want 1
+  place 0 is lost as killed -> want 1
+  place 2 ready -> start 0 in 2
+a worker stays away from a node, also from an idle place there, if there is any other
+  launch 0; place 0 ready on slow -> want 1; start 0 in 0
+  launch 1 not on slow -> want 2 not on slow
+  worker 0 exits -9 -> 0 ended: killed -9; give back 0; want 1 not on slow
+  place 1 ready on slow -> start 1 in 1; want 1
+who waits is told why nothing is had of the places that are missing
+  full; launch 0 1 -> nothing
+  refused: no more for you -> 0 waits: no more for you; 1 waits: no more for you
+  launch 2 -> 2 waits: no more for you
+  refused: ; launch 3 -> nothing
+the end of a worker waits for that of its place, whose cause it has
+  1 run; place 0 ending; worker 0 exits 0 -> want 0
+  launch 1 -> want 1
+  place 0 is lost as preempted 143: for another -> 0 ended: preempted 0: for another; want 1
+also where its starter is told first; but a process knows better why it has ended by itself
+  1 run; place 0 is told to end -> nothing
+  worker 0 exits 0 -> nothing
+  place 0 is lost as killed 143: for another -> 0 ended: clean 0; want 0
+a place that goes on after all has the next worker
+  1 run; place 0 ending; worker 0 exits 3 -> want 0
+  launch 1 -> want 1
+  place 0 ready -> 0 ended: crashed 3; start 1 in 0; want 1
+a worker that can't be killed loses its place
+  1 run; worker 0 kill; after 9 -> kill 0
+  after 1 -> give back 0 at once; want 0
+  place 0 is lost as killed: by force -> 0 ended: killed -9: by force; want 0
+and at once where nobody may hear the order any more
+  1 run; place 0 ending; worker 0 kill -> want 0; kill 0
+  after 0 -> give back 0 at once; want 0
+a worker that has not begun does not wait for a node to come back, which may take minutes
+  1 run; launch 1; place 1 ready on n1 -> want 2; start 1 in 1
+  place 0 ending; place 1 ending: no answer -> want 0
+  after 9 -> nothing
+  after 1 -> give back 1 at once; want 0
+  place 1 is lost as killed: as told -> 1 ended: node_lost -9: no answer; want 0
+nor for one that does not start it, each worker from its own beginning
+  launch 0; place 0 ready; after 300 -> want 1; start 0 in 0
+  worker 0 exits 1; launch 1; after 300 -> 0 ended: crashed 1; start 1 in 0
+  launch 2; place 1 ready; after 299 -> want 2; start 2 in 1
+  worker 2 runs; after 1 -> 2 runs in 1; give back 0 at once; want 1
+  place 0 is lost as killed: as told -> 1 ended: node_lost -9: it was not started within 600 s; want 1
+  after 600 -> nothing
+of a worker that has crashed it is told where its log is
+  launch 0; place 0 ready: cat 0 -> want 1; start 0 in 0
+  worker 0 exits 3; launch 1 -> 0 ended: crashed 3: ; its log: cat 0; start 1 in 0
+  worker 1 exits -9 -> 1 ended: killed -9
+a worker that nobody has launched is killed, and what can't be mended is passed on
+  1 run; worker 7 runs -> kill 7
+  failed: no image -> failed: no image
+another master takes over, and keeps its turn in the queue for those that are launched anew
+  found a ready n1, b ending n2, c ready n1, d waiting / 3 a, 4 b -> 3 on n1 in a; 4 on n2 in b
+  after 0; launch 5 -> want 3; start 5 in c
+  after 30 -> want 2
+  place b is lost as evicted 143: drained -> 4 ended: evicted 143: drained; want 2
+of a worker whose place was lost in the absence the next master hears why
+  found a lost n1, b lost n1 // 3 a, 5 x -> 3 over on n1 in a
+  place a is lost as preempted: for another -> 3 ended: preempted -9: for another; want 0
+  place b is lost as killed: as told; after 0 -> want 0
+of two that are found in a place, one of which has ended there before, both ends are told
+  found a ready n1 / 3 a over, 4 a; after 0 -> 3 over on n1 in a; 4 on n1 in a; want 1
+  place a ending on n1; worker 3 exits 1 -> want 0; 3 ended: crashed 1
+  worker 4 exits -15 -> nothing
+  place a is lost as evicted 143: drained -> 4 ended: evicted -15: drained; want 0
+also if the place goes first
+  found a ready n1 / 3 a over, 4 a; after 0 -> 3 over on n1 in a; 4 on n1 in a; want 1
+  place a is lost as evicted 143 -> 3 ended: evicted 143; 4 ended: evicted 143; want 0
+a master that leaves ends nobody, and what becomes of workers is for the next to tell
+  1 run; master leaves; master closes -> nothing
+  after 100; launch 1 -> nothing
+  place 0 is lost as preempted: for another -> nothing
+"""
 
 
-@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+@pytest.mark.parametrize("story", list(told_in(STORIES)))
 def test_what_follows(story):
     scene = Scene()
-    for line in story.strip().splitlines():
-        happens, follows = line.split("->")
-        for each in happens.split(";"):
-            scene.happens(each.strip())
-        assert "; ".join(scene.follows()) == follows.strip(), happens
+    for line in story[1:]:
+        for each in parts_of(line.partition("->")[0]):
+            scene.happens(each)
+        check(line, scene.follows())
 
 
 def test_a_worker_is_launched_once():
