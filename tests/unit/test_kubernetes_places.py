@@ -105,6 +105,8 @@ async def follows(scene, expected):
             assert f"found {', '.join(scene.found)}" == expected
         case ["no", method]:
             assert method not in [call[0] for call in scene.pods.calls]
+        case ["..."]:  # from now on whatever is told
+            scene.reports = asyncio.Queue()
         case ["pods", *numbers]:
             await scene.until(lambda: sorted(scene.pods.there) == sorted(map(name, numbers)))
         case _:
@@ -134,7 +136,7 @@ a pod of which the answer was lost is taken for ours
   pod 0 runs -> 0 ready on n0
 a pod of an older job of the name is waited for, and holds up no other
   another's is there; want 2 -> {NOT_TAKEN}there still is a pod {name(0)} of another job; asks create 1
-  pod 0 is gone -> asks create 0 x2; {NOT_YET}
+  pod 0 is gone -> asks create 0 x2; pods 0 1; ...
 a pod that is given up while it is asked for is never made
   refuse create x1000: 403 exceeded quota; want 1 -> {NOT_TAKEN}exceeded quota
   give back 0 at once -> 0 lost: killed -9, it had no place yet; no delete
