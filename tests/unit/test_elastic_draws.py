@@ -1,12 +1,15 @@
-"""What the order of a loader's samples is drawn from, and stand-ins for its batches."""
+"""What the order of a loader's samples is drawn from, what is drawn apart, and stand-ins for batches."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from elastic_kit import make_data
 from torch.utils.data import DataLoader
 
 from elasticdl.elastic.torch_kit.own_loader import Draws, OwnLoader, StandIn
-from elasticdl.elastic.torch_kit.tensors import streams_apart
+from elasticdl.elastic.torch_kit.tensors import seed_generators, streams_apart
 
 
 @pytest.mark.parametrize("persistent", [True, False])
@@ -61,3 +64,28 @@ def test_where_no_gpu_is_used_none_is_counted_in_each_step(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: pytest.fail("it takes a quarter of a millisecond"))
     with streams_apart():
         torch.rand(1)
+
+
+def draw():
+    return random.random(), np.random.rand(), torch.rand(1).item()
+
+
+def test_what_is_drawn_apart_is_seeded_also_within_another_and_the_streams_go_on():
+    expected = []
+    for apart in (False, True):
+        for seed in (random.seed, np.random.seed, torch.manual_seed):
+            seed(3)
+        drawn = [draw()]
+        if apart:
+            with streams_apart():
+                seed_generators(7)
+                within = [draw()]
+                with streams_apart():
+                    seed_generators(7)
+                    assert draw() == within[0]
+                within.append(draw())
+            with streams_apart():
+                seed_generators(7)
+                assert [draw(), draw()] == within
+        expected.append([*drawn, draw()])
+    assert expected[0] == expected[1]

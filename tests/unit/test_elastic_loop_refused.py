@@ -9,11 +9,10 @@ import pytest
 import torch
 from elastic_kit import Board, Trainee
 from plain_kit import BATCH, Script, each_batch, run
-from refusal_kit import refused
+from refusal_kit import refused, require_refusal
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch.loop_host import LoopHost
 from elasticdl.elastic.torch.prepare import PlainLoop
@@ -63,12 +62,7 @@ WITH_A_BATCH = {
 def all_refuse(words, loop, workers, **options):
     _, said = run(loop, workers, **options)
     for error in said:
-        assert isinstance(error, UserError), error
-        refused(words, lambda error=error: raise_(error))
-
-
-def raise_(error):
-    raise error
+        require_refusal(error, words)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

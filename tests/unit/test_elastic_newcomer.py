@@ -11,7 +11,7 @@ import pytest
 import torch
 from job_kit import Job
 from plain_kit import Script
-from refusal_kit import refused
+from refusal_kit import refused, require_refusal
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -330,15 +330,11 @@ def test_what_the_loop_calls_of_a_model_that_was_copied_on_the_way_is_refused():
 
     member = train(Comer(of_a_teacher))
     late = come(member, Comer(of_a_teacher))
-    refused("a copy of the model that this worker has made while it was catching up", lambda: raise_(late.said))
+    require_refusal(late.said, "a copy of the model that this worker has made while it was catching up")
     assert late.progress.step == step_of(STANDS) + 1, "no step was made of it"
     late.teacher(torch.zeros(1, 8))  # outside the loop
     early = come(member, Comer(of_a_teacher, before=copy_at_once))  # which is as everybody's
     assert early.said is None
-
-
-def raise_(error):
-    raise error
 
 
 @pytest.mark.parametrize(("told", "epochs", "batches"), [((1, 2), 1, 0), ((1, 2), 1, 1), ((0, 2), 0, 3)])
@@ -474,7 +470,7 @@ def test_it_goes_on_from_what_the_script_has_written_after_an_epoch(told, read, 
 
 def test_a_checkpoint_that_is_ahead_of_the_job_is_refused():
     late = come(train(Comer(start=0)), Comer(start=3, epochs=5))
-    refused(r"start_epoch=3\) is ahead of the job, which stands in epoch 2", lambda: raise_(late.said))
+    require_refusal(late.said, r"start_epoch=3\) is ahead of the job, which stands in epoch 2")
 
 
 def test_where_nobody_is_left_the_script_goes_on_from_its_own_checkpoint():
