@@ -27,6 +27,47 @@ def numbers(samples=SAMPLES, features=6):
     return inputs, (inputs @ generator.normal(size=(features, 1))).astype("float32")
 
 
+X, Y = numbers()
+
+
+def sequences(samples=48, steps=5):
+    """Of unequal lengths, the long ones of each batch first; what comes after is 0, to be masked."""
+    generator = np.random.default_rng(0)
+    inputs = generator.normal(size=(samples, steps, 2)).astype("float32")
+    lengths = np.sort(generator.integers(1, steps + 1, samples).reshape(-1, BATCH), 1)[:, ::-1].ravel()
+    inputs[np.arange(steps)[None] >= lengths[:, None]] = 0
+    return inputs, generator.normal(size=(samples, steps, 1)).astype("float32")
+
+
+class Batches(keras.utils.PyDataset):
+    """Draws a new order between epochs; what reading leaves behind is of its process."""
+
+    def __init__(self, draws=False, grows_in=None):
+        """``draws``: where it is read, too."""
+        super().__init__()
+        self.random, self.draws, self.grows_in = np.random.default_rng(3), draws, grows_in
+        self.order, self.level, self.calls = np.arange(len(X)), 1.0, []
+        self.opened, self.read = -1, {}
+
+    def __len__(self):
+        return len(X) // BATCH + (len(self.calls) == self.grows_in)
+
+    def __getitem__(self, number):
+        self.opened = number
+        self.read[number] = True
+        if self.draws:
+            self.random.random()
+        rows = self.order[number * BATCH : (number + 1) * BATCH]
+        return X[rows] * np.float32(self.level), Y[rows]
+
+    def on_epoch_begin(self):
+        self.calls.append("begin")
+
+    def on_epoch_end(self):
+        self.calls.append("end")
+        self.random.shuffle(self.order)
+
+
 def dense(*middle, optimizer=None, loss="mse", **compiled):
     """Compiled, with the same weights each time."""
     keras.utils.set_random_seed(1)
@@ -41,7 +82,7 @@ class Fitting:
     def __init__(
         self, model, data, callbacks=(), *, most=BATCH, batch=BATCH, epochs=3, stages=None, check_state="off", **options
     ):
-        self.model = model
+        self.model, self.callbacks = model, callbacks
         self.history = keras.callbacks.History()
         self.collective = SumOfThreads(0, Board(1))
         self.context = ElasticContext(FakeMaster().session, self.collective, BatchPolicy(batch, None, most), seed=0)

@@ -179,28 +179,6 @@ def test_the_rate_of_a_step_is_set_before_its_update():
     assert member.state.learning_rate == 0.0
 
 
-def test_a_schedule_of_the_optimizer_and_rules_exclude_each_other():
-    optimizer = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9))
-    member = alone(BatchPolicy(None, 10), optimizer=optimizer)
-    member.state.follow(LearningRate())
-    member.train(steps=1)
-    with pytest.raises(UserError, match="schedule of the optimizer's own"):
-        member.state.follow(LearningRate(scaling="linear"))
-
-
-# -- what is refused --
-
-
-def test_what_is_no_model_or_not_built_is_one_line():
-    sgd = keras.optimizers.SGD()
-    with pytest.raises(UserError, match="the model is a str"):
-        TrainStep("model", None, sgd)
-    with pytest.raises(UserError, match="the optimizer is a str"):
-        TrainStep(make_model(), None, "sgd")
-    with pytest.raises(UserError, match="not built"):
-        TrainStep(keras.Sequential([keras.layers.Dense(1)]), None, sgd)
-
-
 def all_layers():
     return *norm_layer(), Count(), keras.layers.Dense(16, activity_regularizer="l2")
 
@@ -274,11 +252,3 @@ def test_xla_is_used_where_it_is_asked_for_and_can_be(layers, told, used):
     if told is not None:
         model.compile(jit_compile=told)
     assert TrainStep(model, None, keras.optimizers.SGD()).jit_compile == used
-
-
-def test_a_value_with_a_name_of_the_states_own_is_refused():
-    member = Trainee(0, Board(1), HALVES, joins=False)
-    for name in (*(name for name in vars(member.state) if not name.startswith("_")), "step"):
-        member.values = lambda name=name: {name: 100}
-        with pytest.raises(UserError, match=rf"^KerasState\({name}=...\): the state has a {name} of its own"):
-            member.begin()

@@ -7,7 +7,6 @@ import pytest
 from elastic_keras_kit import Board, Samples, SumOfThreads
 from session_kit import alone
 
-from elasticdl.common.errors import UserError
 from elasticdl.data import Arrays
 from elasticdl.elastic.core.plan import BatchPolicy, epoch_order
 from elasticdl.elastic.keras.loader import AHEAD, ElasticContext, ElasticDataLoader, fetch, load, load_ahead
@@ -63,19 +62,6 @@ class Broken(Samples):
 
     def __getitem__(self, index):
         return self.sample(index)
-
-
-@pytest.mark.parametrize(
-    ("sample", "message"),
-    [
-        (lambda index: np.zeros(3), "a sample of Broken is a ndarray; expected a pair"),
-        (lambda index: (1, 2, 3), "a sample of Broken is a tuple of 3"),
-        (lambda index: (np.zeros(index), 0), "samples 3 to 1 can't be put into one batch"),
-    ],
-)
-def test_samples_that_can_not_be_used_are_one_line(sample, message):
-    with pytest.raises(UserError, match=message):
-        load(Broken(sample), TWO)
 
 
 def test_the_samples_of_an_epoch_in_the_plans_order():

@@ -59,6 +59,11 @@ class Module(lightning.LightningModule):
         return torch.optim.SGD(self.net.parameters(), lr=0.1)
 
 
+def changed(kind, **functions):
+    """A kind with other functions."""
+    return type(kind.__name__, (kind,), functions)
+
+
 def make_fit(kind, job, folder, *, batches=1, samples=24, epochs=1, callbacks=()):
     """In a step there are so many batches."""
     made = strategy.make_strategy("lightning.pytorch", job)()

@@ -1,0 +1,359 @@
+"""Keras's ``fit`` on workers: what Keras's own makes of it, they make of it, whoever has which part of a batch; a newcomer goes on with what the others have."""
+
+import random
+import threading
+from functools import partial
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from elastic_fit_kit import (
+    BATCH,
+    Batches,
+    Fitting,
+    X,
+    Y,
+    assert_as_plain,
+    data_of,
+    dense,
+    fit_together,
+    fit_with_a_newcomer,
+    plainly,
+    sequences,
+)
+from elastic_keras_kit import Board, Trainee, run_all
+from refusal_kit import refused
+
+from elasticdl.elastic.core.plan import BatchPolicy
+
+FEW = slice(0, 16)  # one batch, so that a mean of Keras's over batches is one over samples
+LONG, AIMS = sequences()
+EACH = np.random.default_rng(1).random(AIMS.shape[:2]).astype("float32")
+
+
+# -- the numbers --
+
+
+def averaging():
+    return dense(optimizer=keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9))
+
+
+class Doubled(keras.optimizers.SGD):
+    """Has its own word on gradients, where Keras's fit asks it."""
+
+    def apply_gradients(self, grads_and_vars):
+        return super().apply_gradients([(2 * gradient, variable) for gradient, variable in grads_and_vars])
+
+
+def two_headed():
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((6,))
+    middle = keras.layers.Dense(4)(inputs)
+    heads = {"a": keras.layers.Dense(1, name="a")(middle), "b": keras.layers.Dense(3, name="b")(middle)}
+    model = keras.Model(inputs, heads)
+    model.compile(keras.optimizers.AdamW(0.05, weight_decay=0.1), {"a": "mse", "b": None}, jit_compile=False)
+    return model
+
+
+def masking(loss="mse", regularizer=None):
+    """A loss that its mask makes a mean over some of the elements."""
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Masking(0.0), keras.layers.Dense(1, kernel_regularizer=regularizer)]
+    model = keras.Sequential([keras.Input(LONG.shape[1:]), *layers])
+    model.compile(keras.optimizers.SGD(0.5), loss, metrics=["mae"], jit_compile=False)
+    return model
+
+
+def squares(labels, outputs):
+    return tf.reduce_mean(tf.square(labels - outputs), -1)
+
+
+class OwnLoss(keras.losses.Loss):
+    def call(self, labels, outputs):
+        return squares(labels, outputs)
+
+
+def with_nothing_left_of_a_part():
+    inputs = LONG.copy()
+    inputs[11:16] = 0
+    return inputs
+
+
+WHOLE, PARTS, WORKERS = (1, BATCH), (1, 5), (2, BATCH)  # how many, and how much at a time
+FITS = {
+    "averaged weights": (averaging, X, Y, {"validation_data": (X[:20], Y[:20])}, (WHOLE, PARTS, WORKERS)),
+    "apply_gradients": (lambda: dense(optimizer=Doubled(0.02)), X, Y, {}, (WHOLE, PARTS, WORKERS)),
+    "head without a loss": (
+        two_headed,
+        X,
+        {"a": Y},
+        {"validation_data": (X[:20], {"a": Y[:20]})},
+        (WHOLE, PARTS, WORKERS),
+    ),
+    "masks": (partial(masking, regularizer="l2"), LONG, AIMS, {}, (WHOLE, PARTS, WORKERS)),
+    "masks, a function": (partial(masking, squares), LONG, AIMS, {}, (PARTS,)),
+    "masks, its own class": (partial(masking, OwnLoss()), LONG, AIMS, {}, (PARTS,)),
+    "masks, nothing left": (masking, with_nothing_left_of_a_part(), AIMS, {}, (PARTS,)),
+    "masks and weights": (masking, LONG, AIMS, {"sample_weight": EACH}, (PARTS,)),
+    "masks, validated": (masking, LONG, AIMS, {"validation_data": (LONG[FEW], AIMS[FEW])}, (PARTS, WORKERS)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "most"), [(name, *world) for name, (*_, worlds) in FITS.items() for world in worlds]
+)
+def test_a_fit_is_that_of_keras(name, workers, most):
+    make, inputs, labels, given, _ = FITS[name]
+    plain = plainly(make(), inputs, labels, **given)
+    members = fit_together(workers, lambda rank: Fitting(make(), data_of(inputs, labels, **given), most=most))
+    assert_as_plain(members, plain, rtol=1e-4)
+
+
+class Sequences:
+    def __len__(self):
+        return len(LONG)
+
+    def __getitem__(self, index):
+        return LONG[index], AIMS[index]
+
+
+@pytest.mark.parametrize(("loss", "masked"), [(keras.losses.MeanSquaredError(), True), (squares, False)])
+def test_a_loop_of_ones_own_weighs_by_what_its_loss_looks_at(loss, masked, monkeypatch):
+    monkeypatch.setattr("elastic_keras_kit.loss", loss)
+
+    def train(workers, most):
+        board, policy = Board(workers), BatchPolicy(BATCH, None, most)
+        members = [
+            Trainee(rank, board, policy, masking(), keras.optimizers.SGD(0.5), Sequences()) for rank in range(workers)
+        ]
+        run_all(members, lambda member: member.train(1))
+        return members
+
+    (alone,) = train(*WHOLE)
+    for member in (*train(*PARTS), *train(*WORKERS)):
+        np.testing.assert_allclose(member.losses, alone.losses, rtol=1e-4)
+        assert member.train_step._masked == masked
+
+
+# -- what Keras tells data sets and callbacks --
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_py_dataset_is_told_of_epochs_as_by_keras(workers):
+    theirs = Batches()
+    plain = plainly(dense(), theirs, validation_data=Batches(), validation_freq=2)
+    ours = [(Batches(), Batches()) for _ in range(workers)]
+    members = fit_together(
+        workers,
+        lambda rank: Fitting(dense(), data_of(ours[rank][0], validation_data=ours[rank][1]), validation_freq=2),
+    )
+    assert_as_plain(members, plain)
+    for training, validating in ours:
+        assert training.calls == theirs.calls
+        assert not validating.calls
+
+
+class Drawn(Batches):
+    """Draws from the generators of its process between epochs."""
+
+    def on_epoch_end(self):
+        self.calls.append((random.random(), np.random.random()))
+
+
+def test_a_worker_that_comes_later_draws_for_its_py_dataset_what_others_have_drawn():
+    first, later = Drawn(), Drawn()
+    samples = data_of(first).training
+    for count in (1, 3):
+        samples.tell(count, seed=5)
+    random.random()  # in its process other numbers were drawn
+    np.random.random()
+    data_of(later).training.tell(3, seed=5)
+    assert first.calls == later.calls
+    assert len(set(first.calls)) == 3, "two draws, and between them the beginning of an epoch"
+
+
+class StopsAt(keras.callbacks.Callback):
+    """At the hook of this name, the second time that it is called in the second epoch."""
+
+    def __init__(self, hook):
+        super().__init__()
+        self.epoch, self.called, self.steps = -1, 0, 0
+        setattr(self, hook, self.count)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def count(self, number, logs=None):
+        self.called += self.epoch == 1
+        if self.called == 2:
+            self.model.stop_training = True
+
+    def on_test_begin(self, logs=None):
+        """The last thing before the end of an epoch."""
+        self.steps = int(self.model.optimizer.iterations)
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_begin", "on_train_batch_end"])
+def test_training_stops_after_the_step_after_which_kerass_own_stops(hook):
+    theirs, ours = StopsAt(hook), [StopsAt(hook) for _ in range(2)]
+    validation = {"validation_data": (X[:20], Y[:20])}
+    plain = plainly(dense(), X, Y, [theirs], **validation)
+    members = fit_together(2, lambda rank: Fitting(dense(), data_of(X, Y, **validation), [ours[rank]]))
+    assert [each.steps for each in ours] == [theirs.steps] * 2 == [6, 6]
+    assert_as_plain(members, plain)
+
+
+class OlderName(keras.callbacks.Callback):
+    def __init__(self, seen):
+        super().__init__()
+        self.show = seen.append
+
+    def on_batch_end(self, batch, logs=None):
+        self.show(dict(logs))
+
+
+def by_a_lambda(seen):
+    return keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(dict(logs)))
+
+
+@pytest.mark.parametrize("make", [by_a_lambda, OlderName])
+def test_every_callback_that_looks_at_steps_sees_the_metrics(make):
+    theirs, ours = [], []
+    plainly(dense(metrics=["mae"]), X, Y, [make(theirs)], epochs=1)
+    fit_together(1, lambda rank: Fitting(dense(metrics=["mae"]), data_of(X, Y), [make(ours)], epochs=1))
+    assert len(ours) == len(theirs) == len(X) // BATCH
+    for one, other in zip(ours, theirs, strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+
+
+# -- newcomers: what they take from the others, so that all make the training of one --
+
+
+class Everything(keras.callbacks.Callback):
+    """A plateau rule of its own; and all that such a callback may keep."""
+
+    keeps = ("last", "by", "best", "calm", "note", "summed")
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.by, self.best = [], {}, None
+        self.calm, self.note, self.kept = False, "", np.zeros(2)
+        self.lock, self.own, self.mean = threading.Lock(), None, keras.metrics.Mean()
+
+    @property
+    def summed(self):
+        return self.kept.tolist()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.last.append(logs["loss"])
+        self.by[epoch % 2] = logs["loss"]
+        self.best, self.calm, self.note = min(self.last), epoch > 1, f"epoch {epoch}"
+        self.kept = self.kept + logs["loss"]
+        self.own = object()
+        if len(self.last) >= 3 and self.last[-3] - self.last[-1] < 100:
+            self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) * 0.5
+
+
+class Begins(keras.callbacks.Callback):
+    """Sets in a hook what does not travel, and what does."""
+
+    keeps = ("told", "number", "present")
+
+    def __init__(self):
+        super().__init__()
+        self.begun, self.told, self.number = (lambda: -1,), [], 0
+
+    @property
+    def present(self):
+        return self.begun[0]()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.begun = (lambda: epoch,)
+        self.told.append(epoch)
+        self.number += 1
+        self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) / 2
+
+
+class Anneals(keras.callbacks.Callback):
+    """Sets a variable that the loss closes over. A newcomer's does not: it is sent."""
+
+    def __init__(self, weight, rank):
+        super().__init__()
+        self.anneal = weight.assign if rank == 0 else lambda value: None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.anneal(epoch / 2)
+
+
+def annealed(make, rank):
+    weight = make()
+
+    def loss(labels, outputs):
+        return tf.square(labels - outputs) + keras.ops.convert_to_tensor(weight) * tf.abs(outputs)
+
+    return Fitting(dense(loss=loss), data_of(X, Y), [Anneals(weight, rank)])
+
+
+class Slowing(keras.optimizers.SGD):
+    """Counts in a variable of TensorFlow's."""
+
+    def build(self, variables):
+        super().build(variables)
+        self.count = tf.Variable(0.0, trainable=False)
+
+    def apply(self, grads, trainable_variables=None):
+        self.count.assign_add(1.0)
+        super().apply([each / self.count for each in grads], trainable_variables)
+
+
+def raising(rank):
+    """A data set whose samples change from epoch to epoch, and in another order."""
+    data = Batches()
+    callback = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: setattr(data, "level", 1 + epoch / 2))
+    return Fitting(dense(), data_of(data), [callback])
+
+
+def of_a_later_checkpoint(rank):
+    """Its script has read the one that the job itself has written since."""
+    return Fitting(dense(), data_of(Batches()), initial_epoch=rank, epochs=3 - rank, steps_per_epoch=3)
+
+
+NEWCOMERS = {
+    "callbacks that decide": (lambda rank: Fitting(dense(), data_of(X, Y), [Everything()], epochs=6), 17),
+    "hooks that begin an epoch": (lambda rank: Fitting(dense(), data_of(X, Y), [Begins()]), 10),
+    "a variable of TensorFlow's": (partial(annealed, lambda: tf.Variable(0.0)), 10),
+    "a variable of Keras's": (partial(annealed, lambda: keras.Variable(0.0)), 10),
+    "an optimizer's own": (lambda rank: Fitting(dense(optimizer=Slowing(0.02)), data_of(X, Y)), 5),
+    "a data set": (raising, 6),
+    "epochs": (of_a_later_checkpoint, 5),
+}
+
+
+@pytest.mark.parametrize("name", NEWCOMERS)
+def test_a_newcomer_goes_on_as_the_others_do(name):
+    make, joins_after = NEWCOMERS[name]
+    (alone,) = fit_together(1, make)
+    first, newcomer = fit_with_a_newcomer(make, joins_after)
+    for member in (first, newcomer):
+        assert member.fit.state.step == alone.fit.state.step
+        assert float(member.model.optimizer.learning_rate) == float(alone.model.optimizer.learning_rate)
+        for one, other in zip(member.weights(), alone.weights(), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    for one, other in zip(first.weights(), newcomer.weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    for theirs, mine in zip(first.callbacks, newcomer.callbacks, strict=True):
+        for kept in getattr(theirs, "keeps", ()):
+            assert getattr(mine, kept) == getattr(theirs, kept)
+
+
+def test_captured_variables_are_in_a_checkpoint():
+    weight = tf.Variable(0.0)
+    (member,) = fit_together(1, lambda rank: annealed(lambda: weight, rank))
+    state = member.fit.state.state_dict()
+    assert state["captured"] == [1.0]
+    weight.assign(5.0)
+    member.fit.state.load_state_dict(state)
+    assert float(weight) == 1.0
+    del state["captured"]
+    refused("the state is of another captured", partial(member.fit.state.load_state_dict, state))

@@ -1,0 +1,178 @@
+"""What can't be had with Keras is one line: in a loop of one's own, of its samples, and in ``fit``."""
+
+from functools import partial
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from elastic_fit_kit import Batches, Fitting, X, Y, data_of, dense, fit_together, sequences
+from elastic_keras_kit import Board, Samples, Trainee, make_model
+from refusal_kit import refused
+
+from elasticdl.elastic.core.learning_rate import LearningRate
+from elasticdl.elastic.core.plan import BatchPolicy
+from elasticdl.elastic.keras.fit import FitStep
+from elasticdl.elastic.keras.fit_data import check_compiled
+from elasticdl.elastic.keras.loader import load
+from elasticdl.elastic.keras.step import TrainStep
+
+MSE, SGD = keras.losses.MeanSquaredError, keras.optimizers.SGD
+LONG, AIMS = sequences()
+
+
+# -- loops --
+
+
+def a_schedule_and_rules():
+    optimizer = SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9))
+    member = Trainee(0, Board(1), BatchPolicy(None, 10), optimizer=optimizer)
+    member.state.follow(LearningRate())
+    member.train(steps=1)
+    member.state.follow(LearningRate(scaling="linear"))
+
+
+def samples_are(sample):
+    class Broken(Samples):
+        def __getitem__(self, index):
+            return sample(index)
+
+    load(Broken(), np.array([3, 1]))
+
+
+# -- fit --
+
+
+def fit(model=None, data=None, workers=1, **options):
+    fit_together(workers, lambda rank: Fitting(model or dense(), data or data_of(X, Y), **options))
+
+
+class Largest(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="largest_error")
+        self.kept = self.add_variable(shape=(), initializer="zeros", name="kept")
+
+    def update_state(self, labels, outputs, sample_weight=None):
+        self.kept.assign(keras.ops.maximum(self.kept, keras.ops.max(keras.ops.abs(labels - outputs))))
+
+    def result(self):
+        return self.kept
+
+
+class Knows(keras.layers.Layer):
+    """Sets a flag when it is called."""
+
+    def build(self, shape):
+        self.knows = self.add_weight(shape=(), dtype="bool", initializer=lambda *_, **__: False, trainable=False)
+
+    def call(self, inputs):
+        self.knows.assign(keras.ops.ones((), "bool"))
+        return inputs
+
+
+class Sums(keras.layers.Layer):
+    """Changes a variable that Keras does not find, so that it is no weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = {"seen": tf.Variable(0.0, name="seen")}
+
+    def call(self, inputs):
+        self.held["seen"].assign_add(tf.reduce_sum(inputs))
+        return inputs
+
+
+def the_loss_sets_a_variable():
+    seen = keras.Variable(0.0, name="seen")
+
+    def loss(labels, outputs):
+        seen.assign_add(1.0)
+        return tf.square(labels - outputs)
+
+    fit(dense(loss=loss))
+
+
+def float8():
+    model = dense()
+    model.trainable_variables[0].overwrite_with_gradient = True
+    fit(model)
+
+
+def orders_that_differ():
+    """A generator is drawn from where samples are read, and so differs between workers."""
+    data = [Batches(draws=True), Batches(draws=True)]
+    data[1].random.random(5)
+    fit_together(2, lambda rank: Fitting(dense(), data_of(data[rank])))
+
+
+def masks(*numbers, activity=None):
+    """One output for each of the numbers that mask."""
+    first = keras.Input(LONG.shape[1:])
+    dense_of = partial(keras.layers.Dense, 1, activity_regularizer=activity)
+    outputs = [dense_of()(keras.layers.Masking(number)(first)) for number in numbers]
+    model = keras.Model(first, outputs if len(numbers) > 1 else outputs[0])
+    model.compile("sgd", "mse", jit_compile=False)
+    targets = [tf.constant(AIMS[:2])] * len(numbers) if len(numbers) > 1 else tf.constant(AIMS[:2])
+    FitStep(model, tf.constant(LONG[:2]), targets, weighted=False).warm_up(tf.constant(LONG[:2]), targets)
+
+
+def compiled(**options):
+    check_compiled(dense(**options), "fit()")
+
+
+OF_A_SUM = r'^fit\(\): a loss with reduction="sum" or None is a sum'
+ACCUMULATES = r"^fit\(\): Model accumulates gradients by itself"
+REFUSED = [
+    # loops
+    (lambda: TrainStep("model", None, SGD()), "the model is a str"),
+    (lambda: TrainStep(make_model(), None, "sgd"), "the optimizer is a str"),
+    (lambda: TrainStep(keras.Sequential([keras.layers.Dense(1)]), None, SGD()), "not built"),
+    (a_schedule_and_rules, "schedule of the optimizer's own"),
+    (partial(samples_are, lambda index: np.zeros(3)), "a sample of Broken is a ndarray; expected a pair"),
+    (partial(samples_are, lambda index: (1, 2, 3)), "a sample of Broken is a tuple of 3"),
+    (partial(samples_are, lambda index: (np.zeros(index), 0)), "samples 3 to 1 can't be put into one batch"),
+    # variables of model and loss
+    (lambda: fit(dense(keras.layers.SpectralNormalization(keras.layers.Dense(5)))), "sets .*kernel, which is trained,"),
+    (the_loss_sets_a_variable, "the model or the loss sets seen, which is no weight of the model"),
+    (lambda: fit(dense(Knows())), "which is no weight of the model that holds numbers: keep it"),
+    (float8, "computes in float8"),
+    (
+        lambda: fit_together(2, lambda rank: Fitting(dense(Sums()), data_of(X, Y), check_state="epoch")),
+        r"captured\.seen",
+    ),
+    # data sets
+    (
+        lambda: data_of(Batches(grows_in=3)).training.tell(3, 0),
+        r"Batches has 5 batches after on_epoch_end\(\), and had",
+    ),
+    (orders_that_differ, r"in its training data sample .* \(held.order\)"),
+    # what is no mean, or no sum
+    (lambda: fit(dense(metrics=["mae", Largest()])), r"the metric largest_error \(Largest\) can't be put together"),
+    (lambda: masks(0.0, 1.0), "its outputs have different masks"),
+    (lambda: masks(0.0, activity="l2"), "but not of what add_loss or a regularizer of outputs adds"),
+    (lambda: compiled(loss=MSE(reduction="sum")), OF_A_SUM),
+    (lambda: compiled(loss=[MSE(reduction="sum")]), OF_A_SUM),
+    (lambda: compiled(loss=MSE(reduction=None)), OF_A_SUM),
+    (lambda: compiled(optimizer=SGD(gradient_accumulation_steps=2)), ACCUMULATES),
+    (
+        lambda: compiled(optimizer=keras.optimizers.LossScaleOptimizer(SGD(gradient_accumulation_steps=2))),
+        ACCUMULATES,
+    ),
+]
+
+
+@pytest.mark.parametrize(("use", "words"), REFUSED)
+def test_what_cant_be_had_is_one_line(use, words):
+    refused(words, use)
+
+
+@pytest.mark.parametrize("loss", ["mse", MSE(), MSE(reduction="mean"), lambda labels, outputs: (labels - outputs) ** 2])
+def test_means_are_taken(loss):
+    compiled(loss=loss)
+
+
+def test_a_value_with_a_name_of_the_states_own_is_refused():
+    member = Trainee(0, Board(1), BatchPolicy(16, None, 8), joins=False)
+    for name in (*(name for name in vars(member.state) if not name.startswith("_")), "step"):
+        member.values = lambda name=name: {name: 100}
+        refused(rf"^KerasState\({name}=...\): the state has a {name} of its own", member.begin)
