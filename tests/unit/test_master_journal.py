@@ -220,6 +220,22 @@ def test_the_first_step_that_another_master_hears_of_is_no_first_step_of_a_world
     assert seconds == pytest.approx(4 * 0.05), json.dumps(entries)
 
 
+fields = st.dictionaries(st.text(max_size=5), st.text(max_size=9) | st.integers() | st.none(), max_size=3)
+
+
+@given(st.lists(fields, max_size=5), st.integers(0, 400))
+def test_what_was_written_is_read_and_a_torn_tail_takes_its_entry_along(told, torn):
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "journal.jsonl"
+        journal = Journal(path)
+        for each in told:
+            journal.append("warning", {"told": each})
+        journal.close()
+        left = path.read_bytes()[: max(0, path.stat().st_size - torn)]
+        path.write_bytes(left)
+        assert [entry["told"] for entry in read_journal(path)] == told[: left.count(b"\n")]
+
+
 reading = st.lists(st.tuples(st.integers(0, 30), st.booleans()), min_size=1, max_size=4)
 
 
