@@ -39,6 +39,7 @@ class Life:
         self.now, self.lines = 0.0, []
         self.wall, self.paid, self.changes, self.causes = Counter(), Counter(), Counter(), Counter()
         self.worlds, self.pauses = [], []  # members; kind, survivors, and seconds
+        self.lanes = {}  # what each worker became, and when
         self.step = self.made = self.lost = self.next_id = 0
         self.late = False
         self.begin(workers)
@@ -66,12 +67,14 @@ class Life:
         self.next_id += number
         for worker in came:
             self.lines += [line(self.now, f"worker_{event}", worker=worker) for event in ("launched", "started")]
+            self.lanes[worker] = [("pending", self.now), ("starting", self.now)]
         return came
 
     def form(self, came, seconds, told):
         """They have been starting for half of this time, and were ready for the other."""
-        ready = [line(self.now - seconds / 2, "worker_ready", worker=worker) for worker in came]
-        self.lines += ready
+        for worker in came:
+            self.lines.append(line(self.now - seconds / 2, "worker_ready", worker=worker))
+            self.lanes[worker] += [("warm", self.now - seconds / 2), ("training", self.now)]
         self.paid["starting"] += len(came) * seconds / 2
         self.paid["waiting"] += len(came) * seconds / 2
         self.world, self.members = self.world + 1, [*self.members, *came]
@@ -178,6 +181,8 @@ class Life:
 
     def end(self, seconds, some):
         self.tell("phase", phase="stopping", reason="") if some % 2 else None
+        for worker in self.members:
+            self.lanes[worker].append(("leaving", self.now))
         self.spend("ending", seconds)
         if not some % 2:
             self.tell("steps_over", step=self.step, seconds=seconds)
@@ -224,6 +229,9 @@ def test_each_moment_of_a_job_counts_as_what_it_was(workers, actions, ends):
     assert found == [(kind, workers, pytest.approx(total, abs=1e-4)) for kind, workers, total in life.pauses]
     assert (history.changes, history.causes, history.counts["pauses"]) == (life.changes, life.causes, len(life.pauses))
     assert [world.members for world in history.worlds] == life.worlds
+    for lane in history.lanes:
+        spans = [(str(span.phase), span.since - STARTED) for span in lane.spans]
+        assert spans == [(doing, pytest.approx(since, abs=1e-4)) for doing, since in life.lanes[lane.worker]]
     assert (history.steps_made, history.next_worker) == (life.made, life.next_id)
     assert any("was stopped and went on" in each for each in history.remarks()) == (life.changes["starting"] > 1)
 
@@ -414,20 +422,10 @@ def test_what_sums_gradients_is_known_from_the_end_too():
     assert read([*START, began, TRAINED, finished(20)]).collective == "torch"  # as the end of an older version
 
 
-@pytest.mark.parametrize(
-    ("lines", "phases"),
-    [
-        ([TRAINED], [("training", 4, None)]),
-        ([TRAINED, OVER, line(17, "job_finished")], [("training", 4, 10), ("leaving", 10, 17)]),
-        ([TRAINED, phase(10.1, "stopping"), line(12, "job_finished")], [("training", 4, 10.1), ("leaving", 10.1, 12)]),
-        ([TRAINED, OVER, broken(16), formed(17, 2, (0, 1), 50)], [("training", 4, 10), ("leaving", 10, 17), ("training", 17, None)]),
-    ],
-    ids=["goes on", "after its last step", "a job that ends", "training that goes on after all"],
-)  # fmt: skip
-def test_until_when_a_worker_trains(lines, phases):
-    for lane in read([*START, *lines], STARTED + 20).lanes:
-        spans = [(each.phase, each.since - STARTED, each.until and each.until - STARTED) for each in lane.spans[3:]]
-        assert [(str(name), round(since, 1), until and round(until, 1)) for name, since, until in spans] == phases
+def test_a_worker_that_has_made_its_last_step_and_trains_again_after_all_is_training():
+    lanes = read([*START, TRAINED, OVER, broken(16), formed(17, 2, (0, 1), 50)]).lanes
+    found = [[(str(each.phase), round(each.since - STARTED)) for each in lane.spans[3:]] for lane in lanes]
+    assert found == [[("training", 4), ("leaving", 10), ("training", 17)]] * 2
 
 
 def test_a_lane_tells_what_a_worker_was_and_how_it_ended():
