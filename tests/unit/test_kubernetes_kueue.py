@@ -4,15 +4,16 @@ import asyncio
 import logging
 
 import pytest
-from kubernetes_kit import JOB, NAMESPACE, OWNERS, RUNNING, FakePods, condition, name, pod, scene, terminated, told
+from kubernetes_kit import JOB, NAMESPACE, OWNERS, FakePods, name, pod
+from test_kubernetes_places import run
 
 from elasticdl.cli import namespace_job
 from elasticdl.job.spec import JobSpec, WorkerRange
-from elasticdl.kube.client import ApiError, NotDoneError, NotThereError
+from elasticdl.kube.client import NotDoneError, NotThereError
 from elasticdl.kube.manifests import worker_template
 from elasticdl.master.shell import cluster_master
 from elasticdl.places.worker_pods import WorkerPodApi, WorkerPods
-from tests.stories import on
+from tests.stories import told_in
 
 SIZE = 2
 SPEC = JobSpec.model_validate(
@@ -21,36 +22,24 @@ SPEC = JobSpec.model_validate(
 GANG = WorkerPods(
     JOB, NAMESPACE, OWNERS, worker_template(SPEC, NAMESPACE), lambda: WorkerRange(minimum=SIZE, maximum=SIZE)
 )
-PREEMPTED = condition(
-    "TerminationTarget", "True", "WorkloadEvictedDueToPreempted", "Preempted to accommodate a workload"
-)
+STORIES = """
+a gang that is preempted asks for others when its pods are over: Kueue would delete them, as those that leave count
+  2 run; pod 0 is preempted; pod 1 is preempted -> 0 ending ...; 1 ending ...
+  want 2; after 0.05 -> pods 0 1
+  pod 1 has left -> 1 lost: preempted ...
+  want 2 -> asks create 2
+  pod 0 has left -> 0 lost: preempted ...
+  want 2 -> asks create 3
+a job that ends has Kueue keep none of its pods
+  2 run; refuse end_group: 503 away; all is closed -> asks end_group x2; 0 lost: ...; 1 lost: ...; first end_group
+and it ends whatever comes of that
+  2 run; refuse end_group x1000: 503 away; all is closed -> asks end_group; 0 lost: ...; 1 lost: ...; first end_group
+"""
 
 
-@on(scene(GANG))
-async def test_a_preempted_gang_asks_for_others_when_its_pods_are_over(scene):
-    await scene.ready(SIZE)
-    for number in range(SIZE):
-        await scene.show(number, "Running", RUNNING, conditions=[PREEMPTED], deleted=True)
-        assert (await scene.next()).startswith(f"{number} ending")
-    scene.want(SIZE)
-    await asyncio.sleep(0)
-    assert scene.reports.empty(), "Kueue would delete it: those that leave count"
-    for number, successor in ((1, 2), (0, 3)):
-        await scene.show(number, "Failed", terminated(143), conditions=[PREEMPTED], deleted=True)
-        assert (await scene.next()).startswith(f"{number} lost: preempted")
-        scene.want(SIZE)
-        assert told(await scene.reports.get()) == f"{successor} is asked for"
-
-
-@pytest.mark.parametrize("failures", [1, 1000])
-@on(scene(GANG))
-async def test_a_job_that_ends_has_kueue_keep_none_of_its_pods(scene, failures):
-    await scene.ready(SIZE)
-    scene.pods.failures["end_group"] = [ApiError(503, "away")] * failures
-    await scene.places.close()
-    assert next(call[0] for call in scene.pods.calls if call[0] not in ("list", "watch", "create")) == "end_group"
-    for number in range(SIZE):  # it ends whatever comes of that
-        assert (await scene.next()).startswith(f"{number} lost")
+@pytest.mark.parametrize("story", list(told_in(STORIES)))
+def test_what_becomes_of_a_gang(story):
+    run(story[1:], workers=GANG)
 
 
 class Cluster:

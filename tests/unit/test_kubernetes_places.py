@@ -28,6 +28,7 @@ from elasticdl.places.pod_places import KEPT, REQUESTS_AT_ONCE, Ledger
 from elasticdl.places.worker_pods import number_of
 from tests.stories import on, parts_of, settings_of, told_in
 
+BY_KUEUE = condition("TerminationTarget", "True", "WorkloadEvictedDueToPreempted", "for another")
 AS_ROOT = "container has runAsNonRoot and image will run as root"
 REJECTED = {"reason": "UnexpectedAdmissionError", "message": "Allocate failed"}
 SHOWN = {
@@ -43,6 +44,8 @@ SHOWN = {
     "is done": partial(pod, phase="Succeeded", state=terminated(0)),
     "fails": partial(pod, phase="Failed", state=terminated(3)),
     "is rejected": partial(pod, phase="Failed", **REJECTED),
+    "is preempted": partial(pod, phase="Running", state=RUNNING, conditions=[BY_KUEUE], deleted=True),
+    "has left": partial(pod, phase="Failed", state=terminated(143), conditions=[BY_KUEUE], deleted=True),
 }
 ANOTHERS = {**pod(0), "metadata": {**pod(0)["metadata"], "ownerReferences": []}}
 
@@ -99,10 +102,13 @@ async def follows(scene, expected):
     match expected.split():
         case ["asks", method, *words]:
             times = int(words.pop()[1:]) if words and words[-1].startswith("x") else 1
-            at = [name(words[0])] * bool(words) + [int(each) if each.isdecimal() else None for each in words[1:]]
+            at = [*map(name, words[:1])] + [int(each) if each.isdecimal() else None for each in words[1:]]
             await scene.called(method, *at, times=times)
         case ["found", *_]:
             assert f"found {', '.join(scene.found)}" == expected
+        case ["first", method]:
+            others = [call[0] for call in scene.pods.calls if call[0] not in ("list", "watch", "create")]
+            assert others[0] == method
         case ["no", method]:
             assert method not in [call[0] for call in scene.pods.calls]
         case ["..."]:  # from now on whatever is told
@@ -183,7 +189,7 @@ also with the job: else the pod keeps its GPU, and the job's time to live never 
 whatever fails in a watch has it begun anew
   1 run; the watch breaks; pod 0 is deleted -> 0 ending on n0: its pod is being deleted
 closing waits until all is gone
-  2 run; refuse delete_all: 503 x; all is closed -> 0 lost: killed -9, as told; 1 lost: killed -9, as told; pods
+  2 run; refuse delete_all: 503 x; want 3; all is closed -> 0 lost: killed -9, as told; 1 lost: killed -9, as told; pods
   want 1; after 0.05 -> pods
 the node of a pod that does not start is asked why
   refuse warning: 403 forbidden; warning 0 no such claim; want 1; pod 0 is created
