@@ -161,6 +161,7 @@ def makes_a_loader_anew(script):
         script.loader = DataLoader(script.loader.dataset, batch_size=BATCH)
 
 
+LOOPS_WITHIN = each_batch("next(iter(script.loader))", steps=False)
 OF_THE_SIZE = rf"{HERE}.* this worker's part has 4 of its 8 samples.*drop_last=True"
 AHEAD = r"\.py:\d+.* works on a batch after the next one was given, as with a prefetcher"
 KEPT = "outside of the loop over the prepared loader, as on next\\(iter\\(loader\\)\\)"
@@ -172,6 +173,10 @@ KEPT = "outside of the loop over the prepared loader, as on next\\(iter\\(loader
         *((each, 2, OF_THE_SIZE) for each in (skips_what_is_not_full, skips_by_length, skips_by_shape)),
         *((fetches_ahead, workers, AHEAD) for workers in (1, 2)),
         (fetches_ahead_and_converts, 2, AHEAD),
+        *(
+            (LOOPS_WITHIN, workers, "looped over twice at once; expected one loop after the other")
+            for workers in (1, 2)
+        ),
         *(
             (each, workers, KEPT)
             for each in (keeps_an_epoch, repeats_by_itertools, trains_on_one_batch, makes_a_loader_anew)
