@@ -157,4 +157,4 @@ class Keras(Training):
 
     def take(self, inputs, labels, factor=1.0, **sizes):
         gradients = [gradient * factor for gradient in self.gradients(inputs, labels)]
-        self.optimizer.apply_gradients(zip(gradients, self.variables, strict=True), **sizes)
+        return self.optimizer.apply_gradients(zip(gradients, self.variables, strict=True), **sizes)

@@ -31,16 +31,18 @@ def test_a_world_needs_no_sync_when_all_stand_after_the_same_step():
     assert not world(["a"]).is_first
 
 
-def paused(steps, *left, after, grew=False, resumed=None):
-    """``steps``: when they were done. ``left``: when the world was, and whether it broke."""
+def paused(steps, *left, after, grew=False, resumed_before=None, resumed=None):
+    """``steps``: when they were done. ``left``: when the world was, and whether it broke. ``resumed``: after an evaluation."""
     clock = PauseClock()
     assert [clock.step_done(at, world_version=1, grew=False) for at in steps] == [None] * len(steps)
+    if resumed_before:
+        clock.resume(resumed_before)
     for start, broken in left:
         clock.left(start, broken=broken, torn=broken)
         for stage, seconds in {"stopped": 0.01, "joined": 0.03, "started": 0.06, "synced": 0.10}.items():
             clock.mark(stage, start + seconds)
     if resumed:
-        clock.resume(resumed)  # after an evaluation
+        clock.resume(resumed)
     return clock.step_done(after, world_version=2, grew=grew)
 
 
@@ -53,6 +55,7 @@ def paused(steps, *left, after, grew=False, resumed=None):
         # A second failure on the way belongs to the same pause.
         ([1.0, 1.1], [(1.1, False), (1.5, True)], 1.7, {}, "failure", 0.6 - 0.1),
         ([1.0, 1.1], [(1.1, False)], 5.15, {"resumed": 5.0}, "shrink", 0.15),
+        ([0.5, 0.6], [(9.0, False)], 9.2, {"resumed_before": 9.0, "grew": True}, "grow", 0.1),
     ],
 )
 def test_a_pause_is_what_a_change_costs_beyond_a_step(steps, left, after, more, kind, total):
@@ -67,13 +70,5 @@ def test_the_split_of_a_pause():
     assert [round(pause.fields[part], 3) for part in ("notice", "drain", "rendezvous")] == [0.01, 0.01, 0.02]
 
 
-def test_a_newcomer_has_no_pause_and_an_evaluation_is_none():
+def test_a_newcomer_has_no_pause():
     assert paused([], (0.0, False), after=0.5, grew=True) is None
-    clock = PauseClock()
-    for at in (0.5, 0.6):
-        clock.step_done(at, world_version=1, grew=True)
-    clock.resume(9.0)
-    clock.left(9.0, broken=False, torn=False)
-    for stage, seconds in {"stopped": 0.01, "joined": 0.03, "started": 0.06, "synced": 0.10}.items():
-        clock.mark(stage, 9.0 + seconds)
-    assert clock.step_done(9.2, world_version=2, grew=True).fields["total"] == pytest.approx(0.1)

@@ -65,12 +65,12 @@ def failure(work):
     return run
 
 
-@pytest.mark.parametrize(("stop_after", "last"), [(0, m.Finished), (2, None)])
-def test_who_trains_to_the_end_or_is_told_to_leave_has_not_failed(work, stop_after, last):
+@pytest.mark.parametrize(("stop_after", "finished"), [(0, [4]), (2, [])])
+def test_who_trains_to_the_end_or_is_told_to_leave_has_not_failed(work, stop_after, finished):
     master = Script(stop_after=stop_after)
     assert work(master) == 0
     assert master.of(m.Failed) == []
-    assert [each.step for each in master.of(m.Finished)] == [4] * (last is m.Finished)
+    assert [each.step for each in master.of(m.Finished)] == finished
 
 
 def test_who_finds_no_master_any_more_has_not_failed(work):
@@ -140,19 +140,19 @@ MISTAKE = "\ndef custom_model():\n    return 3\n"
 
 
 @pytest.mark.parametrize(
-    ("extra", "answer", "users", "message"),
+    ("extra", "users", "message"),
     [
-        (MISTAKE, None, True, "returned int; expected a torch.nn.Module or a keras.Model"),
+        (MISTAKE, True, "returned int; expected a torch.nn.Module or a keras.Model"),
         # A device that fails costs only its worker.
-        (raising("torch.AcceleratorError('an illegal memory access', -1)"), None, False, "illegal memory access"),
-        (raising("RuntimeError('CUDA error: an illegal memory access')"), None, False, "illegal memory access"),
+        (raising("torch.AcceleratorError('an illegal memory access', -1)"), False, "illegal memory access"),
+        (raising("RuntimeError('CUDA error: an illegal memory access')"), False, "illegal memory access"),
         # The batch is too large for the device.
-        (raising("torch.OutOfMemoryError('CUDA out of memory')"), None, True, "CUDA out of memory"),
-        (raising("ValueError('CUDA error')"), None, True, "CUDA error"),
+        (raising("torch.OutOfMemoryError('CUDA out of memory')"), True, "CUDA out of memory"),
+        (raising("ValueError('CUDA error')"), True, "CUDA error"),
     ],
 )
-def test_only_the_users_mistake_fails_the_job(failure, extra, answer, users, message):
-    failed = failure(extra, answer)
+def test_only_the_users_mistake_fails_the_job(failure, extra, users, message):
+    failed = failure(extra)
     assert failed.users is users
     assert message in failed.message
     assert bool(failed.traceback) == (extra != MISTAKE)
