@@ -13,7 +13,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from history_kit import STARTED
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
+from test_history import Life, acts
 
 from elasticdl.cli.cluster_run import make_parts
 from elasticdl.common.certificates import issue
@@ -105,16 +109,6 @@ WANTED = {
 }
 
 
-def test_steps_that_are_made_again_count_again():
-    """A counter never falls, else Prometheus takes it for one that began anew; nor does another master begin at 0."""
-    entry = {"time": 1.0, "event": "steps", "step": 90, "steps": 90, "samples": 2880, "world": 1, "seconds": 9.0}
-    metrics = Metrics(lambda: pb.JobStatus(phase="running", step=70), [entry])
-    train(metrics, [StepReport(step, 0, 0.5, 32, 0.1, 0.1, 2, 32 * step, False) for step in range(61, 71)])
-    found = collected(metrics)
-    assert (found["elasticdl_steps_total"], found["elasticdl_samples_total"]) == (100, 3200)
-    assert found["elasticdl_step"] == 70
-
-
 def test_a_month_old_job_is_told_as_it_is_now():
     """Of a journal that tells steps each 43 minutes, a query over the last quarter of an hour would see none."""
     now = [30 * 86400.0]
@@ -133,18 +127,37 @@ def test_a_month_old_job_is_told_as_it_is_now():
 def test_a_job_that_waits_is_seen_to_wait():
     now = [1000.0]
     metrics = Metrics(lambda: STATUS, clock=lambda: now[0])
+    for event, cause in (("job_started", "starting"), ("phase", "waiting")):
+        metrics.recorded(event, {"phase": "waiting"} if event == "phase" else {})
+        now[0] += 30
+        assert collected(metrics)[f'elasticdl_lost_seconds_total{{cause="{cause}"}}'] == 30
 
-    def lost(cause, later):
-        now[0] += later
-        return collected(metrics)[f'elasticdl_lost_seconds_total{{cause="{cause}"}}']
 
-    metrics.recorded("job_started", {"job": "j", "workers": "2"})
-    assert lost("starting", 30) == 30
-    metrics.recorded("phase", {"phase": "waiting", "reason": "0 of 2 workers"})
-    assert lost("waiting", 3600) == 3600
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 4), acts, st.integers(0, 50))
+def test_counters_never_fall_and_tell_where_the_time_went_whatever_becomes_of_a_job(workers, actions, past):
+    """Else Prometheus takes one for one that began anew; nor does another master begin at 0."""
+    life, now, before = Life(workers), [STARTED], {}
+    for action, seconds, some in actions:
+        getattr(life, action)(seconds, some)
+    told = [*map(json.loads, life.lines)]
+    metrics = Metrics(lambda: STATUS, told[:past], clock=lambda: now[0])
+    for entry in [*told[past:], {"event": "warning", "time": STARTED + life.now}]:
+        now[0] = max(now[0], entry.pop("time"))
+        metrics.recorded(entry.pop("event"), entry)
+        counters = {
+            name: each for name, each in collected(metrics).items() if re.search("_(total|sum|count)({|$)", name)
+        }
+        assert {name for name, value in before.items() if counters[name] < value} == set()
+        before = counters
     now[0] -= 5
-    metrics.recorded("job_finished", {"phase": "stopped", "reason": "", "steps": 0})
-    assert lost("waiting", 60) == 3600, "a counter never falls"
+    assert collected(metrics).items() >= before.items(), "though the clock was set back"
+    assert before["elasticdl_steps_total"] == life.made
+    left = {cause: before[f'elasticdl_workers_left_total{{cause="{cause}"}}'] for cause in life.causes}
+    assert left == life.causes
+    spent = [value for name, value in before.items() if re.match("elasticdl_(productive|lost)_seconds_total", name)]
+    assert sum(spent) <= life.wall.total() + 1e-3, "of the newest it is not known yet"
+    assert before['elasticdl_lost_seconds_total{cause="waiting"}'] == pytest.approx(life.wall["waiting"], abs=1e-3)
 
 
 def slow(metrics):
