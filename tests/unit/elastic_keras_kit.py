@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -82,7 +83,9 @@ class Board:
         self.slots[rank] = value
         self.barrier.wait()
         slots = list(self.slots)
-        self.barrier.wait()
+        # Whoever is lost by now has given its own: to the others this exchange was the last.
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.barrier.wait()
         return slots
 
 

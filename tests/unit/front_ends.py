@@ -8,6 +8,7 @@
 - ``trained()`` is what came of it, asked for when the script has ended.
 - ``runtimes``: dotted names, in front ends that take what knows their process's job from a module. There the job is put.
 - ``refusals``: what it refuses, a sequence of `Refusal`; to be left out if there is none.
+- ``hears_of_all``: hooks are called behind a step, too, whose state was taken from others; to be left out if they are not.
 - ``Job``: the kind of `job_kit.Job`, to be left out if it is PyTorch's.
 
 What a front end does not promise is said in `FRONT_ENDS`, with the reason: ``lacks``, by the name of the promise.
@@ -80,6 +81,8 @@ FRONT_ENDS = {
     "library loop": FrontEnd("loop_benches.LibraryLoop", {}),
     "plain loop": FrontEnd("loop_benches.PlainLoop"),
     "small front end": FrontEnd("loop_benches.SmallFrontEnd"),
+    "Lightning": FrontEnd("trainer_benches.Lightning"),
+    "Hugging Face": FrontEnd("trainer_benches.HuggingFace"),
 }
 
 

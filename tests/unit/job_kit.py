@@ -126,6 +126,7 @@ class Job:
     kept. ``place``: where workers are told that the job stands. ``under_master``: else it is a script that runs by itself."""
 
     context_kind, wire_kind, board_kind, streams = ElasticContext, TorchWire, TorchBoard, RandomStreams
+    keeps_states = True
 
     def __init__(self, workers=1, events=(), *, finds=None, kept=None, place=(0, 0), under_master=True):
         self.workers, self.events, self.finds, self.kept, self.place = workers, dict(events), finds, kept, place
@@ -232,7 +233,7 @@ class Job:
             return begin(plan, *more)
 
         def keep_and_commit():
-            if worker == 0:
+            if worker == 0 and self.keeps_states:
                 self.states[states[-1].step] = pickle.dumps(states[-1].sent())
             return commit()
 

@@ -6,6 +6,7 @@ import functools
 import importlib
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from torch.utils.data import DataLoader
 from trainers_kit import make_data, process_is_kept  # noqa: F401
 
 from elasticdl.elastic.lightning import inside, strategy
+from elasticdl.elastic.lightning.fit_host import Writing
+from elasticdl.elastic.torch_kit.participant import Participant
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -143,14 +146,6 @@ def test_the_other_package_has_it_too():
     assert trainer.global_step == 7
 
 
-def test_a_worker_whose_step_the_others_have_made_takes_their_state(tmp_path, monkeypatch):
-    whole, states = keep_states(monkeypatch, lambda: fit(tmp_path / "whole", make_strategy()))
-    lost = be_behind(monkeypatch, 5, states[5], lambda: fit(tmp_path / "lost", make_strategy()))
-    theirs, ours = result_of(tmp_path / "whole", *whole), result_of(tmp_path / "lost", *lost)
-    assert (*ours[:3], *ours[4:]) == (*theirs[:3], *theirs[4:])
-    assert metrics_of(lost[0]) == pytest.approx(metrics_of(whole[0]))
-
-
 def test_who_is_behind_in_the_last_step_ends_where_the_others_have_ended(tmp_path, monkeypatch):
     def train(steps):
         torch.manual_seed(3)
@@ -164,6 +159,43 @@ def test_who_is_behind_in_the_last_step_ends_where_the_others_have_ended(tmp_pat
     assert behind.global_step == 4
     for mine, its in zip(other.parameters(), module.parameters(), strict=True):
         assert torch.equal(mine, its)
+
+
+def test_a_csv_logger_of_another_rank_0_keeps_what_the_last_one_has_written(tmp_path):
+    trainer = SimpleNamespace(progress_bar_callback=None)
+    for loss in (1.0, 2.0, 3.0):
+        logger = CSVLogger(tmp_path, name="", version="log")
+        trainer.loggers = [logger]
+        Writing(trainer, SimpleNamespace(rank=None)).take_rank(0, is_first=False)
+        logger.log_metrics({"loss": loss}, step=1)
+        logger.save()
+    names = ("metrics_0.csv", "metrics_1.csv", "metrics.csv")
+    assert [(tmp_path / "log" / name).read_text().split()[1] for name in names] == ["1.0,1", "2.0,1", "3.0,1"]
+
+
+def test_hooks_of_a_batch_draw_the_scripts_random_numbers(monkeypatch):
+    """And neither what loads the batch nor the training step does, if there are several workers."""
+    drawn = {0: [], 1: []}
+
+    class Drawing(Module):
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            batch[0].add_(torch.rand(()))
+            return batch
+
+        def on_train_batch_start(self, batch, batch_idx):
+            drawn[rank].append(torch.rand(()).item())
+            return -1 if batch_idx == 3 else None
+
+        def training_step(self, batch, batch_idx):
+            torch.rand(5)
+            return super().training_step(batch, batch_idx)
+
+    monkeypatch.setattr(Participant, "seed", lambda self, batch, purpose=b"": torch.manual_seed(5 + rank))
+    for rank in drawn:  # noqa: B007 - which the functions above read
+        lightning.seed_everything(3)
+        trainer_with(max_epochs=2).fit(Drawing(), loader_of(shuffle=True))
+    assert drawn[0] == drawn[1]
+    assert len(drawn[0]) == 8
 
 
 def test_private_names_of_lightning_are_all_in_one_file():

@@ -6,13 +6,11 @@ import pytest
 import torch
 import torchmetrics
 from elastic_kit import SumOfThreads
-from front_end_kit import be_torn
 from refusal_kit import refused
 from trainers_kit import Module, Net, changed, lightning, process_is_kept, run_trainers, transformers  # noqa: F401
 
 from elasticdl.elastic.torch_kit.reducer import GradientReducer
 from elasticdl.elastic.torch_kit.refusals import refuse_new_groups
-from elasticdl.elastic.torch_kit.tensors import RandomStreams
 from elasticdl.elastic.transformers import Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -107,17 +105,10 @@ OF_TRANSFORMERS = (best_metric, 2 * STEPS, False, "trainer.best_metric is None o
     ("kind", "plant", "step", "ends", "named"),
     [*((kind, *row) for kind in (Fitted, Trainer) for row in SAID), (Trainer, *OF_TRANSFORMERS)],
 )
-def test_what_makes_two_models_ends_the_job_and_what_does_not_is_told_once(
-    run, monkeypatch, kind, plant, step, ends, named
-):
+def test_what_makes_two_models_ends_the_job_and_what_does_not_is_told_once(run, kind, plant, step, ends, named):
     callback = Lightnings if kind is Fitted else HuggingFaces
-    captured = RandomStreams.capture()
-    monkeypatch.setattr(RandomStreams, "capture", staticmethod(lambda: captured))
     callbacks = [[callback(nothing)], [callback(plant)]]
     said, _, told = run(kind, callbacks=callbacks.__getitem__, epochs=3)
-    # The random streams of the two threads are those of one process, and may differ as well.
-    told = [re.sub(r"random\.[^;:]*(; )?|; and 1 more", "", line).replace("; :", ":") for line in told]
-    told = [line for line in told if not re.match(r"after step \d+ :", line)]
     if ends:
         (line,) = set(map(str, said))
         assert line.startswith(TWO_MODELS.format(step))
@@ -173,16 +164,16 @@ class ModuleStops(Module):
 class StopsAlone(transformers.TrainerCallback):
     """One worker stops, by its own clock; or the first one, after an evaluation; or between two batches of a step."""
 
-    def __init__(self, hook, stops=True):
+    def __init__(self, hook, what="should_training_stop", stops=True):
         setattr(self, hook, self.stop)
-        self.stops = stops
+        self.what, self.stops = what, stops
 
     def stop(self, args, state, control, **_):
-        control.should_training_stop = self.stops
+        setattr(control, self.what, self.stops)
 
 
-def stop_in(hook):
-    return {"callbacks": lambda rank: [StopsAlone(hook, stops=rank == 0)]}
+def stop_in(*hook):
+    return {"callbacks": lambda rank: [StopsAlone(*hook, stops=rank == 0)]}
 
 
 class WithBeside:
@@ -286,7 +277,7 @@ class TrainerOfOnesOwn(Trainer): ...
 BY_PART = leaves_out(lambda module, number: number == 2 and module.trainer.global_rank == 1)
 BESIDE = "SGD steps while a batch is trained on, and was not given before"
 CHANGED = "or changed, as by clipping, before those of all workers are summed.* change them in "
-AFTER_EVALUATION = {**stop_in("on_evaluate"), "eval_strategy": "steps", "eval_steps": 2}
+EVALUATES = {"eval_strategy": "steps", "eval_steps": 2}
 
 
 @pytest.mark.parametrize(
@@ -326,7 +317,8 @@ def test_what_workers_do_by_their_parts_or_past_the_sum_is_one_line(run, kind, o
         (Trainer, {}, STEPS),
         (TrainerOfOnesOwn, {}, STEPS),
         (ModuleStops, {}, 1),  # its strategy has one decide for all
-        (Trainer, AFTER_EVALUATION, 2),  # the first worker does
+        (Trainer, {**stop_in("on_evaluate"), **EVALUATES}, 2),  # the first worker does
+        (Trainer, {**stop_in("on_evaluate", "should_epoch_stop"), **EVALUATES}, 2),
         (ModuleClips, {"samples": 16}, 2),  # Lightning sums before the hook
         (ModuleInTurn, {"samples": 16}, 2),
     ],
@@ -442,31 +434,6 @@ def test_an_object_that_counts_parts_of_batches_is_warned_of_once(run):
     said, _, told = run(ModuleCounts)
     assert said == (None, None)
     assert sum(line.startswith("a torchmetrics object that is logged in training_step") for line in told) == 2
-
-
-class DrawingModule(Module):
-    def on_train_batch_end(self, *_):
-        self.net.drawn.append(torch.rand(1).item())
-
-
-class DrawingTrainer(Trainer):
-    def _maybe_log_save_evaluate(self, *args, **kwargs):  # after each step
-        super()._maybe_log_save_evaluate(*args, **kwargs)
-        self.model.drawn.append(torch.rand(1).item())
-
-
-@pytest.mark.parametrize("kind", [DrawingModule, DrawingTrainer])
-def test_a_torn_step_leaves_the_scripts_random_numbers_and_is_made_once(run, monkeypatch, kind):
-    monkeypatch.setattr(Net, "drawn", [], raising=False)
-    found = []
-    for torn in (-1, 2):
-        Net.drawn = []
-        said, ((_, net),), _ = be_torn(monkeypatch, torn, lambda: run(kind, 1))
-        assert said == (None,)
-        found.append((Net.drawn, *net.parameters()))
-    (numbers, *whole), (same, *torn) = found
-    assert same == numbers
-    torch.testing.assert_close(torn, whole, **CLOSE)
 
 
 def test_a_group_that_is_added_while_a_trainer_trains_is_refused_in_one_line():

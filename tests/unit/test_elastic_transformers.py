@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from front_end_kit import OwnJob, be_behind, come_later, keep_states
+from front_end_kit import OwnJob, be_behind
 from refusal_kit import refused
 from session_kit import JobStub
 from torch.utils.data import IterableDataset
@@ -14,7 +14,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
 from elasticdl.elastic.core.plan import MicroBatch
 from elasticdl.elastic.core.reporting import Activity
-from elasticdl.elastic.torch_kit.agreements import Agreements
 from elasticdl.elastic.transformers import Seq2SeqTrainer, Trainer, elastic_trainer, patch
 from elasticdl.elastic.transformers.elastic_trainer import _to_resume_from, whole_checkpoint
 from elasticdl.elastic.transformers.trainer_host import TrainerHost
@@ -96,29 +95,9 @@ def test_alone_it_is_transformers_own_to_the_bit(tmp_path, options):
     assert_same_weights(ours, theirs)
 
 
-def test_a_newcomer_goes_on_from_any_step_and_who_is_behind_takes_the_others_state(tmp_path, monkeypatch):
-    def train():
-        trainer = make(Trainer, tmp_path, {"num_train_epochs": 2})
-        trainer.train()
-        return trainer
-
-    whole, states = keep_states(monkeypatch, train)
-    assert len(states) == 10
-    for number in range(1, 10):
-        late = come_later(monkeypatch, states[number], train)
-        assert numbers_of(late)[:-1] == numbers_of(whole)[:-1], f"from step {number}"
-        assert_same_weights(late, whole)
-    behind = be_behind(monkeypatch, 5, states[5], train)
-    assert numbers_of(behind)[:-1] == numbers_of(whole)[:-1]
-    assert_same_weights(behind, whole)
-
-
 class StopAt(transformers.TrainerCallback):
     def on_step_end(self, args, state, control, **_):
         control.should_training_stop = state.global_step == 4
-
-    def on_evaluate(self, args, state, control, **_):
-        control.should_epoch_stop = state.global_step == 3
 
 
 def test_who_is_behind_in_the_last_step_ends_where_the_others_have_ended(tmp_path, monkeypatch):
@@ -133,21 +112,6 @@ def test_who_is_behind_in_the_last_step_ends_where_the_others_have_ended(tmp_pat
     assert behind.state.global_step == 4
     assert numbers_of(behind)[:4] == numbers_of(whole)[:4]
     assert_same_weights(behind, whole)
-
-
-def test_what_an_evaluation_decides_is_asked_of_the_first_worker(tmp_path, monkeypatch):
-    asked = []
-
-    def of_first(self, own):
-        asked.append((own["should_epoch_stop"], own["should_training_stop"]))
-        return own
-
-    monkeypatch.setattr(Agreements, "of_first", of_first)
-    options = {"eval_strategy": "steps", "eval_steps": 3, "logging_steps": 100}
-    trainer = make(Trainer, tmp_path, options, callbacks=[StopAt()])
-    trainer.train()
-    assert asked == [(True, False)]
-    assert trainer.state.global_step == 4
 
 
 def test_who_counts_items_waits_for_the_others_that_load_theirs():

@@ -140,7 +140,7 @@ def test_a_worker_whose_step_the_others_have_made_takes_their_state(bench, step)
     assert said == (None, None)
     theirs = bench.alone(Script())
     assert_trained(trained[0], theirs, **CLOSE)
-    assert len(trained[1].losses) == LAST - 1
+    assert len(trained[1].losses) == LAST - (not getattr(bench.kind, "hears_of_all", False))
     for mine, its in zip(trained[1].weights, trained[0].weights, strict=True):
         np.testing.assert_array_equal(mine, its)
     assert not job.warnings

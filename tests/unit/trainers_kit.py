@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from front_end_kit import JobOfThreads
+from job_kit import Job
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -120,7 +120,8 @@ def make_train(kind, job, folder, *, batches=1, samples=24, epochs=1, callbacks=
 
 def run_trainers(kind, folder, monkeypatch, workers=2, callbacks=None, **options):
     """What each worker has to say, its trainer with the model that it ends with, and what is told to the journal."""
-    job = JobOfThreads(workers)
+    job = Job(workers)
+    job.keeps_states = False
     monkeypatch.setattr(elastic_trainer, "runtime", job)
     make = make_fit if issubclass(kind, Module) else make_train
     works = [
@@ -128,4 +129,4 @@ def run_trainers(kind, folder, monkeypatch, workers=2, callbacks=None, **options
         for rank in range(workers)
     ]
     said, made = job.run(lambda rank: works[rank]())
-    return said, made, job.told
+    return said, made, job.warnings
