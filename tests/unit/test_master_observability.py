@@ -131,6 +131,9 @@ def test_a_job_that_waits_is_seen_to_wait():
         metrics.recorded(event, {"phase": "waiting"} if event == "phase" else {})
         now[0] += 30
         assert collected(metrics)[f'elasticdl_lost_seconds_total{{cause="{cause}"}}'] == 30
+        now[0] -= 5
+        assert collected(metrics)[f'elasticdl_lost_seconds_total{{cause="{cause}"}}'] == 30, "a counter never falls"
+        now[0] += 5
 
 
 @settings(max_examples=25, deadline=None)
@@ -150,8 +153,6 @@ def test_counters_never_fall_and_tell_where_the_time_went_whatever_becomes_of_a_
         }
         assert {name for name, value in before.items() if counters[name] < value} == set()
         before = counters
-    now[0] -= 5
-    assert collected(metrics).items() >= before.items(), "though the clock was set back"
     assert before["elasticdl_steps_total"] == life.made
     left = {cause: before[f'elasticdl_workers_left_total{{cause="{cause}"}}'] for cause in life.causes}
     assert left == life.causes
