@@ -446,24 +446,6 @@ def test_what_does_not_pay_is_given_up_and_tried_again_soon_and_then_seldom():
         assert policy.target == 3
 
 
-class BusyAtFirst(VirtualJob):
-    """The machine is slower while the job has two workers for the first time."""
-
-    def train(self, seconds):
-        self.drift = math.log(1.25) if self.world == 2 else 0.0
-        super().train(seconds)
-
-
-def test_what_was_measured_in_a_busy_moment_is_measured_again():
-    """Faster than one, and less than is wanted."""
-    truth = Truth(serial=0.0, network=0.214, growth=0.02, overlap=1.0)
-    job = BusyAtFirst(truth, (1, 8), 0.6, seed=1, noise=0.05).run(0.25)
-    assert [workers for _, workers, _ in job.moves[:3]] == [2, 1, 2]
-    assert job.moves[2][2] == "tries 2: how the job scales is not known yet"
-    assert job.moves[2][0] > FIRST_BACKOFF
-    assert abs(job.workers - job.best()) <= 1
-
-
 def test_what_did_not_pay_waits_for_its_time_though_its_measurement_is_forgotten():
     policy = WorkerTarget(0.6, 2)
     policy.decide(Believed(1.0, 0.5, measured={1, 2}), at(2))
