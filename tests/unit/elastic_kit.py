@@ -193,7 +193,6 @@ class PlainScript:
         session=None,
         check_state="off",
         kind=SumOfThreads,
-        start=None,
     ):
         collective = kind(rank, board)
         self.context = ElasticContext(
@@ -203,7 +202,7 @@ class PlainScript:
         self.context.session.jobs_place = lambda: (0, 0)
         self.context.join = lambda state: self._join(state, collective.world)
         self.model, self.optimizer = model, optimizer
-        self.host = LoopHost(self.context, model, optimizer, OwnLoader(loader), dict(values), lambda: None, start=start)
+        self.host = LoopHost(self.context, model, optimizer, OwnLoader(loader), dict(values), lambda: None)
         for each in each_of(optimizer):
             speak_to(self.host, each)
         self.loader = PreparedLoader(loader, self.host)

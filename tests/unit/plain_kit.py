@@ -64,6 +64,7 @@ class Script:
         self.counter, self.table, self.seen = torch.zeros(()), torch.zeros(4, 3), []
         self.job = self.elastic = self.worker = None
         self.made = 0  # steps
+        self.others = []  # given to `prepare` as well
         self.start = None  # with which epoch the loop begins, as the script has read a checkpoint of its own
         self.loses = False
 
@@ -86,7 +87,7 @@ class Script:
     def train(self, job):
         self.job, self.worker, self.elastic = job, job.rank(), PlainLoop(job)
         first, *others = self.optimizers
-        given = (self.model, first, self.loader, self.values, self.head, *others)
+        given = (self.model, first, self.loader, self.values, self.head, *others, *self.others)
         _, _, self.loader, *_ = self.elastic.prepare(*given, start_epoch=self.start)
         self.begun()
         self.loop(self)

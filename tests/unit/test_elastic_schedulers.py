@@ -1,18 +1,14 @@
 """Every scheduler of torch in a plain loop that a worker joins anywhere: rates are those of one device."""
 
-import pickle
-
 import pytest
 import torch
-from elastic_kit import Board, PlainScript
-from session_kit import joins_others
+from job_kit import Job
+from plain_kit import Script
 from torch.optim import lr_scheduler as s
 from torch.optim.swa_utils import SWALR
-from torch.utils.data import DataLoader, TensorDataset
 
 EPOCHS, BATCHES = 4, 4
 STEPS = EPOCHS * BATCHES
-DATA = TensorDataset(torch.arange(STEPS, dtype=torch.float32)[:, None])
 
 SCHEDULERS = {
     "LambdaLR": lambda o: s.LambdaLR(o, lambda step: 0.9**step),
@@ -36,37 +32,35 @@ SCHEDULERS = {
 }
 
 
-def train(make, *, per_step, told=(0, 0), state=None, is_given=True):
+class Scheduled(Script):
+    """``rates``: of the steps that it makes, by their numbers, and the last one that is set."""
+
+    def __init__(self, make, per_step, is_given):
+        super().__init__(Scheduled.go, lambda: torch.nn.Linear(8, 3), samples=4 * BATCHES, batch=4)
+        self.scheduler, self.per_step = make(self.optimizer), per_step
+        self.others = [self.scheduler] if is_given else []
+        self.arguments = (1.0,) if isinstance(self.scheduler, s.ReduceLROnPlateau) else ()
+        self.rates = {}
+
+    def go(self):
+        for epoch in range(EPOCHS):
+            for number, (x, _) in enumerate(self.loader):
+                if not self.host.is_idle:
+                    self.rates[epoch * BATCHES + number] = self.optimizer.param_groups[0]["lr"]
+                self.optimizer.zero_grad()
+                (self.model(x) * 0.001).mean().backward()
+                self.optimizer.step()
+                if self.per_step:
+                    self.scheduler.step(*self.arguments)
+            if not self.per_step:
+                self.scheduler.step(*self.arguments)
+
+
+def train(*script, **job):
     """The rate of each step that is made on the job's own model, and the job's state before each of them."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    scheduler = make(optimizer)
-    arguments = (1.0,) if isinstance(scheduler, s.ReduceLROnPlateau) else ()
-    loader = DataLoader(DATA, batch_size=BATCHES)
-    script = PlainScript(0, Board(1), model, optimizer, loader, {"scheduler": scheduler} if is_given else {})
-    view = script.host
-    script.context.session.jobs_place = lambda: told
-    if state is not None:
-        joins_others(script.context, pickle.loads(state))
-    rates, states = {}, {}
-    for epoch in range(EPOCHS):
-        for number, (inputs,) in enumerate(script.loader):
-            step = epoch * BATCHES + number
-            if not view.is_idle:
-                rates[step] = optimizer.param_groups[0]["lr"]
-                states[step] = pickle.dumps(view.participant.state.state_dict())
-            optimizer.zero_grad()
-            (model(inputs) * 0.001).mean().backward()
-            optimizer.step()
-            if per_step:
-                scheduler.step(*arguments)
-        if not per_step:
-            scheduler.step(*arguments)
-    if view.is_idle:
-        view.finish()
-    rates[STEPS] = optimizer.param_groups[0]["lr"]
-    return rates, states
+    script, job = Scheduled(*script), Job(1, **job)
+    assert job.run(lambda _: script.train(job))[0] == (None,)
+    return {**script.rates, STEPS: script.optimizer.param_groups[0]["lr"]}, job.states
 
 
 @pytest.mark.filterwarnings("error:Detected call of")  # torch's, where the optimizer's own step was not called before
@@ -75,11 +69,11 @@ def train(make, *, per_step, told=(0, 0), state=None, is_given=True):
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_rates_are_those_of_one_device_wherever_a_worker_joins(name, is_given, per_step):
     """Also of one that was not given: on a worker that comes later the script has stepped it as often."""
-    whole, states = train(SCHEDULERS[name], per_step=per_step, is_given=is_given)
+    script = SCHEDULERS[name], per_step, is_given
+    whole, states = train(*script)
     assert sorted(whole) == list(range(STEPS + 1))
     for stands in range(2, STEPS, 2):  # every eighth
         for told in (stands, stands // 2):  # the job has gone on since
-            place = divmod(told, BATCHES)
-            rates, _ = train(SCHEDULERS[name], per_step=per_step, told=place, state=states[stands], is_given=is_given)
+            rates, _ = train(*script, finds=states[stands], place=divmod(told, BATCHES))
             expected = {step: rate for step, rate in whole.items() if step >= stands}
             assert rates == expected, f"joins at {stands}, told {told}"
