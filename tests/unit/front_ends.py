@@ -83,6 +83,8 @@ FRONT_ENDS = {
     "small front end": FrontEnd("loop_benches.SmallFrontEnd"),
     "Lightning": FrontEnd("trainer_benches.Lightning"),
     "Hugging Face": FrontEnd("trainer_benches.HuggingFace"),
+    "Keras loop": FrontEnd("keras_benches.KerasLoop"),
+    "Keras fit": FrontEnd("keras_benches.KerasFit", {"alone to the bit": "the order of samples is elasticdl's"}),
 }
 
 

@@ -1,5 +1,7 @@
 """The Keras twin's step in a world of one, with a stand-in for the sums of several workers, in one call, and by XLA."""
 
+import io
+
 import numpy as np
 import pytest
 from elastic_keras_kit import (
@@ -23,6 +25,7 @@ from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.training_step import VOTE_SIZE
 from elasticdl.elastic.keras.keras_state import LayerAttributes
 from elasticdl.elastic.keras.step import Part, TrainStep
+from elasticdl.worker.keras_learner import KerasLearner
 
 WHOLE = BatchPolicy(16, None, None)
 HALVES = BatchPolicy(16, None, 8)
@@ -142,13 +145,16 @@ def test_a_repeated_step_draws_the_same_and_every_micro_batch_something_else():
 # -- checkpoints --
 
 
-def test_state_dict_is_plain_numpy_and_loads_elsewhere():
+def test_state_dict_is_plain_numpy_and_loads_elsewhere_from_a_file():
     one, other = alone(), alone()
     one.train(steps=2)
     dumped = one.state.state_dict()
     one_weights = one.weights()
     assert {type(value) for name in ("model", "optimizer") for value in dumped[name]} == {np.ndarray}
-    other.state.load_state_dict(dumped)
+    codec, file = KerasLearner.codec, io.BytesIO()
+    codec.write(codec.copy(dumped), file)
+    file.seek(0)
+    other.state.load_state_dict(codec.read(file))
     assert_same(one_weights, other.weights())
     one.train(steps=3)
     assert_same(one_weights, other.weights())  # copies, not views

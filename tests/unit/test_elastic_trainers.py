@@ -1,6 +1,7 @@
 """What differs between the workers of Lightning's and Hugging Face's trainers, and gradients that these trainers don't make."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from elastic_kit import SumOfThreads
 from refusal_kit import refused
 from trainers_kit import Module, Net, changed, lightning, process_is_kept, run_trainers, transformers  # noqa: F401
 
+from elasticdl.elastic.torch_kit.participant import Host, Participant
 from elasticdl.elastic.torch_kit.reducer import GradientReducer
 from elasticdl.elastic.torch_kit.refusals import refuse_new_groups
 from elasticdl.elastic.transformers import Trainer
@@ -444,3 +446,18 @@ def test_a_group_that_is_added_while_a_trainer_trains_is_refused_in_one_line():
         "added to SGD while the trainer trains, .* have it: give all",
         lambda: optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]}),
     )
+
+
+def test_a_torn_step_begins_again_with_the_attributes_of_before():
+    """With these a newcomer begins it, and the workers are compared then."""
+    said = []
+    attributes = SimpleNamespace(note=lambda: "counted", put_back=said.append)
+    reducer = SimpleNamespace(reset_buffers=lambda: None, drop_gradients=lambda: None)
+    participant = Participant.__new__(Participant)
+    participant.open_batches = [SimpleNamespace(noted="of before")]
+    participant._host = Host()
+    participant.state = SimpleNamespace(
+        attributes=attributes, reducer=reducer, waits=False, begin_step=lambda: said.append("begins")
+    )
+    participant._begin_again()
+    assert said == ["of before", "begins", "counted"]
