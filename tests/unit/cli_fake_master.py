@@ -42,7 +42,7 @@ class FakeMaster(rpc.MasterServicer):
         self._status = pb.JobStatus(job_name=job_name, phase="pending", time_left=-1, min_workers=1, max_workers=2)
         self._statuses = [pb.JobStatus.FromString(self._status.SerializeToString())]
         self._ended = False
-        self._watchers = 0
+        self._watched = threading.Event()
         self._changed = threading.Condition()
 
     def update(self, **fields: object) -> None:
@@ -59,8 +59,7 @@ class FakeMaster(rpc.MasterServicer):
             return self._statuses[-1]
 
     def wait_for_watcher(self) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: self._watchers > 0, DEADLINE)
+        assert self._watched.wait(DEADLINE)
 
     def Status(self, request, context):
         self._authenticate(context)
@@ -68,9 +67,7 @@ class FakeMaster(rpc.MasterServicer):
 
     def Watch(self, request, context):
         self._authenticate(context)
-        with self._changed:
-            self._watchers += 1
-            self._changed.notify_all()
+        self._watched.set()
         self._is_watched()
         sent, over = 0, False
         while not over:

@@ -87,9 +87,10 @@ class Scene:
         self.monkeypatch.setenv("KUBECONFIG", str(self.home / "config"))
         self.monkeypatch.chdir(self.home)
 
-    def set_up(self, words: str) -> None:
-        name, _, text = words.partition(" ")
-        getattr(self, name)(text)
+    def set_up_all(self, steps: str, between: str) -> None:
+        for step in steps.split(f"{between} "):
+            name, _, text = step.strip().partition(" ")
+            getattr(self, name)(text)
 
     # ---- jobs of this machine ----
 
@@ -121,21 +122,15 @@ class Scene:
         job = JobDir(jobs_root() / name)
         address.write(job.master if job.path.exists() else new_job(name).master)
 
-    def heeds(self, text: str) -> None:
-        """Once it is told to stop, it stops."""
-        name, fields = named(text)
-        stopped = json_format.MessageToJson(pb.JobStatus(job_name=name, phase="stopped", **fields))
-        self.masters[name].at_stop = lambda: write_aside(JobDir(jobs_root() / name).status, stopped)
-
     def obeys(self, text: str) -> None:
-        """What it does once it is told to stop: steps of a session, with ; between them."""
+        """What the master does once it is told to stop: steps of a session, with ; between them."""
         name, _, steps = text.partition(" ")
-        self.masters[name].at_stop = lambda: [self.set_up(step.strip()) for step in steps.split(";")]
+        self.masters[name].at_stop = lambda: self.set_up_all(steps, ";")
 
     def watched(self, text: str) -> None:
-        """What happens once somebody watches: steps of a session, with ; between them."""
+        """What happens once somebody watches the job."""
         name, _, steps = text.partition(" ")
-        self.masters[name].once_watched += [lambda step=step: self.set_up(step.strip()) for step in steps.split(";")]
+        self.masters[name].once_watched.append(lambda: self.set_up_all(steps, ";"))
 
     def says(self, text: str) -> None:
         name, fields = named(text)
@@ -258,8 +253,7 @@ def play(session: str, scene: Scene, capsys) -> None:
     for step in re.split(r"\n(?=[+$])", session):
         first, *rest = step.splitlines()
         if first.startswith("+"):
-            for words in first[2:].split(" + "):
-                scene.set_up(words)
+            scene.set_up_all(first[2:], "+")
             continue
         typed, *short = re.split(r"  (?=(?:[>?=]|!!?) )", first[2:])
         who = f"! elasticdl {typed.split()[0]}: "

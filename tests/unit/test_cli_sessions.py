@@ -114,13 +114,13 @@ $ scale done 3  ! job done is not running: it has succeeded
 + new one + file jobs/one/master.json {"address": "127.0.0.1:1", "token": "secret", "pid": 1, "started": 1}
 $ stop one  ! job one is not running: its master died without saving a final status
 # stop asks, and waits until the job has ended
-+ runs live + heeds live step=4
++ runs live + obeys live file jobs/live/status.json {"jobName": "live", "phase": "stopped", "step": "4"}
 $ stop  > job live stopped at step 4  = stop checkpoint
 # who stops at once keeps nothing
-+ runs live + heeds live step=4
++ runs live + obeys live file jobs/live/status.json {"jobName": "live", "phase": "stopped", "step": "4"}
 $ stop --now  > job live stopped at step 4  = stop now
 # a stop without a checkpoint
-+ runs live + heeds live step=4
++ runs live + obeys live file jobs/live/status.json {"jobName": "live", "phase": "stopped", "step": "4"}
 $ stop --no_checkpoint  > job live stopped at step 4  = stop
 # a job that does not stop is not waited for forever, also one of a newer version, whose options may be others
 + runs live + gone jobs/live/job.json
@@ -281,6 +281,19 @@ $ zoo build zoo --image a  ! ...elasticdl zoo init zoo...
 $ zoo init zoo  > zoo/Dockerfile is written; next: elasticdl zoo build zoo --image IMAGE
 $ zoo build zoo --image a  !! HOME/bin/docker build --tag a --file zoo/Dockerfile zoo
 = docker build --tag a --file zoo/Dockerfile zoo
+# the Dockerfile of a zoo is written again as it is, and no other is overwritten
++ folder zoo + file zoo/cnn.py
+$ zoo init zoo  > zoo/Dockerfile is written; next: elasticdl zoo build zoo --image IMAGE
++ holds zoo/Dockerfile # Made by ...\nFROM elasticdl:...-cpu\n\nUSER root\nCOPY --chown=1000:1000 . /model_zoo\n\nWORKDIR /model_zoo\nUSER 1000:1000\n
+$ zoo init --model_zoo=zoo  > zoo/Dockerfile is written; next: elasticdl zoo build zoo --image IMAGE
++ file zoo/Dockerfile RUN mine\n
+$ zoo init zoo  ! zoo/Dockerfile is there and differs from what would be written: remove it first, or keep it
++ holds zoo/Dockerfile ...RUN mine\n
+# a zoo that needs packages, on an image of the user's
++ folder zoo + file zoo/requirements.txt scikit-learn==1.9.1\n
+$ zoo init zoo --base_image=python:3.11.14  > zoo/Dockerfile is written; ...
++ holds zoo/Dockerfile # Made by ...\nFROM python:3.11.14\n\nUSER root\nCOPY requirements.txt /requirements/\nRUN pip install ...\nCOPY --chown=1000:1000 . /model_zoo\n...
++ holds zoo/Dockerfile ...\nRUN pip install --no-cache-dir -r /requirements/requirements.txt\n...\nWORKDIR /model_zoo\nUSER 1000:1000\n
 # mistakes do not reach the program
 + program docker
 $ zoo init nowhere  ! ...'nowhere' does not exist...

@@ -73,18 +73,15 @@ def test_both_formats_packed_or_not_give_the_same_samples(resnet, zoo, tmp_path)
             where = str(place if place.exists() else place.parent)
             seen.append([resnet.dataset(mode, where) for mode in ("training", "evaluation")])
     training, evaluation = seen[0]
-    assert training.images.shape == (SAMPLES, 3, 32, 32)
-    assert (len(training.labels), len(evaluation.images)) == (SAMPLES, SAMPLES // 5)
-    for other in seen[1:]:
-        for ours, theirs in zip(seen[0], other, strict=True):
-            assert torch.equal(ours.images, theirs.images)
-            assert ours.labels == theirs.labels
-
-
-def test_the_python_version_is_what_python_2_wrote(zoo, tmp_path):
-    folder = unpack(zoo("cifar10.generate").generate(tmp_path, "python", SAMPLES)) / FOLDERS["python"]
-    names = {path.name for path in folder.iterdir()}
-    assert names == {*(f"data_batch_{n}" for n in range(1, 6)), "test_batch", "batches.meta"}
+    assert (training.images.shape, len(training.labels)) == ((SAMPLES, 3, 32, 32), SAMPLES)
+    assert len(evaluation.images) == SAMPLES // 5
+    for ours, theirs in ((ours, theirs) for other in seen[1:] for ours, theirs in zip(seen[0], other, strict=True)):
+        assert torch.equal(ours.images, theirs.images)
+        assert ours.labels == theirs.labels
+    # As Python 2 wrote it.
+    folder = tmp_path / "python" / FOLDERS["python"]
+    batches = {f"data_batch_{number}" for number in range(1, 6)}
+    assert {path.name for path in folder.iterdir()} == {*batches, "test_batch", "batches.meta"}
     batch = pickle.loads((folder / "data_batch_2").read_bytes(), encoding="bytes")
     assert set(batch) == {b"batch_label", b"labels", b"data", b"filenames"}
     data, labels = batch[b"data"], batch[b"labels"]
