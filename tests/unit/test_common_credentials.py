@@ -1,11 +1,21 @@
-"""What a process knows its master by: in the environment, in a Secret, and never in a log."""
+"""What a process knows its master by, in the environment, in a Secret and in certificates, and never in a log."""
 
+import os
+import ssl
+import stat
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from grpc._cython import cygrpc
+from refusal_kit import refused
 
-from elasticdl.common.channel import CLIENT_OPTIONS, SERVER_OPTIONS
+from elasticdl.common.certificates import LIFETIME, issue
+from elasticdl.common.channel import CLIENT_OPTIONS, SERVER_OPTIONS, identify
 from elasticdl.common.credentials import (
     CA,
     CERTIFICATE,
@@ -13,13 +23,15 @@ from elasticdl.common.credentials import (
     MASTER,
     TLS,
     TOKEN,
+    Identity,
+    Role,
     TlsFiles,
     TlsFolder,
     Token,
     WorkerEnvironment,
 )
-from elasticdl.common.errors import UserError
 
+NOW = datetime.now(UTC)
 SECRET = TlsFiles(ca=b"authority", certificate=b"certificate", key=b"hidden")
 
 
@@ -29,22 +41,19 @@ def environment(credentials):
 
 @pytest.mark.parametrize("credentials", [Token("hidden"), TlsFolder(Path("/etc/elasticdl/tls"))])
 def test_a_worker_reads_what_its_launcher_wrote(credentials):
-    assert WorkerEnvironment.from_env(environment(credentials).to_env()) == environment(credentials)
+    written = environment(credentials).to_env()
+    assert WorkerEnvironment.from_env(written) == environment(credentials)
     inner = environment(Token("own"))  # of a local job that is started within this one, and takes nothing from it
-    assert WorkerEnvironment.from_env({**environment(credentials).to_env(), **inner.to_env()}) == inner
+    assert WorkerEnvironment.from_env({**written, **inner.to_env()}) == inner
 
 
 def test_credentials_that_are_missing_are_one_clear_line():
-    given = environment(Token("hidden")).to_env()
-    with pytest.raises(UserError, match=rf"^{MASTER} is set but {TOKEN} \(or {TLS}\) is not: "):
-        WorkerEnvironment.from_env({**given, TOKEN: ""})
+    given = {**environment(Token("hidden")).to_env(), TOKEN: ""}
+    refused(rf"^{MASTER} is set but {TOKEN} \(or {TLS}\) is not: ", lambda: WorkerEnvironment.from_env(given))
 
 
-def test_secrets_do_not_show():
+def test_secrets_do_not_show_but_in_a_secret_of_kubernetes():
     assert "hidden" not in f"{SECRET!r} {environment(Token('hidden'))!r}"
-
-
-def test_a_secret_of_kubernetes_and_back():
     assert SECRET.to_mapping() == {CA: b"authority", CERTIFICATE: b"certificate", KEY: b"hidden"}
     assert TlsFiles.from_mapping(SECRET.to_mapping()) == SECRET
 
@@ -53,3 +62,95 @@ def test_a_secret_of_kubernetes_and_back():
 def test_grpc_knows_the_option(name):
     """It takes any name and says nothing: one that is misspelt has no effect, as pings that then count as an attack."""
     assert name.encode() + b"\0" in Path(cygrpc.__file__).read_bytes()
+
+
+# ---- certificates ----
+
+
+@pytest.fixture(scope="module")
+def job():
+    return issue("digits", NOW)
+
+
+@pytest.fixture
+def folder(tmp_path, job):
+    job[Role.WORKER].write(tmp_path / "tls")
+    return TlsFolder(tmp_path / "tls")
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_certificate_says_whose_it_is_and_what_for(tmp_path, job, role):
+    certificate = x509.load_pem_x509_certificate(job[role].certificate)
+    certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(job[role].ca))
+
+    def said(kind):
+        return certificate.extensions.get_extension_for_class(kind).value
+
+    use = ExtendedKeyUsageOID.SERVER_AUTH if role is Role.MASTER else ExtendedKeyUsageOID.CLIENT_AUTH
+    assert said(x509.SubjectAlternativeName).get_values_for_type(x509.DNSName) == [f"{role}.digits.elasticdl"]
+    assert (list(said(x509.ExtendedKeyUsage)), said(x509.BasicConstraints).ca) == ([use], False)
+    assert certificate.not_valid_before_utc < NOW - timedelta(minutes=30)
+    assert certificate.not_valid_after_utc == (NOW + LIFETIME).replace(microsecond=0)
+    key = serialization.load_pem_private_key(job[role].key, password=None)
+    assert isinstance(key.curve, ec.SECP256R1)
+    assert certificate.public_key() == key.public_key()
+    job[role].write(tmp_path)
+    assert identify(TlsFolder(tmp_path)) == Identity(role, "digits")
+
+
+def test_the_authority_signs_nothing_but_these_and_its_key_is_nowhere(job):
+    authority = x509.load_pem_x509_certificate(job[Role.OWNER].ca)
+    assert authority.extensions.get_extension_for_class(x509.BasicConstraints).value == x509.BasicConstraints(True, 0)
+    keys = [serialization.load_pem_private_key(files.key, password=None).public_key() for files in job.values()]
+    numbers = {key.public_numbers() for key in keys}
+    assert len(numbers) == len(Role)
+    assert authority.public_key().public_numbers() not in numbers
+
+
+def test_certificates_hold_to_the_strictest_reading_of_the_rules(folder):
+    """Python checks it by default since 3.13."""
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    for context in (server, client):
+        context.load_cert_chain(folder.certificate, folder.key)
+    server.load_verify_locations(folder.ca)
+    server.verify_mode, server.verify_flags = ssl.CERT_REQUIRED, ssl.VERIFY_X509_STRICT
+    inward, outward = ssl.MemoryBIO(), ssl.MemoryBIO()
+    caller, called = client.wrap_bio(outward, inward), server.wrap_bio(inward, outward, server_side=True)
+    for side in (caller, called):
+        with pytest.raises(ssl.SSLWantReadError):
+            side.do_handshake()
+    caller.do_handshake()
+    called.do_handshake()
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, f"can't read .*/{CERTIFICATE}: No such file or directory; .* should hold {CA}, "),
+        (issue("not.a.label", NOW)[Role.WORKER].certificate, "was not made for a job of elasticdl: take all of "),
+        (b"nonsense", "was not made for a job of elasticdl: take all of "),
+    ],
+    ids=["missing", "made for something else", "no certificate"],
+)
+def test_a_folder_without_a_jobs_certificate_is_one_clear_line(folder, content, told):
+    folder.certificate.unlink() if content is None else folder.certificate.write_bytes(content)
+    refused(told, lambda: identify(folder))
+
+
+def test_nobody_else_can_read_what_is_written(tmp_path, job):
+    new, old = tmp_path / "new" / "tls", tmp_path / "old"
+    before = os.umask(0)
+    try:
+        old.mkdir()
+        (old / KEY).write_text("of an earlier job")
+        (old / KEY).chmod(0o644)
+        for folder in (new, old):
+            job[Role.OWNER].write(folder)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(new.stat().st_mode) == 0o700
+    for folder in (new, old):
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+        assert modes == dict.fromkeys((CA, CERTIFICATE, KEY), 0o600)
+        assert TlsFolder(folder).read() == job[Role.OWNER]

@@ -18,22 +18,8 @@ DEADLINE = 30.0
 
 
 def start(*command, **more):
-    return subprocess.Popen(command, start_new_session=True, **more)
-
-
-def test_children_that_are_left_behind_are_killed_before_the_number_is_free():
-    process = start("sh", "-c", "sleep 600 & echo $!; exit 3", stdout=subprocess.PIPE, text=True)
-    child = psutil.Process(int(process.stdout.readline()))
-    process.stdout.close()
-    seen = []
-
-    def reap():
-        wait_until(lambda: is_over(child))  # the kernel takes a moment
-        seen.extend([psutil.Process(process.pid).status(), is_over(child)])
-        return process.wait()
-
-    assert asyncio.run(ProcessGroup(process.pid, reap).wait()) == 3
-    assert seen == [psutil.STATUS_ZOMBIE, True]
+    process = subprocess.Popen(command, start_new_session=True, **more)
+    return process, ProcessGroup(process.pid, process.wait)
 
 
 def wait_until(condition):
@@ -50,12 +36,26 @@ def is_over(process):
         return True
 
 
+def test_children_that_are_left_behind_are_killed_before_the_number_is_free():
+    process, _ = start("sh", "-c", "sleep 600 & echo $!; exit 3", stdout=subprocess.PIPE, text=True)
+    child = psutil.Process(int(process.stdout.readline()))
+    process.stdout.close()
+    seen = []
+
+    def reap():
+        wait_until(lambda: is_over(child))  # the kernel takes a moment
+        seen.append(psutil.Process(process.pid).status())
+        return process.wait()
+
+    assert asyncio.run(ProcessGroup(process.pid, reap).wait()) == 3
+    assert seen == [psutil.STATUS_ZOMBIE]
+
+
 @pytest.mark.parametrize("end", [ProcessGroup.kill, lambda leader: leader.signal(signal.SIGTERM)])
 def test_once_it_was_waited_for_nothing_is_sent_to_its_number(end):
-    first = start("true")
-    leader = ProcessGroup(first.pid, first.wait)
+    _, leader = start("true")
     assert asyncio.run(leader.wait()) == 0
-    other = start("sleep", "600")
+    other, _ = start("sleep", "600")
     leader.pid = other.pid  # the kernel has given the number to another
     end(leader)
     other.send_signal(signal.SIGALRM)
@@ -64,8 +64,7 @@ def test_once_it_was_waited_for_nothing_is_sent_to_its_number(end):
 
 def test_a_group_is_killed_while_its_number_is_its_own(monkeypatch):
     """Once its leader is reaped, the number may be that of somebody else's group; to wait for its end does not reap."""
-    process, kill, killed = start("sh", "-c", "exit 3"), os.killpg, []
-    group = ProcessGroup(process.pid, process.wait)
+    (process, group), kill, killed = start("sh", "-c", "exit 3"), os.killpg, []
 
     def is_own(pid, number):
         assert os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT), "it was reaped before"
@@ -73,8 +72,7 @@ def test_a_group_is_killed_while_its_number_is_its_own(monkeypatch):
         kill(pid, number)
 
     async def run():
-        assert await group.has_ended()
-        assert group.code() == 3
+        assert (await group.has_ended(), group.code()) == (True, 3)
         monkeypatch.setattr(os, "killpg", is_own)
         group.signal(signal.SIGTERM)
         assert (group.end(), group.end(), await group.has_ended(), await group.wait()) == (3, 3, True, 3)
@@ -84,13 +82,16 @@ def test_a_group_is_killed_while_its_number_is_its_own(monkeypatch):
     assert (killed, group.code()) == ([process.pid], 3)
 
 
-def test_of_a_killed_leader_the_signal_is_told():
-    process = start("sleep", "60")
-    group = ProcessGroup(process.pid, process.wait)
+def test_of_a_killed_leader_the_signal_is_told_also_by_one_who_has_no_more_file_descriptors():
+    (process, group), limits = start("sleep", "600"), resource.getrlimit(resource.RLIMIT_NOFILE)
     assert group.code() is None
-    group.kill()
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert (group.code(), group.end()) == (-signal.SIGKILL, -signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        group.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert (group.code(), group.end()) == (-signal.SIGKILL, -signal.SIGKILL)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 KEEPS = """
@@ -104,23 +105,13 @@ sys.stdin.read()
 @pytest.mark.parametrize("end", [lambda group: asyncio.run(group.wait()), ProcessGroup.end])
 def test_of_a_killed_process_no_semaphore_is_left(end):
     """What removes it is a child of that process."""
-    process = start(sys.executable, "-c", KEEPS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process, group = start(sys.executable, "-c", KEEPS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with process.stdin, process.stdout:
         semaphore = Path("/dev/shm", "sem." + process.stdout.readline().strip("/\n"))
         (tracker,) = psutil.Process(process.pid).children()
         wait_until(tracker.cmdline)  # it has begun
         assert semaphore.exists()
-        group = ProcessGroup(process.pid, process.wait)
         group.kill()
         assert end(group) == -signal.SIGKILL
     assert not semaphore.exists()
     wait_until(lambda: is_over(tracker))
-
-
-def test_a_group_is_killed_by_one_who_has_no_more_file_descriptors():
-    process, limits = start("sleep", "600"), resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
-    try:
-        assert ProcessGroup(process.pid, process.wait).end() == -signal.SIGKILL
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

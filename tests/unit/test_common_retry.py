@@ -1,7 +1,12 @@
-"""Work in the background, of which somebody hears if it fails."""
+"""Attempts, their delays and a bound on how often; and work in the background, of which somebody hears if it fails."""
 
 import asyncio
+import random
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticdl.common.backoff import Backoff, TokenBucket
 from elasticdl.common.errors import UnreachableError
 from elasticdl.common.retry import Background
 from elasticdl.places import agent as agents
@@ -9,33 +14,63 @@ from elasticdl.places.agent import Agent
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
+@given(st.integers(0, 100) | st.none(), st.floats(0, 60))
+def test_delays_double_up_to_their_bound_and_begin_anew_after_a_success(seed, at_least):
+    """A drawn one is of the upper half, and never sooner than asked for."""
+    backoff = Backoff(*([] if seed is None else [random.Random(seed)]), first=1.0, longest=8.0)
+    for bound in (1.0, 2.0, 4.0, 8.0, *[8.0] * 2000):  # no overflow
+        least = bound if seed is None else bound / 2
+        assert max(at_least, least) <= backoff.delay(at_least) <= max(at_least, bound)
+    backoff.reset()
+    assert backoff.delay() <= 1.0
+
+
+@given(st.lists(st.floats(0, 3), max_size=80))
+def test_a_bucket_lets_through_its_burst_and_then_its_rate_and_says_when_to_ask_again(pauses):
+    bucket, now, passed = TokenBucket(rate=2.0, burst=5.0), 100.0, 0
+    for pause in pauses:
+        now += pause
+        wait = bucket.take(now)
+        passed += wait == 0.0
+        assert passed <= 5 + 2.0 * (now - 100.0) + 1e-6
+        assert 0.0 <= wait <= 0.5
+    assert passed >= min(len(pauses), 5)
+    now += 10.0
+    assert [bucket.take(now) for _ in range(6)] == [0.0] * 5 + [0.5]
+    assert bucket.take(now + 0.5) == 0.0
+
+
 async def fails(error):
     raise error
 
 
-def test_what_a_task_raises_is_told_in_one_line():
+def in_background(work):
+    """What ``work``, which is given a background, returns; and what was told of it."""
+
     async def run():
         told = []
-        background = Background("pods are looked after", told.append)
+        return await work(Background("pods are looked after", told.append)), told
+
+    return asyncio.run(run())
+
+
+def test_what_a_task_raises_is_told_in_one_line():
+    async def work(background):
         for error in (KeyError("uid"), UnreachableError("told elsewhere")):
             background.start(fails(error))
-        assert await background.wait()
-        return told
+        return await background.wait()
 
-    assert asyncio.run(run()) == ["pods are looked after no longer: KeyError: 'uid'"]
+    assert in_background(work) == (True, ["pods are looked after no longer: KeyError: 'uid'"])
 
 
 def test_tasks_end_with_their_owner():
-    async def run():
-        told = []
-        background = Background("pods are looked after", told.append)
+    async def work(background):
         lasting = background.start(asyncio.sleep(1000))
-        assert not await background.wait(timeout=0.01)
+        waited = await background.wait(timeout=0.01)
         await background.cancel()
-        assert await background.wait()
-        return lasting.cancelled(), told
+        return waited, await background.wait(), lasting.cancelled()
 
-    assert asyncio.run(run()) == (True, [])
+    assert in_background(work) == ((False, True, True), [])
 
 
 def test_an_agent_that_can_not_look_after_its_worker_gives_its_place_up(monkeypatch):
