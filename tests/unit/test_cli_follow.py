@@ -370,7 +370,8 @@ def test_who_may_not_reach_a_master_waits_for_its_end_only_where_it_is_told_why_
         assert isinstance(following.failure, UserError)
 
 
-def test_while_a_master_hangs_as_its_job_ends_whoever_follows_can_leave(monkeypatch):
+@pytest.mark.parametrize("leaves", [True, False])
+def test_while_a_master_hangs_as_its_job_ends_whoever_follows_can_leave_or_is_told_its_end(monkeypatch, leaves):
     hung_up, begun = threading.Event(), threading.Event()
 
     class Hanging(Masters):
@@ -387,7 +388,11 @@ def test_while_a_master_hangs_as_its_job_ends_whoever_follows_can_leave(monkeypa
             begun.wait()
             return "it has ended"
 
+    if not leaves:
+        monkeypatch.setattr(job_handle, "JOIN_SECONDS", 0.1)
     with Hanging(monkeypatch).following(statuses=True) as following:
         assert next(iter(following)) is None
         assert not hung_up.is_set(), "its end was waited for"
+        if not leaves:
+            assert [each.phase for each in following if isinstance(each, pb.JobStatus)] == ["succeeded"]
     assert hung_up.is_set()
