@@ -391,8 +391,9 @@ def test_while_a_master_hangs_as_its_job_ends_whoever_follows_can_leave_or_is_to
     if not leaves:
         monkeypatch.setattr(job_handle, "JOIN_SECONDS", 0.1)
     with Hanging(monkeypatch).following(statuses=True) as following:
-        assert next(iter(following)) is None
+        course = iter(following)
+        assert next(course) is None
         assert not hung_up.is_set(), "its end was waited for"
         if not leaves:
-            assert [each.phase for each in following if isinstance(each, pb.JobStatus)] == ["succeeded"]
+            assert [each.phase for each in course if isinstance(each, pb.JobStatus)] == ["succeeded"]
     assert hung_up.is_set()
