@@ -442,15 +442,6 @@ def test_a_lane_tells_what_a_worker_was_and_how_it_ended():
     assert worlds == [(1, 2, STARTED + 13), (2, 1, None)]
 
 
-def test_a_new_master_finds_anew_who_is_slow():
-    """It knows nothing of what an earlier one found, so it never tells that a worker recovered."""
-    slow = line(15, "worker_slow", worker=0, host="h", phase="data", factor=2.0)
-    restarted = line(20, "master_restarted", world=1, members=[0, 1], missing=[], seconds=2)
-    found = {0: ("h", "data", 2.0)}
-    for entries, wanted in [((), found), ((restarted,), {}), ((restarted, slow), found)]:
-        assert read([*START, slow, *entries]).slow == wanted
-
-
 def test_advice_and_trouble_are_kept_as_they_come():
     lines = [*START, line(6, "advice", text="4 would do", curve=[{"workers": 2, "speedup": 1.8, "measured": True}, [1], {"workers": 3}]),
              line(7, "worker_stuck", worker=0, host="h", seconds=31, where="train.py:31 in load", stack=["a"]),
