@@ -155,18 +155,20 @@ def test_the_next_job_goes_on_where_one_was_stopped(bench, step, tmp_path):
     (said,), _, _ = bench(script, events={(0, step): "stopped"}, kept=tmp_path)
     assert isinstance(said, SystemExit)
     assert [path.name for path in tmp_path.iterdir()] == [f"stopped-{step:010}.state"]
-    (said,), (later,), _ = bench(script, kept=tmp_path)
+    (said,), (later,), job = bench(script, kept=tmp_path)
     assert said is None
+    assert [told["step"] for told in job.lines[0].notices("resumed")] == [step]
     assert len(later.losses) == LAST - step
     assert_trained(later, whole, whole=False, **TO_THE_BIT)
 
 
 @promise("a wish to stop")
 def test_all_stop_after_the_same_step_and_one_keeps_the_state(bench, tmp_path):
-    said, trained, _ = bench(Script(), 2, {(1, MIDDLE): "stopped"}, kept=tmp_path)
+    said, trained, job = bench(Script(), 2, {(1, MIDDLE): "stopped"}, kept=tmp_path)
     assert [type(each) for each in said] == [SystemExit] * 2
     assert [len(each.losses) for each in trained] == [MIDDLE] * 2
     assert [path.name for path in tmp_path.iterdir()] == [f"stopped-{MIDDLE:010}.state"]
+    assert sum(len(line.notices("checkpoint")) for line in job.lines.values()) == 1
 
 
 @promise("a wish to stop")
