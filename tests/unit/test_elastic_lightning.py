@@ -146,6 +146,12 @@ def test_the_other_package_has_it_too():
     assert trainer.global_step == 7
 
 
+def test_who_is_behind_in_a_step_has_the_others_sums_over_the_epoch(tmp_path, monkeypatch):
+    (whole, _), states = keep_states(monkeypatch, lambda: fit(tmp_path / "whole", make_strategy()))
+    lost, _ = be_behind(monkeypatch, 5, states[5], lambda: fit(tmp_path / "lost", make_strategy()))
+    assert metrics_of(lost) == pytest.approx(metrics_of(whole))
+
+
 def test_who_is_behind_in_the_last_step_ends_where_the_others_have_ended(tmp_path, monkeypatch):
     def train(steps):
         torch.manual_seed(3)
