@@ -40,6 +40,8 @@ a member that never comes back is missed as in any world that does not train (2-
   die; 2 silent; RISE; wait 4 -> nothing
   wait 1 -> ...; kill 2: had not come back 5 s after the master was started again; ...
   wait 5 -> ...; members = 0 1 3 4
+one that is told to leave stays if no member comes back that has the state (2-2)
+  wait 2; die; 1 silent; rise; tick; 0 drains lingering; wait 6 -> launch 0 1; world 1: 0 1; ...; world 2: 0 2 3
 a member that is away is waited for as long as the world trains and its standbys say nothing (2-4)
   wait 2; scale 2-5; 0-3 away 14; die; rise; wait 7 -> launch 0 1 2 3; world 1: 0 1 2 3; launch 4
   -> reason = the master was started again, and waits for workers to come back

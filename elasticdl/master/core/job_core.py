@@ -507,12 +507,12 @@ class Job:
         out: list[Instruction] = [recovery.report(now)]
         if world:
             out.append(self._adopt(world, now))
-        for event in recovery.held:
-            out += self._act(event, now)
         late = f"had not come back {recovery.waited(now):.0f} s after the master was started again"
-        for worker_id in missing:
+        for worker_id in missing:  # first, as nobody may leave who holds the state for none but these
             if record := self.records.get(worker_id):
                 out += self.give_up(record, late, now)
+        for event in recovery.held:
+            out += self._act(event, now)
         # Only now, so that who is to be launched or let go is seen from the whole.
         self.recovery = None
         return [*out, *self._reconcile(now)]
