@@ -249,7 +249,6 @@ def test_a_full_disk_under_the_output_is_told_in_one_line(command):
 HOLDS_KEYS = """
 import sys, tempfile, time
 from elasticdl.cli import __main__ as cli
-from tests.stories import told_in
 
 def look(argv):
     with tempfile.TemporaryDirectory():
