@@ -107,7 +107,6 @@ KERAS_ERRORS = """
 import keras, numpy as np
 import elasticdl.elastic, elasticdl.elastic.keras as elastic
 from elasticdl.common.errors import UserError
-from tests.stories import told_in
 
 def told(words, call):
     try:
