@@ -56,6 +56,8 @@ def life(process: Process) -> Steps:
     process.order = order
     process.core.bind(Position(order=process.order, keeper=process))
     yield from process.sleep(WARM_UP)
+    if process.order.samples != site.order.samples:  # as the job's rank 0 has told, by way of the master
+        yield from _refuse(process, "its data have another number of samples")
     process.core.position.leave()
     tell(p.Trigger.READY)
     while True:
