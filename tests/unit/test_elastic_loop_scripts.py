@@ -466,6 +466,21 @@ def test_the_step_of_one_worker_is_not_torn_and_none_but_its_first_is_noted(work
     assert rests == ([False, *[True] * (BATCHES - 1)] if workers == 1 else [False] * 2 * BATCHES)
 
 
+def test_a_batch_that_one_worker_leaves_out_by_its_size_is_no_part_of_a_step():
+    open_batches = []
+
+    def loop(script):
+        for number, (x, y) in enumerate(script.loader):
+            if number == TORN and x.shape[0] == BATCH:
+                continue
+            script.loss(x, y).backward()
+            open_batches.append(len(script.host.open_batches))
+            script.step()
+
+    run(loop, 1)
+    assert open_batches == [1] * (BATCHES - 1)
+
+
 def test_nothing_that_was_computed_of_a_batch_outlives_its_backward_pass():
     """Who accumulates has no memory for the outputs of several batches."""
     alive = []

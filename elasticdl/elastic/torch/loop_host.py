@@ -386,7 +386,7 @@ class LoopHost(JoinedHost):
         self._means.steps_loss = None
         state = self.participant.state
         # In its first step a worker notes all the same: what can't be right is refused before others come.
-        rests = self.job.size == 1 and state.has_trained and not self._owes_passes
+        rests = self.job.size == 1 and state.has_trained and not (self._owes_passes or self.participant.is_torn)
         tape = Tape(sample, unused=self._unused, others=self._others_storages, rests=rests)
         self._last = NotedBatch(batch, part, tape=tape, weight=part.weight)
         if self.job.under_master:

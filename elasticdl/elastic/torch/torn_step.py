@@ -200,13 +200,15 @@ class Tape:
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The script calls it."""
-        if self.rests:
-            self.is_untouched = False
-            return function(*args, **kwargs)
         name = getattr(function, "__name__", "")
         if name in _UNNOTED or (
             name in ("__set__", "__delete__") and attribute_set_by(function) not in ("data", "requires_grad")
         ):
+            return function(*args, **kwargs)
+        if self.rests:
+            # Who has looked at its size alone has made nothing of the batch, and may leave it out.
+            looks = name == "size" or name in _READS or name in _READS_OF_SIZE or function == _SHAPE
+            self.is_untouched = self.is_untouched and looks
             return function(*args, **kwargs)
         if name == "size" or function == _SHAPE:
             return self._sizes(args[0], function(*args, **kwargs), *args[1:], **kwargs)
