@@ -261,7 +261,7 @@ class FrozenParameters:
                 )
 
     def end_step(self) -> None:
-        self._steps_left = max(self._steps_left - 1, 0)
+        self._steps_left -= bool(self._before)
         self._before = []
 
     def _frozen(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
