@@ -51,6 +51,38 @@ def disturbed(job="j"):
     ]
 
 
+def eventful():
+    """Lines of a short job to which everything happens, and which is stopped and goes on 30 s later; whole seconds, so that one can count."""
+    lines = [
+        line(0, "job_started", job="j", workers="1-4"), *launched(0, 0), *launched(1, 0),
+        formed(4, 1, [0, 1], 0), steps(5, 1, 1, seconds=0),
+        steps(15, 51, 50, seconds=10, slowest=0.02),
+        line(17, "evaluation", step=51, seconds=2, metrics={"accuracy": 0.5, "odd": None}),
+        line(18, "checkpoint", step=51, path="x", seconds=9, held=1),
+        *launched(2, 20), formed(25, 2, [0, 1, 2], 51, seconds=3),
+        pause(26, 2, "grow", 4, 0), pause(26, 2, "grow", 3, 1), steps(26, 52, 1, world=2, seconds=0),
+        line(30, "worker_draining", worker=0, reason="told to"), line(31, "worker_left", worker=0, cause="drained", code=0),
+        formed(32, 3, [1, 2], 52, seconds=2), steps(34, 53, 1, world=3, seconds=1),
+        line(40, "world_broken", world=3, reason="killed"), line(40, "worker_left", worker=1, cause="killed", code=-9),
+        line(42, "phase", phase="waiting", reason="too few"), *launched(3, 42),
+        formed(48, 4, [2, 3], 43, seconds=2), line(48, "phase", phase="running", reason=""),
+        pause(50, 4, "failure", 10, 2), steps(50, 44, 1, world=4, seconds=1),
+        steps(60, 64, 20, world=4, seconds=10, again=10),
+        line(61, "master_restarted", world=4, members=[2, 3], missing=[], seconds=5),
+        steps(61, 64, 20, world=4, seconds=10),  # told once more
+        line(65, "phase", phase="stopping", reason="elasticdl stop"), line(70, "job_finished", phase="stopped", steps=64),
+        line(100, "job_started", job="j", workers="2"), *launched(4, 100),
+        formed(104, 1, [4], 64), steps(105, 65, 1, seconds=0), steps(110, 75, 10, seconds=5),
+        line(115, "steps_over", step=75, seconds=3), line(116, "job_finished", phase="succeeded", steps=75),
+    ]  # fmt: skip
+    return sorted(lines, key=lambda text: json.loads(text)["time"])
+
+
+# What it did in which seconds of `eventful`, and for how many workers each.
+SPENT = {"productive": 41, "slow": 1, "again": 5, "evaluation": 2, "checkpoint": 1, "grow": 4, "shrink": 3, "failure": 4,
+         "waiting": 6, "starting": 10, "ending": 9}  # fmt: skip
+
+
 def storm(worlds=1000, workers=500, seed=1, job="storm"):
     """Lines of a job whose workers come and go; it is over."""
     rng = random.Random(seed)
