@@ -1,7 +1,8 @@
-"""The report: what the page is given, that it holds whatever a job is called, and the commands that make it."""
+"""The report and the dashboard: what the page is given, that it holds whatever a job is called, and who is shown it."""
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -9,72 +10,37 @@ import signal
 import socket
 import threading
 import time
+from contextlib import closing
 
 import pytest
-from history_kit import STARTED, disturbed, formed, line, steps, storm
+from history_kit import STARTED, disturbed, eventful, formed, line, steps, storm
 
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.commands.look import LiveServer, with_status
-from elasticdl.common.errors import UserError
-from elasticdl.job.facts import Facts, TimeUse
+from elasticdl.cli.commands.look import LiveServer, News, with_status
+from elasticdl.job.facts import Facts
 from elasticdl.job.jobdir import create_job_dir, write_aside
 from elasticdl.proto import elasticdl_pb2 as pb
-from elasticdl.report.page import MARK, NAMES, as_json, duration, live_page, page_data, percent, report, sentence
+from elasticdl.report.page import MARK, as_json, duration, live_page, page_data, percent, report, sentence
 
 NASTY = "</script><script>alert(1)</script>&amp;\"'\u2028<!--"
 PATIENCE = 20.0
 
 
 def read(lines):
-    history = Facts("j")
-    history.read(lines)
-    return history.conclude()
-
-
-# ---- words ----
-
-
-def test_the_sentence_names_the_greatest_losses():
-    said = "79 % of the 1 min 40 s was training; 11 % went to failures; 10 % went to starting."
-    assert sentence(read(disturbed())) == said
-    assert sentence(read([])) == "Nothing has happened yet."
-    assert set(NAMES) == set(TimeUse)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [(0, "0 s"), (0.0123, "0.012 s"), (12.3, "12 s"), (60, "1 min"), (3725, "1 h 2 min"), (90_000, "1 d 1 h")],
-)
-def test_durations_and_shares_are_said_as_people_do(seconds, said):
-    assert duration(seconds) == said
-    assert [percent(share) for share in (0, 1, 0.001, 0.999, 0.126)] == ["0 %", "100 %", "< 1 %", "> 99 %", "13 %"]
+    return Facts("j").read(lines).conclude()
 
 
 # ---- the page ----
 
 
-def test_the_page_is_one_file_that_may_load_nothing():
-    page = report(page_data(read(disturbed())))
-    assert MARK in page[:200]
-    assert "default-src 'none'" in page
-    markup = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
-    assert not re.findall(r"(?:src|href)=\"(?!data:|#)", markup)
-    assert "url(" not in markup
-    json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
-    assert len(page.encode()) < 1_200_000, "most of it is the library that draws"
-    assert len(as_json(page_data(read(storm(worlds=300, workers=200))))) < 1_000_000
-
-
-def test_what_a_job_says_is_never_markup():
-    told = [*disturbed(), line(100, "warning", message=NASTY)]
-    told = [each.replace('"killed"', json.dumps(NASTY)).replace('"j"', json.dumps(NASTY)) for each in told]
-    page = report(page_data(read(told)))
-    assert NASTY not in page
-    assert "<script>alert" not in page
-    assert "\u2028" not in re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1]
-    assert "<script>alert" not in live_page(NASTY, "job", "")
-    assert json.loads(as_json({"x": NASTY})) == {"x": NASTY}
-    report(page_data(read([line(0, "job_started", job="\ud800")]))).encode()
+def test_what_is_said_in_words():
+    said = "79 % of the 1 min 40 s was training; 11 % went to failures; 10 % went to starting."
+    assert (sentence(read(disturbed())), sentence(read([]))) == (said, "Nothing has happened yet.")
+    more = "48 % of the 1 min 26 s was training; 12 % went to starting (2 times); 10 % went to ending; 7 % went to waiting; 23 % to the rest."
+    assert sentence(read(eventful())) == more
+    spoken = {0: "0 s", 0.0123: "0.012 s", 12.3: "12 s", 60: "1 min", 3725: "1 h 2 min", 90_000: "1 d 1 h"}
+    assert {seconds: duration(seconds) for seconds in spoken} == spoken
+    assert [percent(share) for share in (0, 1, 0.001, 0.999, 0.126)] == ["0 %", "100 %", "< 1 %", "> 99 %", "13 %"]
 
 
 COMPARED = line(40, "epoch_finished", epoch=0, step=1300, loss=0.5, compared=1280, compared_workers=3)
@@ -87,6 +53,7 @@ COMPARED = line(40, "epoch_finished", epoch=0, step=1300, loss=0.5, compared=128
         (disturbed(), "same state", ""),
         (disturbed()[:9], "workers", "2 of 1-2"),
         (disturbed()[:10], "workers", "0 of 1-2"),  # a world that broke has none
+        (eventful(), "workers", "1 to 3"),
     ],
 )
 def test_a_fact_is_said_if_it_is_known(lines, fact, said):
@@ -105,7 +72,25 @@ def test_numbers_that_a_browser_can_t_count_with_are_left_out():
     assert as_json([float("nan"), float("inf")]) == "[null,null]"
 
 
-# ---- the command report ----
+def test_the_page_is_one_file_that_may_load_nothing_and_what_a_job_says_is_never_markup():
+    told = [*disturbed(), line(100, "warning", message=NASTY)]
+    told = [each.replace('"killed"', json.dumps(NASTY)).replace('"j"', json.dumps(NASTY)) for each in told]
+    page = report(page_data(read(told)))
+    assert MARK in page[:200]
+    assert "default-src 'none'" in page
+    markup = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.findall(r"(?:src|href)=\"(?!data:|#)|url\(", markup)
+    assert len(page.encode()) < 1_200_000, "most of it is the library that draws"
+    assert len(as_json(page_data(read(storm(worlds=300, workers=200))))) < 1_000_000
+    assert NASTY not in page
+    assert "<script>alert" not in page + live_page(NASTY, "job", "")
+    data = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1]
+    assert "\u2028" not in data
+    assert json.loads(data)["warnings"] == [[100.0, NASTY]]
+    report(page_data(read([line(0, "job_started", job="\ud800")]))).encode()
+
+
+# ---- the commands ----
 
 
 @pytest.fixture
@@ -124,7 +109,6 @@ def test_a_report_is_written_into_the_current_folder_and_over_another_report(hom
     for _ in range(2):
         assert main(["report", "j"]) == 0
     assert capsys.readouterr().out == "j.html\nj.html\n"
-    assert MARK in (home / "j.html").read_text()
     (home / "sent.jsonl").write_text("\n".join(disturbed())[:-10])  # by somebody
     assert main(["report", "sent.jsonl", "--out", "other.html"]) == 0
     assert "damaged lines of the journal" in (home / "other.html").read_text()
@@ -139,21 +123,19 @@ def test_a_report_is_written_into_the_current_folder_and_over_another_report(hom
         (["report", "j", "--out", "notes.txt"], "notes.txt is there, and is no report of a job"),
         (["report", "./notes.txt"], "notes.txt has no entry of a journal"),
         (["report", "j", "--out", "home"], "--out home is no plain file"),
-        (["report", "j", "--out", "no/j.html"], "--out no/j.html can't be written: No such file or directory"),
         (["report", "j", "--out", "x" * 300], "can't be written: File name too long"),
         (["report", "j", "--out", "/dev/null"], "--out /dev/null is no plain file"),
         (["dashboard", "nobody"], "there is no job nobody"),
-        (["dashboard", "--port", "70000"], "--port"),
         (["dashboard", "--namespace", "lab"], "no cluster is configured"),
+        (["dashboard", "--port", "PORT"], "is taken; give another, or leave it out for a free one"),
     ],
 )
 def test_a_mistake_is_one_line(home, capsys, argv, said):
     (home / "notes.txt").write_text("mine\n")
-    assert main(argv) == 2
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main([word.replace("PORT", str(taken.getsockname()[1])) for word in argv]) == 2
     told = capsys.readouterr().err
-    assert said in told
-    assert told.count("\n") == 1
-    assert (home / "notes.txt").read_text() == "mine\n"
+    assert (said in told, told.count("\n"), (home / "notes.txt").read_text()) == (True, 1, "mine\n")
 
 
 def test_what_is_written_aside_goes_through_no_link_and_leaves_nothing_behind(tmp_path):
@@ -165,17 +147,6 @@ def test_what_is_written_aside_goes_through_no_link_and_leaves_nothing_behind(tm
     with pytest.raises(UnicodeEncodeError):
         write_aside(target, "\ud800")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["j.html", "mine"]
-
-
-def test_a_port_that_is_taken_is_one_line(home, capsys):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        assert main(["dashboard", "--port", str(port)]) == 2
-    said = f"elasticdl dashboard: --port {port} is taken; give another, or leave it out for a free one\n"
-    assert capsys.readouterr().err == said
-    assert not [thread for thread in threading.enumerate() if "board" in thread.name]
 
 
 def test_ctrl_c_ends_the_dashboard_and_once_more_at_once(home, monkeypatch, capsys):
@@ -205,25 +176,6 @@ def test_ctrl_c_ends_the_dashboard_and_once_more_at_once(home, monkeypatch, caps
     assert time.monotonic() - began < PATIENCE / 2
 
 
-class Ending:
-    """A job that ends between two looks."""
-
-    name, namespace = "j", ""
-
-    def status(self):
-        self.asked = True
-        raise UserError("job j is not running: it has succeeded")
-
-    def journal(self):
-        assert self.asked, "else it might tell less than the status"
-        yield from disturbed()
-
-
-def test_a_job_that_ends_meanwhile_is_reported(home, monkeypatch):
-    monkeypatch.setattr("elasticdl.cli.commands.look.find", lambda name, given: Ending())
-    assert main(["report", "j"]) == 0
-
-
 def test_what_the_status_knows_of_a_job_that_is_lost_is_told():
     waits = line(95, "phase", phase="waiting", reason="0 of 1 workers")
 
@@ -236,3 +188,85 @@ def test_what_the_status_knows_of_a_job_that_is_lost_is_told():
     assert found(phase="failed").over
     assert found(waits, phase="starting").phase == "waiting"
     assert found(waits, phase="waiting", reason="no master").reason == "no master"
+
+
+# ---- the dashboard's server, which shows jobs to whoever knows its secret ----
+
+
+class Shown:
+    """A board with one job."""
+
+    def __init__(self):
+        self.news = News('{"x":1}')
+
+    def overview(self):
+        return News("[]")
+
+    def job(self, namespace, name):
+        if (namespace, name) not in (("", "j"), ("lab", "a/b <i>")):
+            raise KeyError(name)
+        return self.news
+
+
+@pytest.fixture
+def server():
+    with closing(LiveServer(Shown())) as opened:
+        yield opened
+
+
+def ask(server, path, method="GET", host=None):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    with closing(connection):
+        connection.putrequest(method, path, skip_host=True)
+        for value in [f"127.0.0.1:{server.port}"] if host is None else [host] if host else []:
+            connection.putheader("Host", value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        return answer.status, answer.read(), answer.headers
+
+
+def test_who_knows_the_secret_sees_the_jobs_and_what_is_known_is_not_sent_again(server):
+    secret = server.secret
+    assert b'data-view="overview"' in ask(server, f"/{secret}/")[1]
+    assert b'data-view="job"' in ask(server, "/" + server.url("lab", "a/b <i>").split("/", 3)[3])[1]
+    for name in ("plotly.js", "charts.js", "page.js", "page.css"):
+        assert ask(server, f"/{secret}/{name}")[0] == 200
+    path = f"/{secret}/job/-/j/data.json"
+    status, body, headers = ask(server, path)
+    assert (status, json.loads(body)["content"]) == (200, {"x": 1})
+    assert (headers["Referrer-Policy"], headers["Cache-Control"]) == ("no-referrer", "no-store")
+    assert re.match(r"default-src 'none'(?!.*unsafe-eval)", headers["Content-Security-Policy"])
+    known = json.loads(body)["revision"]
+    assert ask(server, f"{path}?since={known}")[0] == 204
+    server.board.news = News("{}", over=True)
+    status, _, headers = ask(server, f"{path}?since={known}")
+    assert (status, headers["X-Job-Over"], ask(server, path, "HEAD")[1]) == (200, "1", b"")
+
+
+NOT_THERE = ["/", "//", "/{wrong}/", "/{short}/", "/data.json", "/{secret}", "/{secret}/job/-/other/",
+             "/{secret}/../etc/passwd", "/{secret}/page.py", "/{secret}/job/-/j/page.js", "/%00/"]  # fmt: skip
+HOSTS = [("evil.example", 403), ("", 403), ("127.0.0.1:1", 403), ("localhost:{port}", 200)]  # names for this machine
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "host", "status"),
+    [
+        *(("GET", path, None, 404) for path in NOT_THERE),
+        *(("GET", "/{secret}/", host, status) for host, status in HOSTS),
+        *((method, "/{secret}/", None, 501) for method in ("POST", "PUT", "DELETE", "PATCH")),
+    ],
+)
+def test_who_asks_otherwise_gets_nothing_and_nothing_can_be_changed(server, method, path, host, status):
+    secret = server.secret
+    path = path.format(secret=secret, wrong="x" * len(secret), short=secret[:-1])
+    found, body, _ = ask(server, path, method, host and host.format(port=server.port))
+    assert found == status
+    assert status == 200 or secret.encode() not in body
+
+
+def test_only_this_machine_is_listened_to_and_nothing_stays():
+    opened = LiveServer(Shown())
+    assert (opened.server_address[0], len(opened.secret) >= 40) == ("127.0.0.1", True)
+    opened.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", opened.port))
