@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusal_kit import refused
 
-from elasticdl.common.errors import ArgumentError
+from elasticdl.ga.keras.callbacks import ExactEpochs
 
 ROOT = Path(__file__).resolve().parents[2]
 BOTH = pytest.mark.parametrize("framework", [Torch, Keras], ids=["torch", "keras"])
@@ -216,13 +216,12 @@ def test_a_loop_of_keras_s_makes_the_steps_of_big_batches_whatever_happens(way, 
 
 
 @pytest.fixture(params=[Torch, Keras], ids=["torch", "keras"])
-def given_one(request):
-    """Accumulating optimizers of one framework over one variable, and how they are made."""
+def one(request):
+    """An accumulating optimizer of one framework over one variable, and how others are made."""
     framework = request.param
     weights = framework.weights([1.0])
     rate = {"params": weights, "lr": 0.25} if framework is Torch else {"learning_rate": 0.25}
     return SimpleNamespace(
-        framework=framework,
         ours=framework.ready.SGD,
         plain=framework.wrap,
         wrapped=lambda: framework.kind(**rate),
@@ -232,69 +231,91 @@ def given_one(request):
     )
 
 
-def test_the_ways_to_give_steps(given_one):
-    positional = given_one.rate.values()
-    made = [
-        given_one.ours(5, *positional),
-        given_one.ours(*positional, steps=5),
-        given_one.ours(steps=5, **given_one.rate),
-        given_one.plain(given_one.wrapped(), 5),
-        given_one.plain(given_one.wrapped(), steps=5),
-    ]
-    rates = {each.param_groups[0]["lr"] if "lr" in given_one.rate else float(each.learning_rate) for each in made}
+def test_steps_come_first_or_by_name(one):
+    rate = one.rate.values()
+    wrapped = [one.plain(one.wrapped(), 5), one.plain(one.wrapped(), steps=5)]
+    made = [one.ours(5, *rate), one.ours(*rate, steps=5), one.ours(steps=5, **one.rate), *wrapped]
+    rates = {each.param_groups[0]["lr"] if "lr" in one.rate else float(each.learning_rate) for each in made}
     assert ({each.steps for each in made}, rates) == ({5}, {0.25})
 
 
+def sizes_for_some(one):
+    one.apply(one.optimizer, samples=4)
+    one.apply(one.optimizer)
+
+
+def float8(_):
+    scale = keras.Variable(1.0)
+    scale.overwrite_with_gradient = True
+    Keras.ready.SGD(3, 1.0).build([scale])
+
+
+def built(steps=2):
+    made = Keras.ready.SGD(steps, 1.0)
+    made.build([keras.Variable(1.0, name="first"), keras.Variable(1.0, name="second")])
+    return made
+
+
+def late_gradient(_):
+    """Of a variable that had none when the update was traced."""
+    made = built(1)
+    first, second = made.optimizer._trainable_variables
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        tf.function(lambda: made.apply([tf.constant(1.0)], [first]))()
+    made.apply([tf.constant(1.0)], [second])
+
+
+def fit_exactly(_):
+    training = Keras(steps=None)
+    training.model.compile(training.optimizer, "mse")
+    training.model.fit(*make_data(8), callbacks=[ExactEpochs()], verbose=0)
+
+
+STEPS_ARE = [(0, "1, not 0"), (2.0, "1, not 2.0"), (True, "not True"), ("4", "not '4'"), ([], "not a list")]
+REFUSED = [
+    *((lambda one, steps=steps: one.plain(one.wrapped(), steps), text) for steps, text in STEPS_ARE),
+    (lambda one: one.ours(0, **one.rate), "at least 1, not 0"),
+    (lambda one: setattr(one.optimizer, "steps", 0), "at least 1, not 0"),
+    (lambda one: one.ours(), "needs steps"),
+    *(
+        (lambda one, samples=samples: one.apply(one.optimizer, samples=samples), "the size of the micro-batch")
+        for samples in (0, -1, float("nan"), float("inf"), True, "4")
+    ),
+    (sizes_for_some, "to every micro-batch"),
+    (lambda one: one.plain([], 2), r"wraps a (torch|Keras 3) optimizer, not a (builtins\.)?list"),
+    (lambda one: one.plain(one.optimizer, 2), "over 3 micro-batches: wrap it once"),
+    (lambda _: Torch.ready.SGD([torch.ones(1)], lr=0.1), "not a list"),
+    (lambda _: Torch.wrap(torch.optim.LBFGS([torch.ones(1)]), 2), "inside the closure"),
+    (lambda _: Keras.ready.Adam(2, gradient_accumulation_steps=4), "leave out gradient_accumulation_steps"),
+    (lambda _: Keras.wrap(keras.optimizers.LossScaleOptimizer(Keras.ready.Adam(2)), 2), "wrap it once"),
+    (lambda _: Keras.ready.SGD(2).apply([tf.constant(1.0)] * 2, [keras.Variable(1.0)]), "2 gradients were given"),
+    (lambda _: Keras.ready.SGD(2).apply([1.0]), "call build"),
+    (lambda _: built().apply([tf.constant(1.0)], [keras.Variable(1.0, name="other")]), "the variable 'other'"),
+    (lambda _: built().apply([None, None]), "no gradient"),
+    (late_gradient, "'second' had no gradient when"),
+    (float8, "is a scale of float8"),
+    (fit_exactly, r"elasticdl\.ga\.keras\.optimizers, not with a Adam"),
+]
+
+
+@pytest.mark.parametrize(("call", "text"), REFUSED)
+def test_wrong_calls(one, call, text):
+    refused(text, lambda: call(one))
+    assert one.optimizer.steps == STEPS
+
+
 @pytest.mark.parametrize(
-    ("steps", "text"),
+    ("module", "name", "value", "text"),
     [
-        (0, "at least 1, not 0"),
-        (2.0, "a whole number of at least 1, not 2.0"),
-        (True, "not True"),
-        ("4", "not '4'"),
-        (None, "not None"),
-        (SimpleNamespace(), "not a SimpleNamespace"),
+        (tf.distribute, "get_strategy", SimpleNamespace(num_replicas_in_sync=2), r"without tf\.distribute"),
+        (keras.backend, "backend", "jax", "on TensorFlow, not on jax"),
     ],
 )
-def test_steps_that_make_no_sense(given_one, steps, text):
-    for call in (
-        lambda: given_one.plain(given_one.wrapped(), steps),
-        lambda: given_one.ours(steps, **given_one.rate),
-        lambda: given_one.ours(steps=steps, **given_one.rate),
-        lambda: setattr(given_one.optimizer, "steps", steps),
-    ):
-        refused(re.escape(text), call, ArgumentError)
-    assert given_one.optimizer.steps == STEPS
-
-
-@pytest.mark.parametrize("samples", [0, -1, float("nan"), float("inf"), True, "4", torch.tensor(4)])
-def test_sizes_that_make_no_sense(given_one, samples):
-    with pytest.raises(ValueError, match="the size of the micro-batch"):
-        given_one.apply(given_one.optimizer, samples=samples)
-
-
-def test_sizes_for_some_micro_batches_only(given_one):
-    given_one.apply(given_one.optimizer, samples=4)
-    refused("to every micro-batch", lambda: given_one.apply(given_one.optimizer))
-    given_one.optimizer.discard()
-    given_one.apply(given_one.optimizer)
-
-
-@pytest.mark.parametrize(
-    ("call", "text"),
-    [
-        (lambda one: one.ours(), "needs steps"),
-        (lambda one: one.plain([], 2), r"wraps a (torch|Keras 3) optimizer, not a (builtins\.)?list"),
-        (lambda one: one.plain(one.optimizer, 2), "over 3 micro-batches: wrap it once"),
-        (lambda _: Torch.ready.SGD([torch.ones(1)], lr=0.1), "not a list"),
-        (lambda _: Torch.wrap(torch.optim.LBFGS([torch.ones(1)]), 2), "inside the closure"),
-        (lambda _: Keras.ready.Adam(2, gradient_accumulation_steps=4), "leave out gradient_accumulation_steps"),
-        (lambda _: Keras.wrap(keras.optimizers.LossScaleOptimizer(Keras.ready.Adam(2)), 2), "wrap it once"),
-        (lambda _: Keras.ready.SGD(2).apply([tf.constant(1.0)] * 2, [keras.Variable(1.0)]), "2 gradients were given"),
-    ],
-)
-def test_wrong_calls(given_one, call, text):
-    refused(text, lambda: call(given_one), ValueError)
+def test_where_keras_does_not_accumulate(monkeypatch, module, name, value, text):
+    made = keras.optimizers.Adam()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, lambda: value)
+        refused(text, lambda: Keras.wrap(made, 2))
 
 
 # -- what it needs --
