@@ -1,4 +1,4 @@
-"""Record files for tests, written without TensorFlow, and what is said of those that can't be read."""
+"""Record files for tests, and what is said of those that can't be read."""
 
 from __future__ import annotations
 
@@ -22,6 +22,17 @@ def tfrecord(path: Path, records: Iterable[bytes]) -> Path:
     return path
 
 
+def examples(path: Path, numbers: Iterable[int]) -> Path:
+    """TensorFlow's, with two features ``x`` and a label ``y``."""
+    from tensorflow.train import Example, Feature, Features, FloatList, Int64List
+
+    def example(number: int) -> bytes:
+        x, y = Feature(float_list=FloatList(value=[number, -number])), Feature(int64_list=Int64List(value=[number]))
+        return Example(features=Features(feature={"x": x, "y": y})).SerializeToString()
+
+    return tfrecord(path, map(example, numbers))
+
+
 def text(path: Path, content: str) -> Path:
     path.write_bytes(content.encode())
     return path
@@ -29,9 +40,9 @@ def text(path: Path, content: str) -> Path:
 
 def refusal(where: Path | str, error: type[UserError] = UserError, **params: object) -> str:
     """The line for files that can't be read."""
-    return refused("", lambda: read_all(where, params), error)
 
+    def read() -> None:
+        records = open_records(str(where), params)
+        records.read(range(len(records)))
 
-def read_all(where: Path | str, params: dict[str, object]) -> object:
-    records = open_records(str(where), params)
-    return records.read(range(len(records)))
+    return refused("", read, error)

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import tensorflow as tf
-from data_kit import text, tfrecord
+from data_kit import examples, text
 from refusal_kit import refused
 from worker_kit import spec_maker
 
@@ -51,7 +51,7 @@ def dataset_fn(dataset, mode, _):
         if mode != Mode.PREDICTION:
             description["y"] = tf.io.FixedLenFeature([1], tf.int64)
         r = tf.io.parse_single_example(record, description)
-        return {"x": tf.math.divide(tf.cast(r["x"], tf.float32), 255.0)}, tf.cast(r["y"], tf.int32)
+        return {"x": tf.cast(r["x"], tf.float32)}, tf.cast(r["y"], tf.int32)
 
     dataset = dataset.map(_parse_data)
     return dataset.shuffle(buffer_size=1024) if mode == Mode.TRAINING else dataset
@@ -64,6 +64,7 @@ def feed(dataset, mode, metadata):
 
 @pytest.fixture
 def make(tmp_path, monkeypatch):
+    text(tmp_path / "x.csv", "a,b,y\n1,2,0\n3,4,1\n")
     make_spec = spec_maker(tmp_path, monkeypatch, MODULE, model_zoo="zoo")
 
     def load(*parts, **options):
@@ -73,20 +74,11 @@ def make(tmp_path, monkeypatch):
     return load
 
 
-def example(number):
-    features = {
-        "x": tf.train.Feature(float_list=tf.train.FloatList(value=[255 * number, 0])),
-        "y": tf.train.Feature(int64_list=tf.train.Int64List(value=[number])),
-    }
-    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
-
-
 def test_a_module_over_tfrecords(make, tmp_path):
-    tfrecord(tmp_path / "train.tfrecord", map(example, range(20)))
-    tfrecord(tmp_path / "test.tfrecord", map(example, range(5)))
-    module, spec = make(
-        DATASET_FN, training_data="train.tfrecord", validation_data="test.tfrecord", model_params="units=4"
-    )
+    paths = {"training_data": "train.tfrecord", "validation_data": "test.tfrecord"}
+    for name, count in zip(paths.values(), (20, 5), strict=True):
+        examples(tmp_path / name, range(count))
+    module, spec = make(DATASET_FN, **paths, model_params="units=4")
     assert module.custom_model(**module.model_params).output_shape == (None, 4)
     data = open_datasets(module, spec)
     inputs, labels = data.training.__getitems__([3, 19, 7])
@@ -104,24 +96,7 @@ def test_the_scheduler_of_elasticdl_counts_steps(make):
     assert float(model.optimizer.learning_rate) == pytest.approx(0.01)
 
 
-@pytest.mark.parametrize(
-    ("parts", "options", "expected"),
-    [
-        ([FEED], {}, "--training_data is missing; expected the files of records for feed"),
-        ([FEED], {"training_data": "nowhere"}, "feed over --training_data nowhere: nowhere: no such file or folder"),
-        ([FEED], {"training_data": "x.csv", "validation_data": "nowhere"}, "--validation_data nowhere: nowhere: no such"),
-        ([FEED], {"training_data": "x.csv", "data_reader_params": "columns=['z']"}, "x.csv: no column 'z'; its columns are"),
-        ([FEED], {"feed": "rows"}, "has no rows; expected rows(dataset, mode, metadata)"),
-        (["def feed(dataset, mode, metadata): return dataset.nap()\n"], {"training_data": "x.csv"}, "feed over --training_data x.csv raised AttributeError"),
-    ],
-)  # fmt: skip
-def test_data_that_can_not_be_had_are_one_line(make, tmp_path, parts, options, expected):
-    text(tmp_path / "x.csv", "a,b,y\n1,2,0\n3,4,1\n")
-    assert expected in refused("", lambda: open_datasets(*make(*parts, **options)))
-
-
-def test_which_function_gives_the_data(make, tmp_path):
-    text(tmp_path / "x.csv", "a,b,y\n1,2,0\n3,4,1\n")
+def test_which_function_gives_the_data(make):
     dataset = "\ndef dataset(mode, path):\n    return [(1, 2)]\n"
     assert open_datasets(*make(FEED, dataset, training_data="x.csv")).training == [(1, 2)]
     named = make(FEED.replace("def feed", "def rows"), dataset, training_data="x.csv", feed="rows")
@@ -155,55 +130,50 @@ def custom_data_reader(data_origin, records_per_task=None, **kwargs):
 """
 
 
-def test_a_reader_in_the_style_of_elasticdl(make):
+def test_a_reader_in_the_style_of_elasticdl_and_one_with_random_access(make):
     module, spec = make(READER, FEED, training_data="anything", data_reader_params="rows=10")
-    training = open_datasets(module, spec).training
-    inputs, labels = training.__getitems__([19, 0, 12, 11, 9, 0])
+    inputs, labels = open_datasets(module, spec).training.__getitems__([19, 0, 12, 11, 9, 0])
     assert inputs.tolist() == [[19, 2], [0, 1], [12, 2], [11, 2], [9, 1], [0, 1]]
     assert labels.tolist() == [50019, 49000, 50012, 50011, 49009, 49000]
-
-
-def test_a_reader_with_random_access(make):
     reader = '\ndef custom_data_reader(data_origin, **kwargs):\n    return [["1", "2", "7"], ["3", "4", data_origin]]\n'
     data = open_datasets(*make(reader, FEED, training_data="8"))
     assert (data.training[1][1], data.evaluation) == (8, None)
 
 
+CSV = {"training_data": "x.csv"}
+
+
+def reader_with(old, new):
+    return READER.replace(old, new), {"training_data": "x", "data_reader_params": "rows=10"}
+
+
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    ("part", "options", "expected"),
     [
-        (("range(task.start, task.end)", "range(10)"), "read_records gave more records for start=9, end=10"),
-        (("range(task.start, task.end)", "[]"), "read_records gave 0 records for start=9, end=10"),
-        (('return {"1"', 'return None and {"1"'), "create_shards() returned None; expected {name: (start, count)}"),
-        (("return Reader(**kwargs)", "return 3"), "returned int; expected __len__ and __getitem__(index), or create"),
-        (('["rows"]', '["rows", "table"]'), "these arguments are missing: table"),
+        ("", {}, "--training_data is missing; expected the files of records for feed"),
+        ("", {"training_data": "nowhere"}, "feed over --training_data nowhere: nowhere: no such file or folder"),
+        ("", {**CSV, "validation_data": "nowhere"}, "--validation_data nowhere: nowhere: no such"),
+        ("", {**CSV, "data_reader_params": "columns=['z']"}, "x.csv: no column 'z'; its columns are"),
+        ("", {"feed": "rows"}, "has no rows; expected rows(dataset, mode, metadata)"),
+        ("def feed(dataset, mode, metadata): return dataset.nap()\n", CSV, "x.csv raised AttributeError"),
+        (*reader_with("range(task.start, task.end)", "range(10)"), "gave more records for start=9, end=10"),
+        (*reader_with("range(task.start, task.end)", "[]"), "read_records gave 0 records for start=9, end=10"),
+        (*reader_with('return {"1"', 'return None and {"1"'), "create_shards() returned None; expected {name:"),
+        (*reader_with("return Reader(**kwargs)", "return 3"), "returned int; expected __len__ and __getitem__"),
+        (*reader_with('["rows"]', '["rows", "table"]'), "these arguments are missing: table"),
     ],
 )
-def test_readers_that_can_not_be_used(make, change, expected):
-    made = partial(make, READER.replace(*change), FEED, training_data="x", data_reader_params="rows=10")
-    assert expected in refused("", lambda: open_datasets(*made()))
+def test_data_that_can_not_be_had_are_one_line(make, part, options, expected):
+    assert expected in refused("", lambda: open_datasets(*make(FEED, part, **options)))
 
 
 def test_params():
-    text = "a=1; b='x;y';c=[1, 2.5, None]; d={'k': True};"
-    assert parse_params("model_params", text) == {"a": 1, "b": "x;y", "c": [1, 2.5, None], "d": {"k": True}}
+    given = "a=1; b='x;y';c=[1, 2.5, None]; d={'k': True};"
+    assert parse_params("model_params", given) == {"a": 1, "b": "x;y", "c": [1, 2.5, None], "d": {"k": True}}
     assert parse_params("model_params", " ") == {}
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (
-            "a=relu",
-            "--model_params: 'a = relu' is not understood; expected NAME=VALUE; NAME=VALUE with Python literals, as in",
-        ),
-        ("a=1,b=", "--model_params 'a=1,b=' is not understood"),
-        ("print(1)", "--model_params: 'print(1)' is not understood; expected NAME=VALUE; NAME=VALUE"),
-        ("a=__import__('os')", "is not understood"),
-    ],
-)
-def test_params_that_are_not_understood(given, expected):
-    refused(re.escape(expected), lambda: parse_params("model_params", given))
+    for wrong in ("a=relu", "a=1,b=", "print(1)", "a=__import__('os')"):
+        refused("^--model_params.* is not understood", partial(parse_params, "model_params", wrong))
+    refused(re.escape("'a = relu' is not understood; expected NAME=VALUE;"), lambda: parse_params("m", "a=relu"))
 
 
 @pytest.mark.parametrize(

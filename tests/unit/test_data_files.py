@@ -20,11 +20,6 @@ from elasticdl.data import tfrecord as tfrecord_module
 from elasticdl.data.open import open_records
 from elasticdl.data.storage import MOST_OPEN, Storage, find_files
 
-
-def names(files):
-    return [os.path.basename(file) for file in files]
-
-
 # Which files
 
 
@@ -32,22 +27,22 @@ def test_a_path_is_a_file_a_folder_a_glob_or_several(tmp_path):
     for name in ("b.csv", "a.csv", "sub/c.csv", "_SUCCESS", ".hidden.csv", "_temporary/d.csv"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x\n")
-    assert names(find_files(str(tmp_path))) == ["a.csv", "b.csv", "c.csv"]
-    assert names(find_files(str(tmp_path / "*.csv"))) == ["a.csv", "b.csv"]
-    assert names(find_files(f"{tmp_path}/sub, {tmp_path}/a.csv")) == ["c.csv", "a.csv"]
+    found = {"": ["a.csv", "b.csv", "sub/c.csv"], "/*.csv": ["a.csv", "b.csv"]}
+    found[f"/sub, {tmp_path}/a.csv"] = ["sub/c.csv", "a.csv"]
+    for path, names in found.items():
+        assert find_files(f"{tmp_path}{path}") == [f"{tmp_path}/{name}" for name in names]
 
 
-@pytest.mark.parametrize("name", ["/nothing", "/*.csv", ""])
-def test_a_path_that_names_nothing(tmp_path, name):
-    assert "expected files, folders, globs or URLs" in refusal(f"{tmp_path}{name}" if name else "", ArgumentError)
+def test_a_path_that_names_nothing(tmp_path):
+    for path in (f"{tmp_path}/nothing", f"{tmp_path}/*.csv", ""):
+        assert "expected files, folders, globs or URLs" in refusal(path, ArgumentError)
     assert refusal("nosuch://bucket/x").startswith("nosuch://bucket/x: can't be listed: Protocol not known")
 
 
 def test_urls():
     for name, rows in (("a", b"1,2\n3,4\n"), ("b", b"5,6\n")):
         fsspec.filesystem("memory").pipe(f"/records/{name}.csv", b"x,y\n" + rows)
-    records = open_records("memory://records", {})
-    assert records.read([2, 0]).tolist() == [[b"5", b"6"], [b"1", b"2"]]
+    assert open_records("memory://records", {}).read([2, 0]).tolist() == [[b"5", b"6"], [b"1", b"2"]]
 
 
 # TFRecord
@@ -80,29 +75,8 @@ def test_any_cut_of_a_tfrecord_file_but_between_records_is_found(tmp_path_factor
     cut = data.draw(st.integers(1, borders[-1] - 1).filter(lambda end: end not in borders))
     path.write_bytes(path.read_bytes()[:cut])
     whole = sum(border < cut for border in borders)
-    begin = [0, *borders][whole]
-    line = refusal(path)
-    if cut >= 12:
-        assert f"cut short or damaged: the record at byte {begin:,} (number {whole:,})" in line
-        assert f"goes beyond the end of the file, {cut:,}; expected a whole TFRecord file" in line
-    else:
-        assert "not a TFRecord file" in line
-
-
-@pytest.fixture
-def reads(monkeypatch):
-    """The pieces that are read of remote files, each from where to where."""
-    pieces = []
-    read = Storage.read
-
-    def counted(self, name, asked):
-        if "://" in name:
-            pieces.extend(asked)
-        return read(self, name, asked)
-
-    monkeypatch.setattr(Storage, "read", counted)
-    monkeypatch.setattr(tfrecord_module, "WINDOW_BYTES", 100)
-    return pieces
+    place = f"the record at byte {[0, *borders][whole]:,} (number {whole:,}) goes beyond the end of the file, {cut:,};"
+    assert (f"cut short or damaged: {place}" if cut >= 12 else "not a TFRecord file") in refusal(path)
 
 
 def put_remote(tmp_path, name, sizes, cut=None):
@@ -112,34 +86,43 @@ def put_remote(tmp_path, name, sizes, cut=None):
 
 
 @pytest.mark.parametrize("sizes", [[0], [5, 0, 7] * 20, [1000, 3, 84, 3, 500], [72, 72, 84, 73], [100_000]])
-def test_a_remote_tfrecord_file_is_indexed_by_windows(tmp_path, reads, sizes):
+def test_a_remote_tfrecord_file_is_indexed_by_windows(tmp_path, monkeypatch, sizes):
+    pieces, read = [], Storage.read  # each from where to where
+
+    def counted(self, name, asked):
+        pieces.extend(asked)
+        return read(self, name, asked)
+
+    monkeypatch.setattr(Storage, "read", counted)
+    monkeypatch.setattr(tfrecord_module, "WINDOW_BYTES", 100)
     records = open_records(put_remote(tmp_path, "windows/x.tfrecord", sizes), {})
     assert [len(record) for record in records.read(range(len(records)))] == sizes
-    indexing = reads[: -len(sizes)]
+    indexing = pieces[: -len(sizes)]
     assert max(end - start for start, end in indexing) <= 100
     assert sum(end - start for start, end in indexing) <= 100 * (len(sizes) + 1)
     name = put_remote(tmp_path, "cut/x.tfrecord", [50, 500, 50], cut=-1)
     assert "cut short or damaged: the record at byte 582 (number 2)" in refusal(name)
 
 
+ZIPPED = gzip.compress(b"x" * 100, mtime=0)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("a.tfrecord", b"something else, long enough", "a.tfrecord: not a TFRecord file: its first 12 bytes are no length"),
-        ("b.tfrecord", gzip.compress(b"x" * 100, mtime=0), "b.tfrecord: compressed, so no record can be read by itself"),
-        ("c.csv", gzip.compress(b"x" * 100, mtime=0), "c.csv: compressed, so no record can be read by itself"),
-        ("d.tfrecord.gz", gzip.compress(b"x" * 100, mtime=0), "d.tfrecord.gz: compressed, so no record can be read by itself; expected a plain file"),
+        ("a.tfrecord", b"something else, long enough", "not a TFRecord file: its first 12 bytes are no length"),
+        ("b.tfrecord", ZIPPED, "compressed, so no record can be read by itself"),
+        ("c.csv", ZIPPED, "compressed, so no record can be read by itself; expected a plain file"),
         # Without a suffix a file is told by its beginning.
         ("part-0", b"\x04\x03\x02\x01" + bytes(20), "a RecordIO file; expected a TFRecord"),
         ("part-0", b"what is this, then?", "of no known format; expected .tfrecord,"),
         ("x.parquet", b"PAR1\x15\x04\x15\x80" + bytes(20), "or a module whose dataset(mode, path) reads it"),
-        # CSV.
         ("x.csv", b"a,b\n1,2\n3", "x.csv: record 1 (at byte 8) has 1 fields, expected 2; is the file cut short"),
         ("x.csv", b'a,b\n1,"2', "ends within a quoted field"),
         ("x.csv", b"x\n", "not one record in this file; expected at least one"),
         ("x.csv", b"", "not one record in this file; expected at least one"),
     ],
-)  # fmt: skip
+)
 def test_files_that_are_wrong(tmp_path, name, content, expected):
     (tmp_path / name).write_bytes(content)
     assert expected in refusal(tmp_path / name)
@@ -169,15 +152,19 @@ def test_csv_by_index(tmp_path):
     assert records.read([2, 1, 0]).tolist() == rows[::-1]
 
 
-def test_columns_separator_and_header_can_be_said(tmp_path):
+@pytest.mark.parametrize(
+    ("params", "names", "last"),
+    [
+        ({"header": False}, None, [b"4", b"5", b"6"]),
+        ({"header": False, "columns": ["x", "y", "z"]}, ["x", "y", "z"], [b"4", b"5", b"6"]),
+        ({"columns": ["3", "1"]}, ["3", "1"], [b"6", b"4"]),
+    ],
+)
+def test_columns_separator_and_header_can_be_said(tmp_path, params, names, last):
     text(tmp_path / "a.csv", "1;2;3\n4;5;6\n")
-    records = open_records(str(tmp_path), {"sep": ";", "header": False})
-    assert (records.metadata.column_names, records.read([1]).tolist()) == (None, [[b"4", b"5", b"6"]])
-    named = open_records(str(tmp_path), {"sep": ";", "header": False, "columns": ["x", "y", "z"]})
-    assert (named.metadata.column_names, len(named)) == (["x", "y", "z"], 2)
-    chosen = open_records(str(tmp_path), {"sep": ";", "columns": ["3", "1"]})
-    assert (chosen.metadata.column_names, chosen.read([0]).tolist()) == (["3", "1"], [[b"6", b"4"]])
-    assert "no column 'age'; its columns are 1, 2, 3" in refusal(tmp_path, sep=";", columns=["age"])
+    records = open_records(str(tmp_path), {"sep": ";", **params})
+    assert (records.metadata.column_names, records.read([len(records) - 1]).tolist()) == (names, [last])
+    assert len(records) == (1 if "header" not in params else 2)
 
 
 @given(
@@ -208,16 +195,14 @@ def test_text_by_line(tmp_path):
 # All of them
 
 
-def test_unknown_parameters(tmp_path):
-    path = text(tmp_path / "a.csv", "x\n1\n")
+def test_what_is_not_there_is_refused(tmp_path):
+    path = text(tmp_path / "a.csv", "x\n1\n2\n")
     assert "--data_reader_params: unknown colums; expected reader_type, columns" in refusal(path, colums=["x"])
-    assert "--data_reader_params: sep=3" in refusal(tmp_path, sep=3)
-
-
-@pytest.mark.parametrize("index", [-1, 2])
-def test_an_index_that_is_not_there(tmp_path, index):
-    with pytest.raises(IndexError):
-        open_records(str(text(tmp_path / "a.csv", "x\n1\n2\n")), {}).read([index])
+    assert "--data_reader_params: sep=3" in refusal(path, sep=3)
+    assert "no column 'age'; its columns are x" in refusal(path, columns=["age"])
+    for index in (-1, 2):
+        with pytest.raises(IndexError):
+            open_records(str(path), {}).read([index])
 
 
 def test_a_file_that_shrinks_or_goes_during_training(tmp_path):
@@ -230,19 +215,14 @@ def test_a_file_that_shrinks_or_goes_during_training(tmp_path):
     refused(r"x.tfrecord: can't be read: No such file", lambda: records.read([1]))
 
 
-def _read(records, indices, pipe):
-    pipe.send(records.read(indices).tolist())
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_other_processes_read_the_same(tmp_path, method):
+def test_a_process_that_was_forked_reads_the_same_at_the_same_time(tmp_path):
     records = open_records(str(tfrecord(tmp_path / "x.tfrecord", [b"%d" % number for number in range(100)])), {})
     expected = records.read(range(100)).tolist()
-    context = multiprocessing.get_context(method)
+    context = multiprocessing.get_context("fork")
     near, far = context.Pipe()
-    child = context.Process(target=_read, args=(records, range(100), far))
+    child = context.Process(target=lambda: far.send(records.read(range(100)).tolist()))
     child.start()
-    here = [records.read([index]).tolist()[0] for index in range(100)]  # meanwhile
+    here = [records.read([index]).tolist()[0] for index in range(100)]
     assert near.poll(60), "the other process answers"
     assert near.recv() == here == expected
     child.join(60)
