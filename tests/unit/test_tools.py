@@ -1,0 +1,311 @@
+"""The developers' tools, in small: how an environment is made, Horovod's wheel, the demo's sums, a release, the images."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tomllib
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from refusal_kit import refused
+
+from elasticdl.cli.commands.zoo_image import BASE_IMAGE
+
+ROOT = Path(__file__).resolve().parents[2]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """A program of scripts/, as a module of this test's own."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    names = ("build_horovod", "demo", "make_environment", "release", "setup_steps")
+    for name in names:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def program(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+# ---- scripts/setup.sh ----
+
+# Keeps a record of what it was asked to do, and pretends to have done it.
+INTERPRETER = """case "$*" in
+    *version_info*) exit {too_old} ;;
+    *"import ensurepip"*) exit {bare} ;;
+    *Python.h*) exit {bare} ;;
+    "scripts/make_environment.py --is-made"*) exit 1 ;;
+    scripts/make_environment.py*) echo "$*" >>record ;;
+esac"""
+INSTALLS = ["apt-get update -q", "apt-get install -y -q --no-install-recommends python3-venv python3-dev"]
+
+
+@pytest.mark.parametrize(
+    ("lacks", "user", "code", "said", "did"),
+    [
+        ("", 1000, 0, "", ["scripts/make_environment.py demo"]),
+        ("too_old", 1000, 1, "3.11.2 or newer is needed: set PYTHON to one", []),
+        ("bare", 1000, 1, "setup: these are missing: python3-venv python3-dev; install them", []),
+        ("bare", 0, 0, "setup: installing python3-venv", [*INSTALLS, "scripts/make_environment.py demo"]),
+    ],
+)
+def test_the_interpreter_that_is_named_makes_the_environment(tmp_path, lacks, user, code, said, did):
+    """With a pretended apt-get."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "setup.sh", tmp_path / "scripts")
+    python = program(
+        tmp_path / "python", INTERPRETER.format(**{each: int(each == lacks) for each in ("too_old", "bare")})
+    )
+    program(tmp_path / "bin/apt-get", 'echo "apt-get $*" >>record')
+    program(tmp_path / "bin/id", f"echo {user}")
+    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "PYTHON": str(python)}
+    command = ["scripts/setup.sh", "demo"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280, check=False)
+    record = tmp_path / "record"
+    assert (done.returncode, record.read_text().splitlines() if record.exists() else []) == (code, did), done.stderr
+    assert said in done.stderr
+
+
+# ---- scripts/make_environment.py ----
+
+
+@pytest.fixture
+def environment(script, monkeypatch, tmp_path):
+    """The program in a checkout of its own, with an environment whose interpreter works."""
+    for name in ("TMPDIR", "PIP_NO_CACHE_DIR", "PIP_DISABLE_PIP_VERSION_CHECK"):  # it sets these
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    made = script("make_environment")
+    monkeypatch.setattr(made, "ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for name in ("requirements/lock.txt", "pyproject.toml", *made.INPUTS[1:]):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).touch()
+    (made.VENV / "bin").mkdir(parents=True)
+    (made.VENV / "bin" / "python").symlink_to(sys.executable)
+    return made
+
+
+def test_an_environment_is_made_once_until_something_that_it_is_made_from_changes(environment, monkeypatch, capsys):
+    def asked(*words):
+        return environment.main(["--is-made", *words])
+
+    assert asked("demo") == 1
+    environment.stamp(environment.ALL).write_text(environment.inputs_hash())
+    assert asked() == asked("demo") == 0, "the whole environment serves the demo"
+    monkeypatch.setenv("TORCH_INDEX_URL", "https://example.com/cpu")
+    assert asked("demo") == 1
+    monkeypatch.delenv("TORCH_INDEX_URL")
+    Path("requirements/lock.txt").write_text("torch==2.14.0\n")
+    assert asked("demo") == 1
+    assert asked("demos") == 2
+    assert capsys.readouterr().err == "setup: demos: expected demo, or nothing\n"
+
+
+def test_a_set_up_that_fails_half_way_leaves_no_stamp_and_no_temporary_files(environment, monkeypatch):
+    class Breaks:
+        def run(self, title, command):
+            (Path(os.environ["TMPDIR"]) / "pip-unpack").mkdir()
+            raise environment.SetupError(title)
+
+        @contextmanager
+        def beside(self, title, command, variables):
+            yield SimpleNamespace(result=lambda: "horovod.whl")
+
+    monkeypatch.setattr(environment, "enough_disk", lambda *demand: None)
+    stamp = environment.stamp(environment.DEMO)
+    stamp.write_text("of an earlier one")
+    refused(r"\w", lambda: environment.make(environment.DEMO, "inputs", Breaks()), environment.SetupError)
+    assert (stamp.exists(), environment.SCRATCH.exists()) == (False, False)
+
+
+def test_a_set_up_that_is_told_to_end_takes_its_programs_with_it(tmp_path):
+    """A process of its own, as its signals are those of a whole process."""
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements/lock.txt").touch()
+    steps = 'm.Steps(lock.fileno(), m.Board(sys.stdout), m.LOG).run("a step", ["sleep", "600"])'
+    begins = f"import signal, sys; sys.path.insert(0, {str(ROOT / 'scripts')!r}); import make_environment as m"
+    source = f"{begins}\nm.end_by_signals()\nwith m.alone() as lock:\n    {steps}\n"
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "cwd": tmp_path}
+    with subprocess.Popen([sys.executable, "-c", source], **options) as process:
+        assert b"a step" in process.stdout.readline()
+        (running,) = psutil.Process(process.pid).children()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) != 0
+    assert not running.is_running()
+
+
+# ---- scripts/build_horovod.py ----
+
+TORCH, BOTH = {"torch": "2.13.0"}, {"torch": "2.13.0", "tf": "2.21.0"}
+WHEEL = "horovod-0.28.1-cp311.whl"
+
+
+def put(cache, key):
+    (cache / key).mkdir(parents=True)
+    (cache / key / WHEEL).touch()
+    return cache / key
+
+
+def test_a_wheel_for_both_frameworks_serves_torch_alone_and_not_the_other_way_round(script, tmp_path):
+    horovod = script("build_horovod")
+    without = {"HOROVOD_WITHOUT_TENSORFLOW": "1"}
+    assert [[each.label for each in horovod.wanted(given)] for given in ({}, without)] == [["torch", "tf"], ["torch"]]
+    assert horovod.cached(tmp_path, TORCH, "") is None
+    wider = put(tmp_path, horovod.cache_key(BOTH, ""))
+    assert (horovod.cached(tmp_path, TORCH, ""), horovod.cached(tmp_path, TORCH, "NCCL")) == (wider, None)
+    exact = put(tmp_path, horovod.cache_key(TORCH, ""))
+    assert (horovod.cached(tmp_path, TORCH, ""), horovod.cached(tmp_path, TORCH, "NCCL")) == (exact, None)
+    (wider / WHEEL).unlink()
+    assert horovod.cached(tmp_path, BOTH, "") is None, "a folder without a wheel is none"
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_build_leaves_a_whole_wheel_or_none_and_removes_what_a_killed_one_has_left(
+    script, monkeypatch, tmp_path, fails
+):
+    horovod = script("build_horovod")
+
+    def compiled(source, out, log, env, lock):
+        out.mkdir()
+        if fails:
+            raise horovod.BuildError("the build of Horovod failed")
+        (out / WHEEL).touch()
+
+    monkeypatch.setattr(horovod, "fetch_source", lambda into: into)
+    monkeypatch.setattr(horovod, "apply_edits", lambda source: None)
+    monkeypatch.setattr(horovod, "build_environment", lambda frameworks, gpu_operations: {})
+    monkeypatch.setattr(horovod, "compile_wheel", compiled)
+    put(tmp_path, f"{horovod.SCRATCH}of-a-killed-one")
+    if fails:
+        refused("the build of Horovod failed", lambda: horovod.build(tmp_path, [], TORCH, ""), horovod.BuildError)
+    else:
+        assert horovod.build(tmp_path, [], TORCH, "") == horovod.cached(tmp_path, TORCH, "")
+    left = ["build.lock"] if fails else ["build.lock", horovod.cache_key(TORCH, "")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+
+
+# ---- scripts/demo.py ----
+
+
+def test_what_the_demo_says_of_the_steps_is_what_the_journal_counts(script):
+    def said(made, again):
+        return script("demo").steps_line(
+            [{"event": "steps", "steps": made, "again": again}, {"event": "epoch_finished", "step": 20}]
+        )
+
+    assert said(20, 0).endswith("none was lost or made twice")
+    assert said(21, 1).endswith("none was lost, 1 made again")
+    refused("counts 19 steps, and the last one has the number 20", lambda: said(19, 0), ValueError)
+
+
+def test_a_demo_whose_job_heeds_no_request_ends_it_by_force(script, monkeypatch):
+    demo = script("demo")
+    monkeypatch.setattr(demo, "STOP_SECONDS", 0.2)
+    deaf = "trap '' INT TERM; echo ready; exec sleep 600"
+    with subprocess.Popen(["sh", "-c", deaf], stdout=subprocess.PIPE) as job:
+        try:
+            assert job.stdout.readline() == b"ready\n"
+            demo.end(job, False)
+            assert job.poll() == -signal.SIGKILL
+        finally:
+            job.kill()
+
+
+# ---- releases and pins ----
+
+
+def pins(name):
+    lines = (ROOT / "requirements" / name).read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def test_all_that_a_release_or_an_environment_is_made_with_is_pinned():
+    locked = pins("lock.txt")
+    assert locked
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9a-z.!]*", pin) for pin in locked), (
+        "no local versions, no ranges"
+    )
+    assert {pin for pin in pins("release.txt") if "==" not in pin} <= {pin.partition("==")[0] for pin in locked}
+    oldest = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    assert (oldest, "sys.version_info < (3, 11, 2)" in (ROOT / "scripts/setup.sh").read_text()) == (">=3.11.2", True)
+
+
+def test_the_bill_of_materials_has_plotlys_script_with_its_version(script):
+    release = script("release")
+    root = {"ref": "root", "dependsOn": ["rich==15"]}
+    bill = {"metadata": {"component": {"bom-ref": "root"}}, "components": [], "dependencies": [root]}
+    made = json.loads(release.with_plotly(bill, (ROOT / release.PLOTLY).read_bytes()))
+    (plotly,) = made["components"]
+    assert f" {plotly['version']}, with its licence" in (ROOT / "CONTRIBUTING.md").read_text()
+    assert made["dependencies"][0] == {"ref": "root", "dependsOn": [plotly["purl"], "rich==15"]}
+    refused("does not say its version", lambda: release.with_plotly({}, gzip.compress(b"")), release.ReleaseError)
+
+
+# ---- docker/ ----
+
+IMAGES = {path.suffix: path.read_text() for path in sorted((ROOT / "docker").glob("Dockerfile.*"))}
+
+
+def rests(text, word):
+    """Of the instructions that begin with the word, their continuation lines joined and comments left out."""
+    kept = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    split = [line.split(None, 1) for line in kept.replace("\\\n", " ").splitlines() if line.strip()]
+    return [rest.strip() for first, rest in split if first == word]
+
+
+@pytest.mark.parametrize("text", IMAGES.values(), ids=IMAGES)
+def test_an_image_is_of_exact_versions_and_copies_what_exists(text):
+    defaults = dict(line.split("=", 1) for line in rests(text, "ARG") if "=" in line)
+    images = [
+        re.sub(r"\$(\w+)", lambda name: defaults.get(name[1], ""), each).split()[0] for each in rests(text, "FROM")
+    ]
+    assert all(re.search(r":\d+\.\d+\.\d+-|@sha256:[0-9a-f]{64}$", image) for image in images), images
+    assert re.fullmatch(r"[1-9]\d*(:\d+)?", rests(text, "USER")[-1]), "Kubernetes' runAsNonRoot takes a number only"
+    installs = [
+        each for run in rests(text, "RUN") for each in run.split("&&") if each.strip().startswith("pip install")
+    ]
+    assert installs
+    assert all("-c requirements/lock.txt" in command or "--no-deps" in command for command in installs), installs
+    copied = [line.split()[:-1] for line in rests(text, "COPY") if "--from" not in line]
+    sources = {word.rstrip("/") for line in copied for word in line if not word.startswith("--")}
+    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert sources == let_in
+    assert all((ROOT / source).exists() for source in sources), sources
+
+
+def test_torch_for_cuda_is_refused_in_the_image_for_cpus(tmp_path):
+    program(tmp_path / "pip", "echo Name: torch; echo 'Requires: filelock, nvidia-nccl-cu13'")
+    [check] = [command for command in rests(IMAGES[".cpu"], "RUN") if "pip show torch" in command]
+    for allowed in ("0", "1"):
+        env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TORCH_INDEX_URL": "https://a/b", "ALLOW_CUDA": allowed}
+        done = subprocess.run(["sh", "-c", check], env=env, capture_output=True, text=True, timeout=280, check=False)
+        assert done.stderr.startswith("torch from https://a/b is made for CUDA (7 GB): " if allowed == "0" else "")
+        assert done.returncode == int(allowed == "0")
+
+
+def test_the_image_that_zoos_are_based_on_is_told_how_to_make_and_has_what_the_zoo_needs():
+    for text in (IMAGES[".cpu"], (ROOT / "docs" / "images.md").read_text()):
+        assert f"-t {BASE_IMAGE} ." in text
+    modules = "\n".join(path.read_text() for path in (ROOT / "model_zoo").rglob("*.py"))
+    imported = set(re.findall(r"^(?:import|from) (\w+)", modules, re.MULTILINE)) - sys.stdlib_module_names
+    assert imported <= {"elasticdl", "keras", "numpy", "tensorflow", "torch"}
+    needed = set(re.findall(r"distribution\(\"([\w-]+)\"\)", modules))
+    assert needed == {re.split("[<>=]", line)[0] for line in EXTRAS["zoo"]}
