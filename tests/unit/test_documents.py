@@ -1,52 +1,55 @@
-"""README.md and docs/: the words of commands that are marked or stand within sentences, and the names in Python blocks."""
+"""README.md, docs/ and the site: words of commands, names in Python blocks, and that the reference has everything."""
 
 from __future__ import annotations
 
 import ast
 import re
 
+import click
 import pytest
 import yaml
 from refusal_kit import refused
 
+from elasticdl.cli.__main__ import COMMANDS
+from elasticdl.cli.parsing import Command
+from elasticdl.job.journal import KINDS
 from elasticdl.job.spec import JobSpec
+from elasticdl.master.core.events import ExitCause
+from elasticdl.master.core.values import WorkerState
+from elasticdl.master.shell.calls import ALLOWED
+from elasticdl.proto import elasticdl_pb2 as pb
+from scripts.site import library, pages, reference
 from tests.documents.checking import Wrong, check_call, check_command, check_mention, check_names, options_of
-from tests.documents.reading import DOCUMENTS, ROOT, How, PythonBlock, Span, read
+from tests.documents.reading import DOCUMENTS, ROOT, How, read
 
 READ = [read(path) for path in DOCUMENTS]
-MARKED = [command for document in READ for command in document.commands if command.how is How.MARKED]
 SPANS = [span for document in READ for span in document.spans]
-PYTHON = [block for document in READ for block in document.python]
 PROGRAMS = ("elasticdl ", "make ", "pip install ", "python -m benchmarks")
 PROGRAMS += ("python scripts/", "python model_zoo/", "python examples/")
 # Where every option that is mentioned is one of `elasticdl`'s.
 OURS = ("docs/cli.md", "docs/kubernetes.md", "docs/queues.md", "docs/data.md", "docs/library.md", "docs/runai.md")
+# What another program has under the same name, in the table that says what takes its place.
+THEIRS = {"elasticdl evaluate", "elasticdl predict"}
 MIGRATION = {"elastic": "elasticdl.elastic.torch"}
 
 
-def place(each: object) -> str:
-    return f"{each.place} {each.text}" if hasattr(each, "text") else each.place
+def wrong(checks):
+    """What is wrong with some places, each as one line."""
+    found = []
+    for each, check, *given in checks:
+        try:
+            check(*given)
+        except Wrong as error:
+            found.append(f"{each.place}: {error}")
+    return found
 
 
-@pytest.mark.parametrize("document", READ, ids=lambda each: each.name)
-def test_every_block_says_what_it_is(document):
-    assert document.complaints == []
-
-
-@pytest.mark.parametrize("command", MARKED, ids=place)
-def test_a_marked_command_has_only_words_that_exist(command):
-    check_command(command.text)
-
-
-# What another program has under the same name, in the table that says what takes its place.
-THEIRS = {"elasticdl evaluate", "elasticdl predict"}
-
-
-@pytest.mark.parametrize(
-    "span", [span for span in SPANS if span.text.startswith(PROGRAMS) and span.text not in THEIRS], ids=place
-)
-def test_a_command_in_a_sentence_has_only_words_that_exist(span):
-    check_mention(span.text)
+def test_every_block_says_what_it_is_and_every_command_has_only_words_that_exist():
+    assert [complaint for document in READ for complaint in document.complaints] == []
+    commands = [each for document in READ for each in document.commands if each.how is How.MARKED]
+    spans = [span for span in SPANS if span.text.startswith(PROGRAMS) and span.text not in THEIRS]
+    assert wrong((each, check_command, each.text) for each in commands) == []
+    assert wrong((each, check_mention, each.text) for each in spans) == []
 
 
 def test_options_in_sentences_exist():
@@ -54,16 +57,17 @@ def test_options_in_sentences_exist():
     for span in SPANS:
         flag = re.match(r"--[a-z_]+", span.text)
         if flag and span.document in OURS and not span.text.startswith("--num-workers"):
-            assert flag[0] in known | {"--full", "--isolation"}, place(span)
+            assert flag[0] in known | {"--full", "--isolation"}, span.place
 
 
-@pytest.mark.parametrize("block", PYTHON, ids=place)
-def test_a_python_block_can_be_compiled_and_names_what_is_there(block):
-    tree = ast.parse(block.code)
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    ours = [node for node in imports if "elasticdl" in ast.unparse(node)]
-    exec(compile(ast.Module(ours, []), block.place, "exec"), {})
-    check_names(block.code, {})
+def test_a_python_block_can_be_compiled_and_names_what_is_there():
+    blocks = [block for document in READ for block in document.python]
+    for block in blocks:
+        tree = ast.parse(block.code)
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        ours = [node for node in imports if "elasticdl" in ast.unparse(node)]
+        exec(compile(ast.Module(ours, []), block.place, "exec"), {})
+    assert wrong((block, check_names, block.code, {}) for block in blocks) == []
 
 
 def check_elastic(text, names=MIGRATION):
@@ -72,12 +76,9 @@ def check_elastic(text, names=MIGRATION):
 
 
 def test_names_in_sentences_and_tables_exist():
-    for span in SPANS:
-        if not span.text.startswith(PROGRAMS):
-            try:
-                check_elastic(span.text, MIGRATION if span.document == "docs/migration.md" else {})
-            except Wrong as wrong:
-                raise AssertionError(f"{place(span)}: {wrong}") from None
+    spans = [span for span in SPANS if not span.text.startswith(PROGRAMS)]
+    names = {"docs/migration.md": MIGRATION}
+    assert wrong((each, check_elastic, each.text, names.get(each.document, {})) for each in spans) == []
 
 
 def test_the_config_file_of_the_documents_is_one():
@@ -91,25 +92,18 @@ def test_the_config_file_of_the_documents_is_one():
 def test_what_is_done_with_a_command(tmp_path, monkeypatch):
     monkeypatch.setattr("tests.documents.reading.ROOT", tmp_path)
     (tmp_path / "a.md").write_text(
-        "Text.\n\n    elasticdl train --model_def a \\\n        --num_workers 2   # on two\n    elasticdl zoo push a   # needs a registry\n"
-        "\n    # takes 5 minutes\n    make test\n\nIn another terminal, while it runs:\n\n    elasticdl status\n"
-        "\nElsewhere:\n\n    elasticdl train --image local/host --model_def a\n    elasticdl status a\n"
-        "\n`a/b.py`:\n\n```python\nx = 1\n```\n\n| a |\n|---|\n| `elasticdl status` |\n\n```\nwhat?\n```\n"
+        "    elasticdl train --model_def a \\\n        --num_workers 2   # on two\n    elasticdl zoo push a   # needs a registry\n"
+        "\nIn another terminal, while it runs:\n\n    elasticdl status\n"
+        "\nElsewhere:\n\n    elasticdl train --image local/host --model_def a\n\n```\nwhat?\n```\n"
     )
     found = read(tmp_path / "a.md")
-    assert [(command.line, command.text.split()[1], command.how, command.mark) for command in found.commands] == [
-        (3, "train", How.RUN, ""),
-        (5, "zoo", How.MARKED, "needs a registry"),
-        (8, "test", How.MARKED, "takes 5 minutes"),
-        (12, "status", How.MEANWHILE, ""),
-        (16, "train", How.ON_CLUSTER, ""),
-        (17, "status", How.ON_CLUSTER, ""),
+    assert [(command.text, command.how, command.mark) for command in found.commands] == [
+        ("elasticdl train --model_def a --num_workers 2", How.RUN, ""),
+        ("elasticdl zoo push a", How.MARKED, "needs a registry"),
+        ("elasticdl status", How.MEANWHILE, ""),
+        ("elasticdl train --image local/host --model_def a", How.ON_CLUSTER, ""),
     ]
-    assert found.commands[0].text == "elasticdl train --model_def a --num_workers 2"
-    assert found.python == [PythonBlock("a.md", 21, "x = 1\n", "a/b.py")]
-    assert found.spans[-1] == Span("a.md", 27, "elasticdl status")
-    (complaint,) = found.complaints
-    assert complaint.startswith("a.md:29: a fenced block says one of ")
+    assert found.complaints[0].startswith("a.md:13: a fenced block says one of ")
 
 
 @pytest.mark.parametrize(
@@ -124,18 +118,86 @@ def test_what_is_done_with_a_command(tmp_path, monkeypatch):
         (check_command, "make nothing", "nothing is no target"),
         (check_command, 'pip install ".[nothing]"', "nothing is no extra"),
         (check_command, 'pip install "elasticdl[kubernetes]"', "another project's package"),
-        (check_command, "docker build -f docker/Dockerfile.nothing .", "there is no docker/Dockerfile.nothing"),
         (check_command, "nothing at all", "nothing is no program"),
-        (check_mention, "elasticdl logs JOB --follow", ""),
         (check_mention, "elasticdl logs JOB --folow", "no option --folow"),
-        (check_elastic, "elastic.rank()", ""),
         (check_elastic, "elastic.nothing()", "there is no "),
-        (check_elastic, "elastic.init(global_batch_size=2)", ""),
         (check_elastic, "elastic.init(global_batch=2)", "unexpected keyword argument"),
     ],
 )
 def test_a_word_that_does_not_exist_is_noticed(check, text, said):
-    if said:
-        assert said in refused(r"\w", lambda: check(text), Wrong)
-    else:
-        check(text)
+    assert said in refused(r"\w", lambda: check(text), Wrong)
+
+
+# ---- the site: `make docs` builds it, and checks all links ----
+
+
+@pytest.fixture(scope="module")
+def made():
+    return {path.removeprefix("reference/"): text for path, text in reference.pages().items()}
+
+
+def cells(text):
+    """What stands in code."""
+    return {each for pair in re.findall(r"`([^`\n]+)`|<code>(.*?)</code>", text) for each in pair if each}
+
+
+def every_command(group, context):
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, Command):
+            yield f"{context.info_name} {name}", command
+        else:
+            yield from every_command(command, click.Context(command, info_name=f"{context.info_name} {name}"))
+
+
+def test_all_commands_and_their_options_are_listed(made):
+    text = made["commands.md"]
+    for name, command in every_command(COMMANDS, click.Context(COMMANDS, info_name="elasticdl")):
+        assert f"## {name} " in text
+        assert set(command.flags()) - {"--help"} <= cells(text)
+    row = "| `--min_efficiency` | `PART` | with `--scale_policy` efficiency: minimum speedup per worker | `0.6` | yes |"
+    assert f"\n{row}\n" in text, "its value, its default, and whether a script has it"
+
+
+def test_all_events_states_causes_variables_calls_and_messages_are_listed(made):
+    parts = dict(zip(KINDS, re.split(r"^## ", made["events.md"], flags=re.MULTILINE)[1:], strict=True))
+    for name, kind in KINDS.items():
+        assert parts[name].startswith(f"`{name}`")
+        assert set(kind.fields) <= cells(parts[name])
+    assert set(WorkerState) <= cells(made["states.md"])
+    assert set(ExitCause) <= cells(made["errors.md"])
+    sources = [path.read_text() for path in (ROOT / "elasticdl").rglob("*.py")]
+    used = {name for text in sources for name in re.findall(r"\"(ELASTICDL_[A-Z_]+)\"", text)}
+    assert {name for part in reference.ENVIRONMENT.values() for name in part} == used
+    assert set(ALLOWED) == {each.name for each in pb.DESCRIPTOR.services_by_name["Master"].methods}
+    assert all(f"\n## {name} {{" in made["calls.md"] for name in ALLOWED)
+    parts = {part.split(" ")[0]: part for part in made["calls.md"].split("\n### ")[1:]}
+    rows = {name: set(re.findall(r"^\| (\d+) \| `(\w+)`", part, re.MULTILINE)) for name, part in parts.items()}
+    messages = pb.DESCRIPTOR.message_types_by_name
+    assert rows == {name: {(str(field.number), field.name) for field in each.fields} for name, each in messages.items()}
+
+
+# Names that need no entry of their own: modules, which have one, and optimizers that are ready made of others.
+READY_MADE = ("elasticdl.ga.torch.optim", "elasticdl.ga.keras.optimizers")
+MODULES = [module for each in library.MODULES.values() for module in each]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name)
+def test_all_public_names_have_an_entry(module):
+    path = ROOT / module.name.replace(".", "/")
+    source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
+    nodes = [node for node in ast.parse(source).body if isinstance(node, ast.Assign)]
+    lists = [ast.literal_eval(node.value) for node in nodes if ast.unparse(node.targets[0]) == "__all__"]
+    described = {each.name for each in (*module.names, *module.others)}
+    modules = {each.name.rpartition(".")[2] for each in MODULES if each.name.startswith(f"{module.name}.")}
+    if lists and module.name not in READY_MADE:
+        assert set(lists[0]) - modules <= described
+
+
+def test_a_docstring_leads_to_the_page_that_it_names_and_a_browser_fetches_nothing_from_elsewhere():
+    html = "<p>it (docs/cli.md)</p> <code>docs/cli.md</code>"
+    shown = html.replace("(docs/cli.md)", f'(<a href="../../cli.html">{pages.title_of("docs/cli.md")}</a>)')
+    assert pages.with_links_of_docstrings(html, "reference/python/torch.md") == shown
+    for text in ('<script src="https://a.b/a.js">', '<link href="//a.b/a.css">', '@import "https://a.b/c"'):
+        assert len(pages.fetched_from_elsewhere(text)) == 1
+    assert pages.fetched_from_elsewhere('<a href="https://e.com">a</a> <img src="a//b.png">') == []
