@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import subprocess
@@ -11,15 +10,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from kubernetes import client
 from running_job import QUICK_KERAS
 
-from benchmarks.experiments.pods import Fact, PodTimes, facts_of
-from benchmarks.steps import Step, gap_between, split_at
-
-pytest_plugins = ["tests.cluster.fixtures"]
 slow = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 
@@ -94,55 +86,3 @@ def test_rescale(run, framework):
         assert (entry["redone"], entry["lost"]) == (0, 0)
         parts = sum(part["median"] for part in entry["parts"].values())
         assert parts == pytest.approx(entry["reported"]["median"], rel=0.01)  # one survivor: medians add up
-
-
-def pod(state: str, deleted: bool) -> dict:
-    metadata = {"name": "one", **({"deletionTimestamp": "2026-01-01T00:00:00Z"} if deleted else {})}
-    containers = [{"name": "main", "state": {state: {"a": 1}}}] if state else []
-    spec = {"nodeName": "n0"} if state else {}
-    return {"metadata": metadata, "spec": spec, "status": {"phase": "Pending", "containerStatuses": containers}}
-
-
-@given(st.lists(st.tuples(st.sampled_from(["waiting", "running", "terminated"]), st.booleans()), min_size=1))
-def test_a_fact_has_the_time_at_which_it_was_first_seen(changes):
-    clock = itertools.count(1.0)
-    core = client.CoreV1Api(client.ApiClient(client.Configuration(host="https://nobody.invalid")))
-    times = PodTimes(core, "n", lambda: next(clock))
-    first: dict[Fact, float] = {}
-    for number, change in enumerate(changes, 1):
-        times.see({"one": pod(*change)})
-        for fact in facts_of(pod(*change)):
-            first.setdefault(fact, float(number))
-    assert times.all()["one"] == first
-    times.see({})
-    gone = dict.fromkeys((Fact.ENDED, Fact.GONE), len(changes) + 1.0)
-    assert times.all()["one"] == gone | first
-
-
-def steps(world: str, first: int, *times: float) -> list[Step]:
-    return [Step(time, first + index, world, 2) for index, time in enumerate(times)]
-
-
-def test_a_gap_is_the_pause_less_an_ordinary_step():
-    survivor = [*steps("1", 1, 0.0, 0.1, 0.2), *steps("2", 4, 1.3, 1.4)]
-    gap = gap_between([split_at(survivor, 0.25, [step.world == "2" for step in survivor])], 0.25)
-    assert gap.pauses == (pytest.approx(1.0),)
-    assert (gap.ordinary, gap.from_event) == (pytest.approx(0.1), pytest.approx(1.05))
-    assert (gap.redone, gap.lost) == (0, 0)
-
-
-@pytest.mark.parametrize(
-    ("ahead", "behind", "redone", "lost"),
-    [(2, 2, 2, 0), (3, 3, 1, 0), (4, 4, 0, 0), (6, 6, 0, 2), (4, 3, 0, 0)],
-    ids=["two redone", "one redone", "none", "two lost", "one survivor is a step behind"],
-)
-def test_steps_redone_and_lost_are_counted(ahead, behind, redone, lost):
-    before = steps("1", 1, 0.0, 0.1, 0.2)
-    late = before if ahead == behind else before[:-1]
-    gap = gap_between([(before, steps("2", ahead, 1.0)), (late, steps("2", max(ahead, behind), 1.0))], 0.25)
-    assert (gap.redone, gap.lost) == (redone, lost)
-
-
-def test_a_survivor_without_steps_after_the_change_is_no_measurement():
-    with pytest.raises(ValueError, match="no step"):
-        gap_between([(steps("1", 1, 0.0, 0.1), [])], 0.25)

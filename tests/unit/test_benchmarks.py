@@ -1,0 +1,166 @@
+"""What benchmarks and storms conclude from what they have seen: pauses, lost steps, and a training that a storm has changed."""
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kubernetes import client
+
+from benchmarks.experiments.pods import Fact, PodTimes, facts_of
+from benchmarks.steps import Step, gap_between, split_at
+from benchmarks.storm import training
+from benchmarks.storm.driver import Kind, schedule
+from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH, Wrong, check_journal, compare, undisturbed
+from benchmarks.storm.zoo import watched_softmax
+from elasticdl.elastic.core.plan import epoch_order
+
+# ---- storms ----
+
+
+@pytest.mark.parametrize("count", [1, len(Kind), 100])
+def test_a_schedule_has_as_many_disturbances_as_asked_for_and_each_kind_before_any_again(count):
+    brought = [each.kind for moment in schedule(3, count) for each in moment.disturbances]
+    assert len(brought) == count
+    assert len(set(brought)) == min(count, len(Kind))
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return undisturbed(1)
+
+
+@pytest.fixture
+def trained(tmp_path, expected, monkeypatch):
+    """What two workers leave that have shared each batch of one epoch."""
+    monkeypatch.setattr(training, "undisturbed", lambda epochs: expected)
+    losses, record = tmp_path / "losses", tmp_path / "record"
+    losses.mkdir()
+    record.mkdir()
+    order = epoch_order(watched_softmax.SAMPLES, 0, 0).tolist()
+    for worker, share in ((0, slice(0, BATCH // 2)), (1, slice(BATCH // 2, BATCH))):
+        told, used = [], []
+        for step in range(1, STEPS_PER_EPOCH + 1):
+            batch = order[(step - 1) * BATCH : step * BATCH]
+            used.append(json.dumps({"begin": step, "world": 1, "epoch": 0, "indices": batch[share]}))
+            used.append(json.dumps({"commit": step, "world": 1}))
+            told.append(f"{step} {expected[step - 1]!r}")
+        (losses / str(worker)).write_text("\n".join(told) + "\n")
+        (record / f"worker-{worker}.jsonl").write_text("\n".join(used) + "\n")
+    return tmp_path
+
+
+def agreement(folder):
+    return compare((folder / "losses").iterdir(), (folder / "record").iterdir(), epochs=1)
+
+
+def test_a_training_that_nothing_has_disturbed_agrees(trained):
+    found = agreement(trained)
+    assert (found.steps, found.samples) == (STEPS_PER_EPOCH, watched_softmax.SAMPLES)
+    assert (found.losses_compared, found.largest_difference) == (2 * STEPS_PER_EPOCH, 0.0)
+
+
+def scale_loss(lines, factor):
+    step, loss = lines[9].split()
+    lines[9] = f"{step} {float(loss) * factor!r}"
+
+
+def use_second_sample_twice(lines):
+    begun = json.loads(lines[0])
+    begun["indices"][0] = begun["indices"][1]
+    lines[0] = json.dumps(begun)
+
+
+@pytest.mark.parametrize(
+    ("files", "damage", "said"),
+    [
+        ("losses/0", lambda lines: scale_loss(lines, 1.001), "the loss of step 10 at worker 0"),
+        ("losses/0", lambda lines: scale_loss(lines, float("nan")), "the loss of step 10 at worker 0"),
+        ("losses/*", lambda lines: lines.pop(9), "1 steps were never made, the first is 10"),
+        ("losses/1", lambda lines: lines.insert(9, lines[8]), "made step 9 after step 9"),
+        ("losses/1", lambda lines: lines.append("201 0.5"), "made step 201, and there are 200"),
+        ("record/worker-0.jsonl", use_second_sample_twice, "epoch 0: 1 samples were never used, and 1 uses were"),
+    ],
+)
+def test_what_is_lost_repeated_or_different_is_found(trained, files, damage, said):
+    for path in trained.glob(files):
+        lines = path.read_text().splitlines()
+        damage(lines)
+        path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(Wrong, match=said):
+        agreement(trained)
+
+
+def test_a_journal_that_shows_a_crash_or_a_loss():
+    def formed(world, step):
+        return {"event": "world_formed", "world": world, "step": step}
+
+    def left(cause, reason):
+        return {"event": "worker_left", "worker": 1, "cause": cause, "reason": reason}
+
+    sound = [formed(1, 0), formed(2, 7), left("killed", "killed: SIGKILL")]
+    check_journal([*sound, formed(3, 6), formed(4, 9)])
+    for entry, complaint in (
+        (left("crashed", "exit code 1"), "worker 1 crashed: exit code 1"),
+        ({"event": "resumed", "path": "checkpoint-10"}, "the state was lost: training went on from checkpoint-10"),
+        (formed(3, 5), "world 3 went back to step 5 from step 7"),
+    ):
+        with pytest.raises(Wrong, match=complaint):
+            check_journal([*sound, entry])
+
+
+# ---- pauses, and times of pods ----
+
+
+def steps(world, first, *times):
+    return [Step(time, first + index, world, 2) for index, time in enumerate(times)]
+
+
+def test_a_gap_is_the_pause_less_an_ordinary_step():
+    survivor = [*steps("1", 1, 0.0, 0.1, 0.2), *steps("2", 4, 1.3, 1.4)]
+    gap = gap_between([split_at(survivor, 0.25, [step.world == "2" for step in survivor])], 0.25)
+    assert (gap.pauses, gap.ordinary, gap.from_event) == (
+        (pytest.approx(1.0),),
+        pytest.approx(0.1),
+        pytest.approx(1.05),
+    )
+    assert (gap.redone, gap.lost) == (0, 0)
+    with pytest.raises(ValueError, match="no step"):
+        gap_between([(steps("1", 1, 0.0, 0.1), [])], 0.25)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "behind", "redone", "lost"), [(2, 2, 2, 0), (3, 3, 1, 0), (4, 4, 0, 0), (6, 6, 0, 2), (4, 3, 0, 0)]
+)
+def test_steps_redone_and_lost_are_counted(ahead, behind, redone, lost):
+    """In the last case one survivor is a step behind."""
+    before = steps("1", 1, 0.0, 0.1, 0.2)
+    late = before if ahead == behind else before[:-1]
+    gap = gap_between([(before, steps("2", ahead, 1.0)), (late, steps("2", max(ahead, behind), 1.0))], 0.25)
+    assert (gap.redone, gap.lost) == (redone, lost)
+
+
+def pod(state, deleted):
+    metadata = {"name": "one", **({"deletionTimestamp": "2026-01-01T00:00:00Z"} if deleted else {})}
+    statuses = [{"name": "main", "state": {state: {"a": 1}}}]
+    return {
+        "metadata": metadata,
+        "spec": {"nodeName": "n0"},
+        "status": {"phase": "Pending", "containerStatuses": statuses},
+    }
+
+
+@given(st.lists(st.tuples(st.sampled_from(["waiting", "running", "terminated"]), st.booleans()), min_size=1))
+def test_a_fact_has_the_time_at_which_it_was_first_seen(changes):
+    clock, first = itertools.count(1.0), {}
+    core = client.CoreV1Api(client.ApiClient(client.Configuration(host="https://nobody.invalid")))
+    times = PodTimes(core, "n", lambda: next(clock))
+    for number, change in enumerate(changes, 1):
+        times.see({"one": pod(*change)})
+        for fact in facts_of(pod(*change)):
+            first.setdefault(fact, float(number))
+    assert times.all()["one"] == first
+    times.see({})
+    gone = dict.fromkeys((Fact.ENDED, Fact.GONE), len(changes) + 1.0)
+    assert times.all()["one"] == gone | first
