@@ -1,13 +1,12 @@
-"""Jobs of a trainer alone, and workers that come later, are behind, or are lost, in the main thread."""
+"""Jobs of a trainer alone, and workers that come later or are behind, in the main thread."""
 
 from __future__ import annotations
 
 import pickle
 
-from session_kit import enter, lose_world, receive
+from session_kit import receive
 
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.core.protocol import World, WorldBroken
 from elasticdl.elastic.torch_kit.participant import Outcome, Participant
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 
@@ -25,14 +24,6 @@ class OwnJob:
 
     def rank(self):
         return 0
-
-
-def be_alone(context):
-    """The others are lost."""
-    core = context.session.core
-    lose_world(context)
-    context.collective.world = World.of(core.world.version + 1, (context.world.root,), 0)
-    enter(context, context.collective.world)
 
 
 def keep_states(monkeypatch, work):
@@ -75,13 +66,6 @@ def be_behind(monkeypatch, step, state, work):
         return Outcome.BEHIND
 
     return _settling(monkeypatch, step, take_theirs, work)
-
-
-def be_torn(monkeypatch, step, work):
-    """``work``, of which this step is torn, on the one worker of a `JobOfThreads`."""
-    return _settling(
-        monkeypatch, step, lambda participant, settle: settle(participant, WorldBroken("it is torn")), work
-    )
 
 
 def _settling(monkeypatch, step, instead, work):
