@@ -1,21 +1,29 @@
-"""A prepared plain loop: alone it is torch's own; what can't be had is refused; what a script did can be made again."""
+"""A prepared plain loop, one of Run:AI's as well: alone it is the library's own; who is the first; what is made of the model."""
+
+import atexit
+from types import SimpleNamespace
 
 import pytest
 import torch
 from elastic_kit import make_data, make_model
 from plain_kit import Script, compare, each_batch, run
+from refusal_kit import refused
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from elasticdl.common.credentials import CONNECTED, MASTER, WORKER_ID
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import ALONE, Member, World
+from elasticdl.elastic.torch.accumulated_steps import AccumulatedSteps
 from elasticdl.elastic.torch.loop_host import LoopHost, PreparedLoader, speak_to
 from elasticdl.elastic.torch.prepare import PlainLoop
-from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader
+from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OpenBatch, OwnLoader
 from elasticdl.elastic.torch_kit.passes import least_samples
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.training import batch_shape, runtime
+from elasticdl.elastic.training.batch_shape import CurrentJob
 from elasticdl.elastic.training.runtime import ScriptRuntime
+from elasticdl.ga.torch.optim import Optimizer
 
 
 def prepared(model, optimizer, loader, **options):
@@ -52,7 +60,6 @@ def losses_of(prepare, steps_of=1, **options):
 @pytest.mark.parametrize(
     "options",
     [
-        {"shuffle": True},
         {"drop_last": True, "shuffle": True, "generator": torch.Generator()},
         {"steps_of": 3, "shuffle": True},  # over the end of an epoch
         {"sampler": torch.utils.data.WeightedRandomSampler(torch.ones(50), 40)},
@@ -82,7 +89,6 @@ def test_with_batch_norm_no_part_has_one_sample_if_the_batch_has_more(samples, s
         (0, (0, 0), 0, 0, 0),  # the job's very first worker
         (1, (0, 0), 0, 0, 1),
         (0, (0, 3), 0, 0, 1),  # the job has trained: it is another's by now
-        (2, (4, 1), 0, 0, 1),
         (2, (4, 1), 3, 0, 0),
         (0, (0, 0), 3, 1, 1),
     ],
@@ -95,10 +101,9 @@ def test_one_worker_at_most_is_the_first_before_there_is_a_world(worker_id, plac
     members = tuple(Member(number, "h", 0, False) for number in range(2))
     job.collective.world = World.of(version, members, rank) if version else ALONE
     assert job.known_rank == expected
-    runtime = ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0)
-    runtime._context = job
-    loop = PlainLoop(runtime)
-    model = make_model()
+    made = ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0)
+    made._context = job
+    loop, model = PlainLoop(made), make_model()
     optimizer = torch.optim.SGD(model.parameters())
     loop._host = LoopHost(job, model, optimizer, OwnLoader(DataLoader(make_data())), {}, lambda: None)
     assert loop.rank() == (expected or int(place > (0, 0)))  # with a world, too: this one's script has not begun
@@ -122,26 +127,24 @@ def test_before_the_script_has_joined_one_worker_is_the_first(monkeypatch, envir
     assert PlainLoop(ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0)).rank() == expected
 
 
-@pytest.mark.parametrize(
-    ("kind", "steps", "words"),
-    [
-        (torch.optim.Adagrad, 0, ""),  # it has a state from the start
-        (torch.optim.Adam, 0, ""),
-        *((kind, 1, "the optimizer has a state already") for kind in (torch.optim.Adagrad, torch.optim.Adam)),
-    ],
-)
-def test_an_optimizer_that_has_stepped_has_to_say_with_which_epoch_the_loop_begins(kind, steps, words):
-    class Stepped(Script):
+@pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.Adam])  # the first has a state from the start
+def test_an_optimizer_that_has_stepped_has_to_say_with_which_epoch_the_loop_begins(kind):
+    class Made(Script):
+        steps = 0
+
         def make_optimizers(self):
             made = kind([*self.model.parameters(), *self.head.parameters()])
-            for _ in range(steps):
+            for _ in range(self.steps):
                 self.head.bias.grad = torch.ones(3)
                 made.step()
             return [made]
 
+    class Stepped(Made):
+        steps = 1
+
+    assert run(each_batch("loss().backward()"), 1, kind=Made)[1] == (None,)
     _, (said,) = run(each_batch("loss().backward()"), 1, kind=Stepped)
-    assert words in str(said)
-    assert (said is None) is (words == "")
+    assert "the optimizer has a state already" in str(said)
 
 
 def test_a_copy_of_the_model_is_the_scripts_own(tmp_path):
@@ -171,7 +174,7 @@ def test_what_is_compiled_after_prepare_trains_as_on_one_device(within):
 
 
 def test_outside_the_loop_a_gpus_stream_is_the_scripts_own(monkeypatch):
-    stream = [torch.tensor([0])]
+    stream = [torch.tensor([1])]
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: stream.__setitem__(0, torch.tensor([seed + 1])))
@@ -181,6 +184,7 @@ def test_outside_the_loop_a_gpus_stream_is_the_scripts_own(monkeypatch):
     def loop(script):
         participant = script.host.participant
         for outside in (1, 2):  # the seed of the script; what it has drawn
+            stream[0] = torch.tensor([outside])
             for x, y in script.loader:
                 assert stream[0] > 2, "seeded for the batch"
                 within = list(stream)
@@ -190,11 +194,131 @@ def test_outside_the_loop_a_gpus_stream_is_the_scripts_own(monkeypatch):
                 script.loss(x, y).backward()
                 script.step()
             assert stream[0] == outside
-            stream[0] = torch.tensor([2])
 
-    def begun(script):
-        stream[0] = torch.tensor([1])
-        next(iter(script.loader))
-
-    monkeypatch.setattr(Script, "begun", begun)
+    monkeypatch.setattr(Script, "begun", lambda script: next(iter(script.loader)))
     assert run(loop, 1)[1] == (None,)
+
+
+# -- Run:AI's loop --
+
+STEPS = 4
+
+
+@pytest.fixture
+def loop(monkeypatch):
+    """What a script calls, of a process's only job."""
+    job = CurrentJob()
+    monkeypatch.setattr(batch_shape, "job", job)
+    monkeypatch.setattr(runtime, "job", job)
+    monkeypatch.setattr(atexit, "register", lambda _: None)
+    made = ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 1)
+    yield made, PlainLoop(made), job
+    made.context().allow_steps()
+    made.context().close()
+
+
+def trained(prepares):
+    """The losses and weights of three epochs of 13 batches, so that accumulations lie over their ends."""
+    model = make_model()
+    optimizer = Optimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), STEPS)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer.optimizer, 1, gamma=0.5)
+    loader = DataLoader(make_data(), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(7))
+    if prepares is not None:
+        model, optimizer, loader = prepares(model, optimizer, loader)
+
+    def clip(*_):
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+
+    optimizer.register_step_pre_hook(clip)
+    losses, stepped = [], []
+    for _ in range(3):
+        for inputs, labels in loader:
+            loss = cross_entropy(model(inputs), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+            stepped.append(optimizer.stepped)
+        scheduler.step()
+    return losses, stepped, [each.detach() for each in model.parameters()]
+
+
+def accumulated(model, optimizer, loader):
+    loader, host = prepared(model, optimizer.optimizer, loader, share=1 / optimizer.steps)
+    return model, AccumulatedSteps(optimizer, host), loader
+
+
+def test_alone_the_loop_is_that_of_the_library_that_accumulates():
+    losses, stepped, weights = trained(accumulated)
+    theirs = trained(None)
+    assert stepped == theirs[1]
+    assert losses == pytest.approx(theirs[0], rel=1e-5)
+    torch.testing.assert_close(weights, theirs[2], rtol=1e-4, atol=1e-6)
+
+
+def runai(loop, size=None, steps=None):
+    made, plain, job = loop
+    made.init(16, 4)
+    model = torch.nn.DataParallel(make_model())
+    optimizer = Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), steps or job.number("steps"))
+    return plain.prepare(model, optimizer, DataLoader(make_data(), batch_size=size or job.number("batch_size")))
+
+
+def test_the_script_of_run_ai_needs_one_line_more(loop):
+    model, optimizer, loader = runai(loop)
+    assert type(model) is torch.nn.Sequential
+    assert (optimizer.steps, loader.batch_size, loop[0].context().policy.batch_size(3)) == (4, 4, 16)
+    loop[0]._finish = None
+
+
+@pytest.mark.parametrize(
+    ("size", "steps", "line"),
+    [
+        (8, 2, "at most 4 fit a GPU"),
+        (4, 1, "global batches of 16 samples, and the optimizer makes a step of 4: 1 batch of 4"),
+        (3, 4, "makes a step of 12: 4 batches of 3"),
+    ],
+)
+def test_other_sizes_than_init_was_told_are_refused(loop, size, steps, line):
+    refused(line, lambda: runai(loop, size, steps))
+
+
+def test_what_would_drop_or_repeat_gradients_is_refused():
+    model = make_model()
+    optimizer = Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), STEPS)
+    model, optimizer, loader = accumulated(model, optimizer, DataLoader(make_data(), batch_size=4))
+    batches = iter(loader)
+
+    def backward():
+        inputs, labels = next(batches)
+        cross_entropy(model(inputs), labels).backward()
+
+    backward()
+    optimizer.step()
+    refused("2 times for 1 batches: call it once after each batch", optimizer.step)
+    optimizer._handed = 1
+    backward()
+    refused(r"between loss.backward\(\) and optimizer.step\(\)", optimizer.zero_grad)
+    refused(r"waits for the rest of its global batch: call optimizer.zero_grad\(\)", model.zero_grad)
+    refused(r"flush\(\) in a prepared loop: each step is made of 4 batches", optimizer.flush)
+    refused(r"step\(samples=\) in a prepared loop", lambda: optimizer.step(samples=4))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(torch.ones(()))
+    refused(r"a GradScaler with an optimizer of elasticdl\.ga", lambda: scaler.step(optimizer))
+    batches.close()
+
+
+def test_a_newcomer_counts_from_where_the_job_stands_whatever_its_loop_began_with():
+    """Its script has read a checkpoint that was written within an accumulation, and passes by the one batch that is left of that."""
+    host = SimpleNamespace(open_batches=None, is_idle=True)
+    optimizer = AccumulatedSteps(Optimizer(torch.optim.SGD(make_model().parameters(), lr=0.1), 2), host)
+    optimizer.step()
+    host.open_batches, stepped = [], []
+    for _ in range(4):
+        host.open_batches = [*host.open_batches, OpenBatch(None, None)]
+        assert not optimizer.will_step or len(host.open_batches) == 2
+        optimizer.step()
+        stepped.append(optimizer.stepped)
+        if optimizer.stepped:
+            host.open_batches = []
+    assert stepped == [False, True, False, True]

@@ -1,23 +1,24 @@
 """What a plain loop, or that of the library, can't have is refused in one line: by all workers, and where one is alone."""
 
 import contextlib
-import itertools
 import queue
 import threading
+from functools import partial
 
 import pytest
 import torch
 from elastic_kit import Board, Trainee
 from plain_kit import BATCH, Script, each_batch, run
 from refusal_kit import refused, require_refusal
+from torch.nn import functional as f
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.torch.loop_host import LoopHost
 from elasticdl.elastic.torch.prepare import PlainLoop
 from elasticdl.elastic.torch_kit.loop_state import LoopState
 from elasticdl.elastic.torch_kit.own_loader import OwnLoader
+from elasticdl.elastic.torch_kit.passes import require_mean
 from elasticdl.elastic.torch_kit.refusals import require_plain
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, look_before_steps, refuse_others
 from elasticdl.elastic.torch_kit.torch_state import TorchState
@@ -65,10 +66,10 @@ def all_refuse(words, loop, workers, **options):
         require_refusal(error, words)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("text", WITH_A_BATCH)
-def test_gradients_that_cant_be_right(text, workers):
-    all_refuse(WITH_A_BATCH[text], each_batch(text, steps=False), workers)
+def test_gradients_that_cant_be_right(text):
+    for workers in (1, 2):
+        all_refuse(WITH_A_BATCH[text], each_batch(text, steps=False), workers)
 
 
 @pytest.mark.parametrize("text", [*WITH_A_BATCH][:5])
@@ -89,7 +90,7 @@ class TwoOptimizers(Script):
         ("loss().backward(); optimizer.step(); loss().backward()", "as for a GAN: a plain loop has one sum"),
         (
             "loss().backward(); optimizer.step(); optimizer.zero_grad()",
-            "the gradients of an earlier batch are still there: .* also of one that does not step",
+            "still there: .* also of one that does not step",
         ),
     ],
 )
@@ -103,13 +104,6 @@ def test_gradients_of_several_optimizers(text, words):
 def train(script, x, y):
     script.loss(x, y).backward()
     script.step()
-
-
-def skips_what_is_not_full(script):
-    for x, y in script.loader:
-        if x.size(0) != BATCH:
-            continue
-        train(script, x, y)
 
 
 def skips_by_length(script):
@@ -126,32 +120,19 @@ def skips_by_shape(script):
             train(script, x, y)
 
 
-def fetches_ahead(script, change=lambda x: x):
+def fetches_ahead(script):
     """As people's prefetchers do."""
     batches = iter(script.loader)
     following = next(batches)
     while following is not None:
         x, y = following
         following = next(batches, None)
-        train(script, change(x), y)
-
-
-def fetches_ahead_and_converts(script):
-    fetches_ahead(script, lambda x: x.double().float())
+        train(script, x.double().float(), y)
 
 
 def keeps_an_epoch(script):
     for x, y in list(script.loader):
         train(script, x, y)
-
-
-def repeats_by_itertools(script):
-    for x, y in itertools.islice(itertools.cycle(script.loader), 2 * len(script.loader)):
-        train(script, x, y)
-
-
-def trains_on_one_batch(script):
-    train(script, *next(iter(script.loader)))
 
 
 def makes_a_loader_anew(script):
@@ -161,31 +142,27 @@ def makes_a_loader_anew(script):
         script.loader = DataLoader(script.loader.dataset, batch_size=BATCH)
 
 
-LOOPS_WITHIN = each_batch("next(iter(script.loader))", steps=False)
 OF_THE_SIZE = rf"{HERE}.* this worker's part has 4 of its 8 samples.*drop_last=True"
 AHEAD = r"\.py:\d+.* works on a batch after the next one was given, as with a prefetcher"
 KEPT = "outside of the loop over the prepared loader, as on next\\(iter\\(loader\\)\\)"
+TWICE = "looped over twice at once; expected one loop after the other"
 
 
 @pytest.mark.parametrize(
-    ("loop", "workers", "words"),
+    ("loop", "words", "workers"),
     [
-        *((each, 2, OF_THE_SIZE) for each in (skips_what_is_not_full, skips_by_length, skips_by_shape)),
-        *((fetches_ahead, workers, AHEAD) for workers in (1, 2)),
-        (fetches_ahead_and_converts, 2, AHEAD),
-        *(
-            (LOOPS_WITHIN, workers, "looped over twice at once; expected one loop after the other")
-            for workers in (1, 2)
-        ),
-        *(
-            (each, workers, KEPT)
-            for each in (keeps_an_epoch, repeats_by_itertools, trains_on_one_batch, makes_a_loader_anew)
-            for workers in (1, 2)
-        ),
+        (skips_by_length, OF_THE_SIZE, [2]),
+        (skips_by_shape, OF_THE_SIZE, [2]),
+        (fetches_ahead, AHEAD, [1, 2]),
+        (each_batch("next(iter(script.loader))", steps=False), TWICE, [1, 2]),
+        (keeps_an_epoch, KEPT, [1, 2]),
+        (lambda script: train(script, *next(iter(script.loader))), KEPT, [1]),
+        (makes_a_loader_anew, KEPT, [1, 2]),
     ],
 )
-def test_batches_that_are_left_out_by_their_size_fetched_ahead_or_kept(loop, workers, words):
-    all_refuse(words, loop, workers)
+def test_batches_that_are_left_out_by_their_size_fetched_ahead_or_kept(loop, words, workers):
+    for number in workers:
+        all_refuse(words, loop, number)
 
 
 def test_batches_that_another_thread_fetches():
@@ -204,10 +181,7 @@ def test_batches_that_another_thread_fetches():
     all_refuse("looped over in another thread than the one that trains, as by a background", loop, 1)
 
 
-def test_a_worker_that_ends_before_the_others_is_told_of_whatever_rides(monkeypatch):
-    monkeypatch.setattr(LoopHost, "rides", lambda _: {"number": [1.0]})
-    monkeypatch.setattr(LoopHost, "heard", lambda _, rides: bool(rides["number"] == 2))
-
+def test_a_worker_that_ends_before_the_others():
     def loop(script):
         for number, (x, y) in enumerate(script.loader):
             if script.worker and number == 3:
@@ -229,41 +203,8 @@ class StatefulDataLoader(DataLoader):
     """By its name, as torchdata's."""
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda data: [1, 2], "the loader is a list"),
-        (Negating, "the loader is a Negating, whose own __iter__ is not called"),
-        (StatefulDataLoader, "the loader is a StatefulDataLoader, whose state says nothing"),
-        (
-            lambda data: DataLoader(torch.utils.data.ChainDataset([])),
-            "what is only iterated over can't be divided",
-        ),
-        (lambda data: DataLoader(data, batch_size=None), r"DataLoader\(batch_size=None\) makes no batches"),
-        (lambda data: DataLoader(data, sampler=torch.utils.data.Sampler()), "sampler has no length"),
-        (lambda data: DataLoader(data, batch_size=100, drop_last=True), "has no batch"),
-    ],
-)
-def test_a_loader_that_cant_be_divided(make, words):
-    data = Script(None).loader.dataset
-    refused(words, lambda: OwnLoader(make(data)))
-
-
 class FullyShardedDataParallel(torch.nn.Linear):
     """By its name."""
-
-
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        ([torch.nn.Linear(1, 1)], "the model is a list"),
-        (torch.nn.Sequential(torch.nn.SyncBatchNorm(3)), "0 is a SyncBatchNorm, which needs a process group"),
-        (torch.nn.DataParallel(torch.nn.Linear(1, 1)), "the model is a DataParallel: give the module within"),
-        (FullyShardedDataParallel(1, 1), "the model is a FullyShardedDataParallel: each worker holds the whole model"),
-    ],
-)
-def test_a_model_for_other_ways_of_training(model, words):
-    refused(words, lambda: require_plain(model, torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])))
 
 
 class AcceleratedOptimizer(torch.optim.SGD):
@@ -274,44 +215,64 @@ class DistributedOptimizer(torch.optim.SGD):
     def _allreduce_grad_async(self): ...
 
 
+LINEAR, DATA = torch.nn.Linear(1, 1), Script(None).loader.dataset
+
+
+def loader(make, *given, **options):
+    return lambda: OwnLoader(make(*given, **options))
+
+
+def model(given):
+    return lambda: require_plain(given, torch.optim.SGD(LINEAR.parameters()))
+
+
+def optimizer(kind):
+    return lambda: require_plain(LINEAR, kind(LINEAR.parameters()))
+
+
+def librarys_state():
+    context = ElasticContext.connect(BatchPolicy(16, None), seed=0, environ={})
+    TorchState(context, LINEAR, torch.optim.LBFGS(LINEAR.parameters()), None, {})
+
+
+def prepare(*given, **options):
+    return lambda: PlainLoop(ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0)).prepare(*given, **options)
+
+
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("use", "words"),
     [
-        (torch.optim.LBFGS, "LBFGS evaluates its closure several times"),
-        (torch.optim.SparseAdam, "SparseAdam takes sparse gradients alone"),
-        (AcceleratedOptimizer, "the optimizer was prepared by accelerate, for its own launcher: leave Accelerator out"),
-        (DistributedOptimizer, "the optimizer is Horovod's DistributedOptimizer: give the one within"),
+        (loader(list), "the loader is a list"),
+        (loader(Negating, DATA), "the loader is a Negating, whose own __iter__ is not called"),
+        (loader(StatefulDataLoader, DATA), "the loader is a StatefulDataLoader, whose state says nothing"),
+        (loader(DataLoader, torch.utils.data.ChainDataset([])), "what is only iterated over can't be divided"),
+        (loader(DataLoader, DATA, batch_size=None), r"DataLoader\(batch_size=None\) makes no batches"),
+        (loader(DataLoader, DATA, sampler=torch.utils.data.Sampler()), "sampler has no length"),
+        (loader(DataLoader, DATA, batch_size=100, drop_last=True), "has no batch"),
+        (model([LINEAR]), "the model is a list"),
+        (model(torch.nn.Sequential(torch.nn.SyncBatchNorm(3))), "0 is a SyncBatchNorm, which needs a process group"),
+        (model(torch.nn.DataParallel(LINEAR)), "the model is a DataParallel: give the module within"),
+        (model(FullyShardedDataParallel(1, 1)), "FullyShardedDataParallel: each worker holds the whole model"),
+        (optimizer(torch.optim.LBFGS), "LBFGS evaluates its closure several times"),
+        (librarys_state, "LBFGS evaluates its closure several times"),
+        (optimizer(torch.optim.SparseAdam), "SparseAdam takes sparse gradients alone"),
+        (optimizer(AcceleratedOptimizer), "prepared by accelerate, for its own launcher: leave Accelerator out"),
+        (optimizer(DistributedOptimizer), "the optimizer is Horovod's DistributedOptimizer: give the one within"),
+        (prepare(LINEAR), r"expected prepare\(model, optimizer, loader\)"),
+        (prepare(LINEAR, torch.optim.SGD(LINEAR.parameters())), r"expected prepare\(model, optimizer, loader\)"),
+        (prepare(LINEAR, None, None, start=1), "there is no argument start; expected prepare"),
     ],
 )
-def test_an_optimizer_whose_gradients_can_not_be_summed(kind, words):
-    model = torch.nn.Linear(1, 1)
-    optimizer = kind(model.parameters())
-    context = ElasticContext.connect(BatchPolicy(16, None), seed=0, environ={})
-    refused(words, lambda: require_plain(model, optimizer))
-    refused(words, lambda: TorchState(context, model, optimizer, None, {}))
+def test_what_is_given(use, words):
+    refused(words, use)
 
 
 def test_a_process_group_that_a_library_has_made_of_the_environment_is_explained(monkeypatch):
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters())
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.delenv("RANK", raising=False)
-    refused(r"leave init_process_group out, .* the job$", lambda: require_plain(model, optimizer))
+    refused(r"leave init_process_group out, .* the job$", model(LINEAR))
     monkeypatch.setenv("RANK", "0")
-    refused("RANK is in the environment, .*: unset it", lambda: require_plain(model, optimizer))
-
-
-@pytest.mark.parametrize(
-    ("given", "options", "words"),
-    [
-        ([], {}, r"expected prepare\(model, optimizer, loader\)"),
-        ([torch.optim.SGD(torch.nn.Linear(1, 1).parameters())], {}, r"expected prepare\(model, optimizer, loader\)"),
-        ([None, None], {"start": 1}, "there is no argument start; expected prepare"),
-    ],
-)
-def test_a_call_of_prepare_that_says_too_little_or_too_much(given, options, words):
-    loop = PlainLoop(ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0))
-    refused(words, lambda: loop.prepare(torch.nn.Linear(1, 1), *given, **options))
+    refused("RANK is in the environment, .*: unset it", model(LINEAR))
 
 
 def test_parameters_that_are_in_no_module_that_was_given():
@@ -346,17 +307,6 @@ def a_term_beside(member, batch, inputs, loss):
     batch.backward(loss)
 
 
-def a_term_after(member, batch, inputs, loss):
-    batch.backward(loss)
-    if batch.untaken:
-        member.model(inputs).square().mean().backward()
-
-
-def assigned_before(member, batch, inputs, loss):
-    member.model[0].bias.grad = torch.ones(16)
-    batch.backward(loss)
-
-
 def a_sum(member, batch, inputs, loss):
     batch.backward(member.model(inputs).square().sum())
 
@@ -382,7 +332,7 @@ OTHERWISE_HERE = r"otherwise than by batch.backward\(loss\)"
 @pytest.mark.parametrize(
     ("use", "words"),
     [
-        *((each, OTHERWISE_HERE) for each in (a_term_beside, a_term_after, assigned_before, not_the_batchs)),
+        *((each, OTHERWISE_HERE) for each in (a_term_beside, not_the_batchs)),
         (a_sum, "the loss is a sum over the samples"),
         (none_of_the_first, "made on 5 samples instead of 16"),
         (twice, r"reduced already: call batch\.backward"),
@@ -399,3 +349,49 @@ def test_gradients_in_the_librarys_loop(use, words):
     batch = next(steps := member.steps())
     refused(words, lambda: make_step(batch))
     steps.close()
+
+
+# -- losses that are no mean over samples, by what autograd knows of them --
+
+
+SAMPLES = 6
+OUT = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1)).requires_grad_(True)
+LIKE = torch.rand(SAMPLES, 4, generator=torch.Generator().manual_seed(2))
+LABELS = torch.tensor([0, 1, 2, 3, 0, 1])
+PENALTY = torch.nn.Parameter(torch.ones(SAMPLES, 4)).pow(2).sum()
+
+
+def looked_at(*losses, **options):
+    for loss in losses:
+        require_mean(loss, SAMPLES, **options)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda how: f.cross_entropy(OUT, LABELS, reduction=how),
+        lambda how: f.cross_entropy(OUT.view(2, 4, 3), LABELS.view(2, 3), reduction=how),  # of pixels
+        lambda how: f.mse_loss(OUT, LIKE, reduction=how),
+        lambda how: f.l1_loss(OUT, LIKE, reduction=how),
+        lambda how: f.smooth_l1_loss(OUT, LIKE, reduction=how),
+        lambda how: f.binary_cross_entropy(OUT.sigmoid(), LIKE, reduction=how),
+        lambda how: f.binary_cross_entropy_with_logits(OUT, LIKE, reduction=how),
+        lambda how: f.triplet_margin_loss(OUT, LIKE, LIKE.flip(0), reduction=how),
+        lambda how: getattr((OUT - LIKE) ** 2, how)(),
+        lambda how: getattr(f.cross_entropy(OUT, LABELS, reduction="none"), how)(),
+    ],
+)
+def test_a_sum_over_samples_is_refused_and_a_mean_is_not(loss):
+    looked_at(loss("mean"), loss("mean") + PENALTY, loss("sum") / SAMPLES + PENALTY)
+    for whole in (loss("sum"), PENALTY + loss("sum"), -(-loss("sum")).squeeze()):
+        refused("the loss is a sum over the samples", partial(looked_at, whole))
+    refused("the loss is a sum", partial(looked_at, loss("sum") * 1024, is_scaled=True))
+
+
+def test_what_may_be_a_mean_is_not_refused():
+    by_weights_that_may_add_up_to_1 = (LIKE[:, 0] * (OUT - LIKE).pow(2).mean(1)).sum()
+    divided = (f.cross_entropy(OUT, LABELS, reduction="none") / SAMPLES).sum()
+    means = [torch.stack([OUT.mean(), LIKE.mean()]).sum(), OUT.pow(2).sum(1).mean(), OUT[:3].pow(2).sum()]
+    ignoring, weight = torch.tensor([0, 1, -100, 3, -100, 1]), torch.tensor([1.0, 2.0, 1.0, 1.0])
+    by_class = f.cross_entropy(OUT, ignoring, weight=weight)
+    looked_at(by_weights_that_may_add_up_to_1, divided, *means, by_class, LIKE.sum(), None, {"loss": OUT})

@@ -232,7 +232,6 @@ class Reversed(torch.autograd.Function):
         return -gradient
 
 
-APART = "takes the samples of a batch apart"
 LABELS = """
 model.eval()
 with torch.no_grad():
@@ -246,85 +245,66 @@ COMPUTES = (
     "model.temperature.data.mul_(1.1); (cross_entropy(model(x), y, reduction='sum') / (2 * x.size(0))).backward()"
 )
 
-# What is done with each batch, and why that is not made again; then whether it was tried.
+# What is done with each batch, and why that is not made again.
 AGAIN = {
-    "looks at each sample": (
-        "out = model(x); stack([cross_entropy(out[i], y[i]) for i in range(x.shape[0])]).mean().backward()",
-        f"__getitem__ {APART}",
+    "out = model(x); stack([cross_entropy(out[i], y[i]) for i in range(x.shape[0])]).mean().backward()": (
+        "__getitem__ takes the samples of a batch apart"
     ),
-    "branches": (
-        "own = loss()\nif own > 0: own = own * 2\nown.backward()",
-        f"{HERE}: __bool__ looks at a number before",
+    "own = loss()\nif own > 0: own = own * 2\nown.backward()": f"{HERE}: __bool__ looks at a number before",
+    COMPUTES: "size looks at a number before",
+    "script.values.steps += 1; (cross_entropy(model(x), y, reduction='sum') / x.size(0).__int__()).backward();"
+    "script.counter.fill_(script.values.steps)": "size looks at a number before",
+    "script.values.steps += 1; script.table[script.values.steps % 4] = script.values.steps;"
+    "(loss() + (model(x) - script.table.mean(0) / 10).square().mean()).backward()": (
+        f"{HERE}: __setitem__ changes a tensor that was there before the batch"
     ),
-    "computes with a size": (COMPUTES, "size looks at a number before"),
-    "counts in each pass": (
-        "script.values.steps += 1; (cross_entropy(model(x), y, reduction='sum') / x.size(0).__int__()).backward();"
-        "script.counter.fill_(script.values.steps)",
-        "size looks at a number before",
+    "\n".join(FREEZES): "changes a tensor that was there before the batch",
+    "(loss() + script.head(model(x)).square().mean()).backward(); model.body[0].bias.grad = None;"
+    "script.head.bias.grad = zeros(3); del script.head.weight.grad": f"{HERE}: gradients are dropped before the step",
+    "x.requires_grad_(); loss().backward(); script.loss(x.detach() + x.grad.sign(), y).backward(); x.grad = None": (
+        "looks at the gradient of what comes of the batch"
     ),
-    "fills a table": (
-        "script.values.steps += 1; script.table[script.values.steps % 4] = script.values.steps;"
-        "(loss() + (model(x) - script.table.mean(0) / 10).square().mean()).backward()",
-        rf"{HERE}: __setitem__ changes a tensor that was there before the batch",
+    "out = model(x); own = script.function(out);"
+    "(cross_entropy(out, y) + own.square().mean() / 100).backward(retain_graph=True)": (
+        "takes what a torch.autograd.Function has made"
     ),
-    "freezes a part": ("\n".join(FREEZES), "changes a tensor that was there before the batch"),
-    "drops a part": (
-        "(loss() + script.head(model(x)).square().mean()).backward(); model.body[0].bias.grad = None;"
-        "script.head.bias.grad = zeros(3); del script.head.weight.grad",
-        f"{HERE}: gradients are dropped before the step",
+    # A loss that nobody has seen, as of a scripted function.
+    "out = model(x)\nwith torch._C.DisableTorchFunction(): own = cross_entropy(out, y)\n"
+    "own.backward(retain_graph=True)": "backward takes a tensor that was not made of this batch",
+    "relu(script.counter, True); loss().backward()": "relu changes a tensor that was there before the batch",
+}
+TRIED = {
+    "(loss() + 0 * script.counter).backward(); script.counter.fill_(1)": (
+        "since it was used, a tensor was changed that was there before the batch"
     ),
-    "perturbs its samples": (
-        "x.requires_grad_(); loss().backward(); script.loss(x.detach() + x.grad.sign(), y).backward(); x.grad = None",
-        "looks at the gradient of what comes of the batch",
-    ),
-    "has a function of its own": (
-        "out = model(x); own = script.function(out); (cross_entropy(out, y) + own.square().mean() / 100).backward(retain_graph=True)",
-        "takes what a torch.autograd.Function has made",
-    ),
-    "has a loss that nobody has seen, as of a scripted function": (
-        "out = model(x)\nwith torch._C.DisableTorchFunction(): own = cross_entropy(out, y)\nown.backward(retain_graph=True)",
-        "backward takes a tensor that was not made of this batch",
-    ),
-    "changes what is not known": (
-        "relu(script.counter, True); loss().backward()",
-        "relu changes a tensor that was there before the batch",
-    ),
-    "changes what it has used": (
-        "(loss() + 0 * script.counter).backward(); script.counter.fill_(1)",
-        "since it was used, a tensor was changed that was there before the batch",
-        "tried",
-    ),
-    "calls in other modes": (LABELS, "since it was called, the model has been set to another mode", "tried"),
-    "calls with other parameters": (
-        "others = {name: each * 2 for name, each in model.named_parameters()};"
-        "cross_entropy(torch.func.functional_call(model, others, (x,)), y).backward()",
-        ".* or it was called with other parameters than its own, as by torch.func",
-        "tried",
+    LABELS: "since it was called, the model has been set to another mode",
+    "others = {name: each * 2 for name, each in model.named_parameters()};"
+    "cross_entropy(torch.func.functional_call(model, others, (x,)), y).backward()": (
+        ".* or it was called with other parameters than its own, as by torch.func"
     ),
 }
 
 
-def require_another_pass(survivor, words, *tried):
+def require_another_pass(survivor, words, is_tried=False):
     """The journal says why. Others are told of it before, if it is known by then that the step takes one."""
     (warning,) = survivor.job.warnings
     was_made = r"was made by another pass through the script's loop"
     assert re.search(rf"{was_made} \((/.*)?{words}.*\): what the loop counts", warning), warning
     assert survivor.host.participant.position.repeats == {0: 1}
-    assert survivor.sent == [{} if tried else {0: 1}]
+    assert survivor.sent == [{} if is_tried else {0: 1}]
 
 
-@pytest.mark.parametrize("case", AGAIN)
-def test_what_can_not_be_made_again_is_done_by_the_script_once_more(case, monkeypatch):
+@pytest.mark.parametrize("text", [*AGAIN, *TRIED])
+def test_what_can_not_be_made_again_is_done_by_the_script_once_more(text, monkeypatch):
     monkeypatch.setattr(Script, "function", Reversed.apply, raising=False)
-    text, *told = AGAIN[case]
     (survivor,) = compare(each_batch(text), loses=True, kind=Observed)
-    require_another_pass(survivor, *told)
+    require_another_pass(survivor, (AGAIN | TRIED)[text], text in TRIED)
 
 
-class OfDicts(Script):
+class OfDicts(Observed):
     """Its batches are dicts, with a text perhaps."""
 
-    text = ""
+    more = ()
 
     def __init__(self, loop):
         super().__init__(loop)
@@ -332,11 +312,11 @@ class OfDicts(Script):
 
     def collate(self, samples):
         x, y = torch.utils.data.default_collate(samples)
-        return {"pixels": x.view(-1, 2, 4).double(), "label": y} | ({"name": [self.text] * len(x)} if self.text else {})
+        return {"pixels": x.view(-1, 2, 4).double(), "label": y} | dict(self.more)
 
 
-class OfTexts(OfDicts, Observed):
-    text = "a"
+class OfTexts(OfDicts):
+    more = (("name", ["a"]),)
 
 
 def trains_within_autocast(script):
