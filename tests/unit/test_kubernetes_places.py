@@ -13,19 +13,33 @@ from functools import partial
 import hypothesis
 import pytest
 from hypothesis import strategies as st
-from kubernetes_kit import DEADLINE, PODS, RUNNING, condition, name, pod, scene, seen, terminated, told, waiting
+from kubernetes_kit import (
+    JOB,
+    NAMESPACE,
+    OWNERS,
+    PODS,
+    RUNNING,
+    FakePods,
+    condition,
+    name,
+    pod,
+    scene,
+    seen,
+    terminated,
+    told,
+    waiting,
+)
 
+from elasticdl.cli import namespace_job
 from elasticdl.common.errors import UnreachableError
-from elasticdl.job.spec import WorkerRange
-from elasticdl.kube.client import ApiError
-from elasticdl.master.core.events import LaunchWorker, Tick, WorkerExited
-from elasticdl.master.core.job_core import Job
-from elasticdl.master.core.values import Settings
-from elasticdl.master.shell.agents import Agents
+from elasticdl.job.spec import JobSpec, WorkerRange
+from elasticdl.kube.client import ApiError, NotDoneError, NotThereError
+from elasticdl.kube.manifests import worker_template
+from elasticdl.master.core.events import ExitCause as C
+from elasticdl.master.shell import cluster_master
 from elasticdl.places.base import PlaceChanged, PlaceLost, PlaceState
-from elasticdl.places.launcher import PlaceLauncher
 from elasticdl.places.pod_places import KEPT, REQUESTS_AT_ONCE, Ledger
-from elasticdl.places.worker_pods import number_of
+from elasticdl.places.worker_pods import WorkerPodApi, WorkerPods
 from tests.stories import on, parts_of, settings_of, told_in
 
 BY_KUEUE = condition("TerminationTarget", "True", "WorkloadEvictedDueToPreempted", "for another")
@@ -55,8 +69,8 @@ async def happens(scene, line):
     match line.split():
         case [count, "run"]:
             await scene.ready(int(count))
-        case ["want", most]:
-            scene.want(int(most))
+        case ["want", most, *avoid]:
+            scene.places.want(int(most), frozenset(avoid[-1:]))
         case ["give", "back", number, *at_once]:
             scene.places.give_back(name(number), at_once=bool(at_once))
         case ["refuse", *_]:
@@ -77,8 +91,6 @@ async def happens(scene, line):
             scene.pods.put(shown(int(number), manifest=scene.pods.there[name(number)]))
         case ["another's", "is", "there"]:
             scene.pods.put(ANOTHERS)
-        case ["the", "watch", "breaks"]:
-            scene.pods.interrupt(ValueError("no JSON"), forget=True)
         case ["nodes", "linger"]:
             scene.pods.lingering = True
         case ["after", seconds]:
@@ -106,6 +118,8 @@ async def follows(scene, expected):
             await scene.called(method, *at, times=times)
         case ["found", *_]:
             assert f"found {', '.join(scene.found)}" == expected
+        case ["pod", number, "avoids", node]:
+            assert node in str(scene.pods.there[name(number)]["spec"]["affinity"]["nodeAffinity"])
         case ["first", method]:
             others = [call[0] for call in scene.pods.calls if call[0] not in ("list", "watch", "create")]
             assert others[0] == method
@@ -137,6 +151,9 @@ STORIES = f"""
 a pod that no cluster would take ends the job with that line
   refuse create: 422 Pod "x" is invalid: spec.volumes[0]; want 1
       -> failed: the cluster refuses the pods of the workers: Pod "x" is invalid: spec.volumes[0]; 0 lost: crashed 1, ...
+a pod that is refused for now is asked for again
+  for WHY in 429 too many requests, 500 etcdserver: timed out, 0 refused, 400 as the podgroup phase is Pending
+  refuse create x2: WHY; want 1 not on n9 -> {NOT_TAKEN}...; asks create 0 x3; {NOT_YET}; pod 0 avoids n9
 a pod of which the answer was lost is taken for ours
   pod 0 comes; refuse create: 0 the connection broke; want 1 -> {NOT_TAKEN}the connection broke; asks read 0; {NOT_YET}
   pod 0 runs -> 0 ready on n0
@@ -144,7 +161,7 @@ a pod of an older job of the name is waited for, and holds up no other
   another's is there; want 2 -> {NOT_TAKEN}there still is a pod {name(0)} of another job; asks create 1
   pod 0 is gone -> asks create 0 x2; pods 0 1; ...
 a pod that is given up while it is asked for is never made
-  refuse create x1000: 403 exceeded quota; want 1 -> {NOT_TAKEN}exceeded quota
+  refuse create x1000: 403 pods "x" is forbidden: exceeded quota; want 1 -> {NOT_TAKEN}exceeded quota
   give back 0 at once -> 0 lost: killed -9, it had no place yet; no delete
 one that may have been made is deleted in any case, also if it comes late
   refuse create x1000: 0 timed out; want 1 -> {NOT_TAKEN}timed out
@@ -168,8 +185,6 @@ but no other
   1 run; want 2; pod 1 is unpulled; after 0.1 -> 1 waiting on n0: the image can't be pulled: not found
 a node that refuses a pod is known before it is lost
   want 1; pod 0 is rejected -> 0 waiting on n0; 0 lost: evicted -9, Allocate failed
-somebody else takes a pod away
-  1 run; pod 0 is gone -> 0 lost: deleted -9, somebody deleted pod {name(0)}
 what a master before has left is found and then told, and no name is used again
   2 run; the master leaves; pod 0 fails; pod 7 comes
   another begins -> found 0 lost on n0, 1 ready on n0, 7 waiting; 0 lost: crashed 3, ...
@@ -186,9 +201,7 @@ a container beside the worker is ended with it
 also with the job: else the pod keeps its GPU, and the job's time to live never begins
   1 run; pod 0 has another container; refuse delete x3: 503 x; the job ends; pod 0 exits beside another
   all is closed -> 0 lost: clean 0, exit code 0; pods
-whatever fails in a watch has it begun anew
-  1 run; the watch breaks; pod 0 is deleted -> 0 ending on n0: its pod is being deleted
-closing waits until all is gone
+closing waits until all is gone, whatever the server refuses
   2 run; refuse delete_all: 503 x; want 3; all is closed -> 0 lost: killed -9, as told; 1 lost: killed -9, as told; pods
   want 1; after 0.05 -> pods
 the node of a pod that does not start is asked why
@@ -228,20 +241,83 @@ def run(lines, **limits):
     asyncio.run(whole())
 
 
-@pytest.mark.parametrize(
-    ("failure", "told"),
-    [
-        ('403 pods "x" is forbidden: exceeded quota: team', "exceeded quota: team"),
-        ("429 too many requests", None),
-        ("500 etcdserver: request timed out", None),
-        ("0 the cluster does not answer: connection refused", None),
-        ("400 failed to create pod <lab/digits-worker-0> as the podgroup phase is Pending", None),
-    ],
-)
-def test_a_pod_that_is_refused_for_now_is_asked_for_again(failure, told):
-    refused = f"{NOT_TAKEN}{told or failure.partition(' ')[2]}; asks create 0 x3; {NOT_YET}"
-    run([f"refuse create x2: {failure}; want 1 -> {refused}", "pod 0 runs -> 0 ready on n0"])
+# ---- a gang in a queue of Kueue's: never more pods than its size, and none is kept when the job is over ----
 
+SPEC = JobSpec.model_validate({"image": "i", "job_name": JOB, "gang": True, "queue": "kueue=train", "num_workers": "2"})
+ALONE = SPEC.model_copy(update={"gang": False})
+OF_TWO = WorkerRange(minimum=2, maximum=2)
+GANG, SINGLE = (
+    WorkerPods(JOB, NAMESPACE, OWNERS, worker_template(spec, NAMESPACE), lambda: OF_TWO) for spec in (SPEC, ALONE)
+)
+GANG_STORIES = """
+a gang that is preempted asks for others when its pods are over: Kueue would delete them, as those that leave count
+  2 run; pod 0 is preempted; pod 1 is preempted -> 0 ending ...; 1 ending ...
+  want 2; after 0.05 -> pods 0 1
+  pod 1 has left -> 1 lost: preempted ...
+  want 2 -> asks create 2
+  pod 0 has left -> 0 lost: preempted ...
+  want 2 -> asks create 3
+a job that ends has Kueue keep none of its pods
+  2 run; refuse end_group: 503 away; all is closed -> asks end_group x2; 0 lost: ...; 1 lost: ...; first end_group
+and it ends whatever comes of that
+  2 run; refuse end_group x1000: 503 away; all is closed -> asks end_group; 0 lost: ...; 1 lost: ...; first end_group
+"""
+
+
+@pytest.mark.parametrize("story", list(told_in(GANG_STORIES)))
+def test_what_becomes_of_a_gang(story):
+    run(story[1:], workers=GANG)
+
+
+class Kueue:
+    """Keeps pods of one job until their group is over."""
+
+    def __init__(self, failure=None):
+        pods = [managed(0), managed(1), managed(2, kept=False), managed(3, SINGLE)]
+        self.pods, self.failure, self.over = {each["metadata"]["name"]: each for each in pods}, failure, []
+
+    def listing(self, *_, **__):
+        return {"items": list(self.pods.values()), "metadata": {"resourceVersion": "1"}}
+
+    def patch(self, kind, name, change):
+        if self.failure:
+            raise self.failure
+        assert (kind, change) == ("Pod", {"metadata": {"annotations": {"kueue.x-k8s.io/retriable-in-group": "false"}}})
+        self.over.append(name)
+
+    def list(self, kind, **_):
+        return list(self.pods.values()) if kind == "Pod" else []
+
+    def delete(self, kind, name):
+        assert name in self.over or name.endswith(("2", "3")), "it would stay"
+        del self.pods[name]
+
+
+def managed(number, workers=GANG, *, kept=True):
+    made = pod(number, manifest=workers.manifest(number, number))
+    made["metadata"]["finalizers"] = ["kueue.x-k8s.io/managed"] * kept
+    return made
+
+
+def test_a_group_is_over_by_the_pods_that_kueue_keeps_or_a_line_in_the_log_says_what_helps(caplog):
+    cluster = Kueue()
+    WorkerPodApi(cluster, JOB).end_group()
+    assert cluster.over == [name(0), name(1)]
+    WorkerPodApi(Kueue(NotThereError(404, "no such pod")), JOB).end_group()
+    assert not caplog.records
+    WorkerPodApi(Kueue(NotDoneError(403, "may not patch pods")), JOB).end_group()
+    assert "`kubectl delete workload digits-workers`" in caplog.text
+
+
+def test_a_group_is_over_also_where_a_user_deletes_the_job_or_a_master_gives_it_up():
+    cluster, pods = Kueue(), FakePods()
+    namespace_job.wait_until_gone(cluster, JOB, {OWNERS[0]["uid"]})
+    assert (cluster.over, cluster.pods) == ([name(0), name(1)], {})
+    asyncio.run(cluster_master.end_workers(pods))
+    assert pods.calls == [("end_group",), ("delete_all", 1)]
+
+
+# ---- the watch ----
 
 GONE = ApiError(410, "too old resource version")
 
@@ -249,10 +325,9 @@ GONE = ApiError(410, "too old resource version")
 @pytest.mark.parametrize(
     ("failure", "forgotten", "meanwhile"),
     [
-        ((), False, "pod 0 fails -> 0 lost: crashed 3, ..."),
-        ((ApiError(0, "connection reset"),), False, "pod 0 fails -> 0 lost: crashed 3, ..."),
-        ((GONE,), True, "pod 0 fails -> 0 lost: crashed 3, ..."),
-        ((GONE,), True, "pod 0 is gone -> 0 lost: deleted -9, ..."),
+        (ApiError(0, "connection reset"), False, "pod 0 fails -> 0 lost: crashed 3, ..."),
+        (ValueError("no JSON"), True, "pod 0 fails -> 0 lost: crashed 3, ..."),
+        (GONE, True, "pod 0 is gone -> 0 lost: deleted -9, somebody deleted pod ..."),
     ],
 )
 @on(scene())
@@ -260,32 +335,13 @@ async def test_what_happens_between_two_watches_is_told_once(scene, failure, for
     await scene.ready(2)
     lists, (happening, following) = scene.pods.calls.count(("list",)), meanwhile.split(" -> ")
     with scene.pods.lock:
-        scene.pods.interrupt(*failure, forget=forgotten)
+        scene.pods.interrupt(failure, forget=forgotten)
         await happens(scene, happening)
         if forgotten:
             scene.pods.history = []
             scene.pods.failures["watch"] = [GONE]
     await play(scene, [f"-> {following}", "pod 1 is done -> 1 lost: clean 0, exit code 0"])
     assert (scene.pods.calls.count(("list",)) > lists) == forgotten
-
-
-@pytest.mark.parametrize(
-    "metadata",
-    [
-        {"labels": {"elasticdl.org/worker": "abc"}},
-        {"labels": {"elasticdl.org/worker": "1", "elasticdl.org/place": "first"}},
-        {"labels": {}},
-        {"name": "somebody-elses"},
-    ],
-)
-@on(scene(found=False))
-async def test_a_pod_of_somebody_elses_making_that_the_job_owns_is_left_alone(scene, metadata):
-    strange = pod(1, "Running", RUNNING)
-    strange["metadata"] = {**strange["metadata"], **metadata}
-    scene.pods.put(strange)
-    assert await scene.places.found() == ()
-    scene.pods.put(strange)
-    await play(scene, ["1 run -> no delete"])
 
 
 @pytest.mark.parametrize(
@@ -343,44 +399,6 @@ async def test_at_the_end_all_pods_are_deleted_though_other_requests_wait_for_th
     assert may_go_on.is_set()
 
 
-@pytest.mark.parametrize(("workers", "most"), [(1, 10), (4, 20)])
-@on(scene(found=False, over=0.05))
-async def test_a_node_that_rejects_every_pod_costs_few_requests(scene, workers, most):
-    """80 seconds of the job's time, in which the cluster answers at once."""
-    create, reports, agents = scene.pods.create, asyncio.Queue(), Agents()
-    agents.find_seconds = agents.soon_seconds = agents.close_seconds = 0.0
-
-    def rejected(manifest):
-        made = create(manifest)
-        scene.pods.put({**made, "spec": {**made["spec"], "nodeName": "n1"}, "status": {"phase": "Failed", **REJECTED}})
-        return made
-
-    scene.pods.create = rejected
-    launcher = PlaceLauncher(scene.another, agents.reporting_to, reports.put_nowait)
-    await launcher.find({})
-    job, now, running = Job(Settings(WorkerRange(minimum=1, maximum=workers))), 0.0, 0
-    while now < 80:
-        out = job.step(Tick(), now)
-        while out or running:
-            for each in out:
-                if isinstance(each, LaunchWorker):
-                    running += 1
-                    await launcher.launch(each.worker_id, each.away_from)
-            out = []
-            if running:
-                report = await asyncio.wait_for(reports.get(), DEADLINE)
-                running -= isinstance(report, WorkerExited)
-                out = job.step(report, now)
-        now += 0.5
-    assert sum(call[0] == "create" for call in scene.pods.calls) <= most
-    await scene.until(lambda: len(scene.pods.there) == KEPT)
-    assert len(scene.pods.calls) <= 3 * most
-    assert "lost on node n1 before training, the last evicted: Allocate failed" in job.reason
-    last = max(scene.pods.there.values(), key=number_of)
-    assert "n1" in str(last["spec"]["affinity"]["nodeAffinity"])
-    await launcher.close()
-
-
 # ---- the ledger, by itself ----
 
 
@@ -405,15 +423,10 @@ def test_indices_are_taken_again_lowest_first_and_numbers_are_not():
 
 
 def test_what_we_had_ended_is_killed_though_nobody_has_seen_it():
-    """The answer to the request for it may be lost, and it may be gone before the watch has told of it."""
     ledger, _ = asked(2)
     assert ledger.tell(0)
-    assert [told(ledger.gone(number)[0]).split(",")[0] for number in (0, 1)] == [
-        "0 lost: killed -9",
-        "1 lost: deleted -9",
-    ]
-    assert not ledger.tell(0)
-    assert (0 in ledger, ledger.known(0)) == (False, True)
+    ends = [ledger.gone(number)[0].cause for number in (0, 1)]
+    assert (ends, 0 in ledger, ledger.known(0), ledger.tell(0)) == ([C.KILLED, C.DELETED], False, True, False)
 
 
 def test_trouble_with_the_image_lasts_if_any_does_and_is_over_once_a_worker_has_run():

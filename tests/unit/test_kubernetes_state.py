@@ -5,22 +5,19 @@ import contextlib
 import copy
 import hashlib
 import json
-import os
-import signal
 import tempfile
 import threading
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from google.protobuf import json_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticdl.common.errors import ReplacedError, UnreachableError, UserError
+from elasticdl.common.errors import ReplacedError, UserError
 from elasticdl.job.journal import dump_entry
 from elasticdl.job.messages import Member
 from elasticdl.job.spec import MOST_WORKERS, WorkerRange
@@ -47,7 +44,6 @@ from elasticdl.proto import elasticdl_pb2 as pb
 from tests.stories import on
 
 STATE = "digits-state"
-MIB = 1 << 20
 
 
 class FakeApi:
@@ -97,16 +93,11 @@ def memory(step=0):
     return Snapshot(JobSnapshot(WorkerRange(minimum=1, maximum=2), step, training=training), started=1.0)
 
 
-@pytest.fixture
-def api():
-    return FakeApi()
-
-
 class Bench:
     """A master's state, saved by a holder whose journal is a file."""
 
     def __init__(self, api, folder, holder="one"):
-        self.now = 100.0
+        self.now, self.api = 100.0, api
         self.journal = folder / f"{holder}.jsonl"
         self.store = ClusterState(api, "digits", holder, self.journal, lambda: self.now)
 
@@ -120,11 +111,11 @@ class Bench:
 
 
 @asynccontextmanager
-async def loaded(api, tmp_path):
+async def loaded(tmp_path):
     """By the first master of a job."""
-    bench = Bench(api, tmp_path)
+    bench = Bench(FakeApi(), tmp_path)
     assert await bench.store.load() is None
-    api.written.clear()
+    bench.api.written.clear()
     yield bench
 
 
@@ -182,17 +173,17 @@ def test_whatever_becomes_of_writes_and_masters_the_next_one_has_what_was_saved_
 
 
 @on(loaded)
-async def test_a_save_that_is_given_up_writes_nothing_over_the_jobs_last_status(first, api, monkeypatch):
-    begun, may_go_on, patch = threading.Event(), threading.Event(), api.patch
+async def test_a_save_that_is_given_up_writes_nothing_over_the_jobs_last_status(first):
+    begun, may_go_on, patch = threading.Event(), threading.Event(), first.api.patch
 
     def slow_patch(*arguments):
-        monkeypatch.setattr(api, "patch", patch)
+        first.api.patch = patch
         begun.set()
         assert may_go_on.wait(20.0)
         return patch(*arguments)
 
     first.store.status = lambda: '{"phase": "running"}'
-    monkeypatch.setattr(api, "patch", slow_patch)
+    first.api.patch = slow_patch
     saving = asyncio.create_task(first.save(1))
     assert await asyncio.to_thread(begun.wait, 20.0)
     saving.cancel()
@@ -201,33 +192,32 @@ async def test_a_save_that_is_given_up_writes_nothing_over_the_jobs_last_status(
     may_go_on.set()
     await asyncio.wait({saving, finishing})
     await asyncio.get_running_loop().shutdown_default_executor()
-    assert saving.cancelled()
-    assert api.state.status == '{"phase": "succeeded"}'
+    assert (saving.cancelled(), first.api.state.status) == (True, '{"phase": "succeeded"}')
 
 
 @on(loaded)
-async def test_the_status_is_seen_between_two_masters_and_after_the_last(first, api):
+async def test_the_status_is_seen_between_two_masters_and_after_the_last(first):
     told = iter(["", "running", ""])
     first.store.status = lambda: next(told)
     for step, status in enumerate(("", "running", "running")):
         await first.save(step, '{"event": "b"}\n{"eve')
-        assert api.state.status == status
-    kept = api.state
+        assert first.api.state.status == status
+    kept = first.api.state
     await first.store.finish("failed", Phase.SUCCEEDED)
-    assert api.state == replace(kept, status="failed")
+    assert first.api.state == replace(kept, status="failed")
 
 
 @on(loaded)
-async def test_what_the_first_writes_while_the_second_takes_over_is_not_lost(first, api, tmp_path):
-    patch = api.patch
+async def test_what_the_first_writes_while_the_second_takes_over_is_not_lost(first, tmp_path):
+    patch = first.api.patch
 
-    def patch_first(kind, name, change):
-        api.patch = patch
-        asyncio.run(Bench(api, tmp_path).store._write({MEMORY: memory(5).to_json()}))
-        return patch(kind, name, change)
+    def patch_first(*arguments):
+        first.api.patch = patch
+        asyncio.run(Bench(first.api, tmp_path).store._write({MEMORY: memory(5).to_json()}))
+        return patch(*arguments)
 
-    api.patch = patch_first
-    assert (await Bench(api, tmp_path, "two").store.load()).job.training.step == 5
+    first.api.patch = patch_first
+    assert (await Bench(first.api, tmp_path, "two").store.load()).job.training.step == 5
 
 
 @pytest.mark.parametrize(
@@ -240,62 +230,53 @@ async def test_what_the_first_writes_while_the_second_takes_over_is_not_lost(fir
     ],
     ids=["memory", "journal", "head", "of a later format"],
 )
-def test_damage_is_the_users_business_and_stays_when_the_job_ends_for_it(api, tmp_path, broken):
-    api.objects[STATE] = {"metadata": {"resourceVersion": "1"}, **broken}
-
-    async def run():
-        bench = Bench(api, tmp_path)
-        with pytest.raises(UserError, match="what an earlier master has left can't be read: "):
-            await bench.store.load()
-        await bench.store.claim()
-        await bench.store.finish("failed", Phase.SUCCEEDED)
-
-    asyncio.run(run())
-    kept = api.objects[STATE]["binaryData"]
+@on(loaded)
+async def test_damage_is_the_users_business_and_stays_when_the_job_ends_for_it(first, tmp_path, broken):
+    first.api.objects[STATE] = {"metadata": {"resourceVersion": "1"}, **broken}
+    bench = Bench(first.api, tmp_path, "another")
+    with pytest.raises(UserError, match="what an earlier master has left can't be read: "):
+        await bench.store.load()
+    await bench.store.claim()
+    await bench.store.finish("failed", Phase.SUCCEEDED)
+    kept = first.api.objects[STATE]["binaryData"]
     assert kept == broken.get("binaryData", {}) | {STATUS: kept[STATUS]}
-    assert api.objects[STATE]["data"] == broken.get("data", {})
+    assert first.api.objects[STATE]["data"] == broken.get("data", {})
     assert unpack_state({"binaryData": {STATUS: kept[STATUS]}}).status == "failed"
 
 
 @on(loaded)
-async def test_a_state_that_does_not_change_is_written_once_a_minute(bench, api):
+async def test_a_state_that_does_not_change_is_written_once_a_minute(bench):
     for _ in range(120):  # two minutes
         await bench.save(1)
         bench.now += 1
-    assert len(api.written) == 2
+    assert len(bench.api.written) == 2
     bench.write('{"event": "a"}\n')
     await bench.store.save(replace(memory(1), journal_bytes=bench.journal.stat().st_size))
-    assert len(api.written) == 3, "there is something new"
+    assert len(bench.api.written) == 3, "there is something new"
 
 
-@pytest.mark.parametrize("each", [1, 100])
 @on(loaded)
-async def test_of_a_journal_that_is_too_long_the_newest_is_kept_however_often(bench, api, tmp_path, monkeypatch, each):
+async def test_of_a_journal_that_is_too_long_the_newest_is_kept_however_often(bench, tmp_path, monkeypatch):
     monkeypatch.setattr(state_module, "MOST_JOURNAL_BYTES", 4000)
     for number in range(1000):
         bench.write(f"entry {number * 7919 % 10007}\n")
         if number == 500:
-            bench = Bench(api, tmp_path, "two")
+            bench = Bench(bench.api, tmp_path, "two")
             await bench.store.load()
-        if number % each == each - 1:
+        if number % 10 == 9:
             await bench.save(number)
-            assert len(api.objects[STATE]["binaryData"][JOURNAL]) <= 4000
-            kept = api.state.journal.splitlines()
+            assert len(bench.api.objects[STATE]["binaryData"][JOURNAL]) <= 4000
+            kept = bench.api.state.journal.splitlines()
             assert kept == bench.journal.read_text().splitlines()[-len(kept) :]
             assert len(kept) > min(number, 200)
+    await bench.save(1001, entries(0).replace("\n", " ") * 9 + "\n")
+    assert bench.api.state.journal == "", "a line that is too long by itself"
+    await bench.save(1002, "last\n")
+    assert bench.api.state.journal == "last\n"
 
 
 @on(loaded)
-async def test_a_line_that_is_too_long_by_itself_is_left_out(bench, api, monkeypatch):
-    monkeypatch.setattr(state_module, "MOST_JOURNAL_BYTES", 2000)
-    await bench.save(1, "first\n" + " ".join(str(number * 7919 % 10007) for number in range(3000)) + "\n")
-    assert api.state.journal == ""
-    await bench.save(2, "last\n")
-    assert api.state.journal == "last\n"
-
-
-@on(loaded)
-async def test_ten_thousand_workers_and_their_journal_fit_into_a_config_map(bench, api):
+async def test_ten_thousand_workers_and_their_journal_fit_into_a_config_map(bench):
     """With names, reasons and numbers of their own, as far as they have such."""
     most, limits = range(MOST_WORKERS), WorkerRange(minimum=1, maximum=MOST_WORKERS)
     why = [f"in place of worker {n - 1}, which was preempted" for n in most]
@@ -305,17 +286,19 @@ async def test_ten_thousand_workers_and_their_journal_fit_into_a_config_map(benc
     snapshot = Snapshot(JobSnapshot(limits, 20_000, tuple(most), world=world, workers=workers), started=1.0)
     status = pb.JobStatus(job_name="digits", phase="running", reason="")
     for n in most:
+        bench.write(dump_entry({"time": 1e9 + n, "event": "worker_launched", "worker": n}) + "\n")
         host = f"gpu-node-{hash_of(n)[:8]}"
         status.workers.add(worker_id=n, state="member", rank=n, host=host, pid=1, reason=why[n])
     bench.store.status = lambda: json_format.MessageToJson(status, indent=None)
-    for number in most:
-        bench.write(dump_entry({"time": 1e9 + number, "event": "worker_launched", "worker": number}) + "\n")
     bench.write("".join(entries(number) for number in range(500)))
     await bench.store.save(snapshot)
-    assert len(json.dumps(api.objects[STATE])) < MIB
-    assert Snapshot.from_json(api.state.memory) == snapshot
-    assert len(json_format.Parse(api.state.status, pb.JobStatus()).workers) == MOST_WORKERS
-    assert api.state.journal.endswith(entries(499))
+    assert bench.api.written[-1] < 1 << 20
+    assert Snapshot.from_json(bench.api.state.memory) == snapshot
+    assert len(json_format.Parse(bench.api.state.status, pb.JobStatus()).workers) == MOST_WORKERS
+    assert bench.api.state.journal.endswith(entries(499))
+
+
+# ---- the master's own pod and account ----
 
 
 class OnePod:
@@ -362,21 +345,16 @@ class Forbidding:
     def may(self, verb, resource):
         return resource == "pods" and verb in self.verbs
 
-    def patch(self, kind, name, change):
-        raise NotDoneError(403, 'configmaps "digits-state" is forbidden: User "m" cannot patch resource "configmaps"')
+
+def patched(client):
+    raise NotDoneError(403, 'configmaps "digits-state" is forbidden: User "m" cannot patch resource "configmaps"')
 
 
 @pytest.mark.parametrize(
     ("ask", "line"),
     [
-        (
-            require_rights,
-            "its account cannot watch, delete the resource pods in namespace lab: docs/kubernetes.md says ",
-        ),
-        (
-            lambda client: client.patch("ConfigMap", STATE, {}),
-            'configmaps "digits-state" is forbidden: User "m" cannot ',
-        ),
+        (require_rights, "its account cannot watch, delete the resource pods in namespace lab: docs/kubernetes.md "),
+        (patched, 'configmaps "digits-state" is forbidden: User "m" cannot '),
     ],
 )
 def test_a_right_that_the_masters_account_has_not_got_is_not_waited_for_as_an_answer_is(monkeypatch, ask, line):
@@ -391,23 +369,8 @@ def test_an_account_that_may_do_all_that_its_role_says_has_what_it_takes():
     require_rights(Forbidding(*verbs))
 
 
-def test_a_master_that_is_told_to_leave_while_it_starts_leaves(monkeypatch, tmp_path):
-    def read(kind, name):
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise UnreachableError("no answer")
-
-    monkeypatch.setattr(cluster_master, "identify", lambda tls: SimpleNamespace(job="digits"))
-    monkeypatch.setattr(cluster_master, "connect", lambda target, own_account: SimpleNamespace(read=read))
-    names = ("NAMESPACE", "POD_UID", "HOST", "TLS")
-    environ = {getattr(cluster_master.variables, each): "x" for each in names}
-    with pytest.raises(RelievedError, match="it got SIGTERM"):
-        asyncio.run(asyncio.wait_for(cluster_master.run(environ, tmp_path, tmp_path), 20.0))
-
-
 def test_a_template_that_is_damaged_is_the_users_mistake(tmp_path):
-    path = tmp_path / "worker.json"
-    for text in (None, "{"):
-        if text:
-            path.write_text(text)
+    (tmp_path / "damaged").write_text("{")
+    for name in ("damaged", "missing"):
         with pytest.raises(UserError, match="can't read the template"):
-            cluster_master.read_template(path)
+            cluster_master.read_template(tmp_path / name)

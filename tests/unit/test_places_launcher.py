@@ -21,9 +21,9 @@ from elasticdl.master.core.events import (
     WorkerPending,
     WorkerPlaced,
 )
-from elasticdl.places.base import Place, PlaceEnding, PlaceLost, PlacesRefused, PlaceState
+from elasticdl.places.base import Place, PlaceChanged, PlaceEnding, PlaceLost, PlacesRefused, PlaceState
 from elasticdl.places.launcher import IDLE_SECONDS, KILL_SECONDS, PlaceLauncher, Seconds
-from tests.contract.places_kit import FakePlaces, FakeStarter
+from elasticdl.places.worker_process import judge_exit
 from tests.stories import check, parts_of, told_in
 
 READY, WAITING, ENDING = PlaceState.READY, PlaceState.WAITING, PlaceState.ENDING
@@ -58,6 +58,99 @@ class Timer:
         self.run = lambda: None
 
 
+class FakePlaces:
+    """Keeps the contract of `Places`; the test says what becomes of them."""
+
+    def __init__(self, asked):
+        self.ids = (f"place-{number}" for number in itertools.count())
+        self.places = {}  # those that count for `want`, and the ENDING ones
+        self.given_back = set()
+        self.asked, self.left = asked, ()
+
+    def reporting_to(self, report):
+        self.report = report
+        return self
+
+    async def found(self):
+        self.places |= {place.id: place for place in self.left}
+        return self.left
+
+    def want(self, most, avoid):
+        self.asked.append(" not on ".join([f"want {most}", *sorted(avoid)]))
+        counted = [place for place in self.places.values() if place.state is not ENDING]
+        for place_id in self.waiting()[::-1][: max(0, len(counted) - most)]:
+            self.lose(place_id, "nobody wants it any more")
+        new = [next(self.ids) for _ in range(most - len(counted))]
+        self.places |= {place_id: Place(place_id) for place_id in new}
+        for place_id in new:
+            self.change(place_id)
+
+    def give_back(self, place_id, *, at_once):
+        if place_id in self.places:
+            self.asked.append(f"give back {place_id}{' at once' * at_once}")
+            self.given_back.add(place_id)
+            del self.places[place_id]
+
+    async def close(self, *, keep=False):
+        for place_id in [] if keep else [*self.places, *self.given_back]:
+            self.lose(place_id)
+
+    def waiting(self):
+        return [place.id for place in self.places.values() if place.state is WAITING]
+
+    def change(self, place_id, state=WAITING, node="", reason="", log=""):
+        if place_id not in self.given_back:  # of which nothing is told but its end
+            place = self.places[place_id] = Place(place_id, node, state=state, reason=reason, log=log)
+            self.report(PlaceChanged(place))
+
+    def lose(self, place_id, detail="gone", cause=ExitCause.KILLED, code=-9):
+        if self.places.pop(place_id, None) or place_id in self.given_back:
+            self.given_back.discard(place_id)
+            self.report(PlaceLost(place_id, cause, code, detail))
+
+
+class FakeStarter:
+    """Keeps the contract of `Starter`, and checks what it is asked for."""
+
+    def __init__(self, places):
+        self.places, self.started, self.left = places, {}, ()  # ids of places by those of workers
+
+    def reporting_to(self, report):
+        self.report = report
+        return self
+
+    async def found(self, places, remembered):
+        self.started |= {each.worker_id: each.place for each in self.left}
+        return self.left
+
+    def start(self, worker_id, place):
+        now = self.places.places.get(place.id)
+        assert now == place, f"{place} is not there"
+        assert now.state is READY, now
+        assert place.id not in self.started.values(), f"there is a worker in {place}"
+        assert worker_id not in self.started, f"worker {worker_id} is in {self.started[worker_id]}"
+        self.started[worker_id] = place.id
+        self.places.asked.append(f"start {worker_id} in {place.id}")
+
+    def end(self, worker_id, grace):
+        self.places.asked.append(f"{'terminate' if grace is None else 'kill'} {worker_id}")
+
+    def lost(self, place_id):
+        self.started = {worker: place for worker, place in self.started.items() if place != place_id}
+
+    def read_stacks(self, worker_id):
+        if worker_id in self.started:
+            self.report(StacksFound(worker_id, ""))
+
+    async def close(self, *, keep=False):
+        for worker_id in [] if keep else list(self.started):
+            self.exit(worker_id, -9)
+
+    def exit(self, worker_id, code):
+        if self.started.pop(worker_id, None):
+            self.report(WorkerExited(worker_id, judge_exit(code)[0], code))
+
+
 def now(coroutine):
     """The result of one that has nothing to wait for."""
     with pytest.raises(StopIteration) as ended:
@@ -69,15 +162,16 @@ class Scene:
     """A launcher over places, a starter and a clock that do what a test says."""
 
     def __init__(self):
-        self.clock, self.reports, self.places = Clock(), [], FakePlaces()
-        self.starter = FakeStarter(self.places, at_once=False)
+        self.clock, self.reports, self.asked = Clock(), [], []
+        self.places = FakePlaces(self.asked)
+        self.starter = FakeStarter(self.places)
         ports = self.places.reporting_to, self.starter.reporting_to
         more = {"seconds": Seconds(start=600.0), "call_later": self.clock.call_later}
         self.launcher = PlaceLauncher(*ports, self.take, **more)
 
     def take(self, report):
         self.reports.append(report)
-        self.places.asked.append(told(report))
+        self.asked.append(told(report))
 
     def happens(self, line):
         """``2 run``, ``launch 2 not on n1``, ``after 30``, ``worker 1 exits 3``, ``place 0 waiting on n1: why``."""
@@ -87,7 +181,7 @@ class Scene:
                 for each in range(int(number)):
                     for line in (f"launch {each}", f"place {each} ready on n1", f"worker {each} runs"):
                         self.happens(line)
-                self.places.asked.clear()
+                self.asked.clear()
             case "launch":
                 numbers, *away_from = rest.split(" not on ")
                 for number in numbers.split():
@@ -121,12 +215,12 @@ class Scene:
         before = {int(number): f"place-{name}" for number, name in map(str.split, remembered)}
         for each in now(self.launcher.find(before)):
             over = " over" * each.over
-            self.places.asked.append(f"{each.worker_id}{over} on {each.node} in {each.place}")
+            self.asked.append(f"{each.worker_id}{over} on {each.node} in {each.place}")
 
     def worker(self, id, what, node, code, why):
         number = int(id)
         if what == "runs":
-            self.starter.placed(number)
+            self.starter.report(WorkerPlaced(number, "host", 1000 + number))
         elif what == "exits":
             self.starter.exit(number, int(code))
         else:
@@ -144,7 +238,7 @@ class Scene:
 
     def follows(self):
         """What was asked and told since, in words; of what was wanted the last."""
-        new, self.places.asked[:] = [each.replace("place-", "") for each in self.places.asked], []
+        new, self.asked[:] = [each.replace("place-", "") for each in self.asked], []
         last = max((number for number, each in enumerate(new) if each.startswith("want ")), default=0)
         return parts_of(
             "; ".join(each for each in new[:last] if not each.startswith("want ")) + "; " + "; ".join(new[last:])
@@ -288,7 +382,7 @@ def may_happen(scene, launched):
     )
     yield [f"worker {number} {end}" for number in range(launched + 1) for end in ("kill", "terminate")]
     yield [f"{place} {state} on {node}" for place in there for state in (READY, ENDING) for node in ("n1", "n2")]
-    yield [f"{place} waiting: {why}" for place in scene.places.in_state(WAITING) for why in ("full", "it is pulled")]
+    yield [f"{place} waiting: {why}" for place in scene.places.waiting() for why in ("full", "it is pulled")]
     yield [f"{place} is told to end" for place in sorted(workers.values())]
     yield [f"{place} is lost as {cause}" for place in sorted({*there, *scene.places.given_back}) for cause in CAUSES]
     yield [
@@ -314,10 +408,10 @@ def test_whatever_happens_in_any_order_every_worker_ends_once_and_no_place_stays
         exits = [report.worker_id for report in scene.reports if isinstance(report, WorkerExited)]
         assert len(exits) == len(set(exits))
         assert len(scene.launcher._workers) == launched - len(exits)
-        assert len(scene.places.in_state(WAITING)) == len(scene.launcher._pending), "each that is pending has one"
+        assert len(scene.places.waiting()) == len(scene.launcher._pending), "each that is pending has one"
     scene.happens("master closes")
     assert sorted(report.worker_id for report in scene.reports if isinstance(report, WorkerExited)) == list(
         range(launched)
     )
     scene.happens("after 1000")
-    assert (scene.places.places, scene.places.given_back, scene.starter.started) == ({}, {}, {})
+    assert (scene.places.places, scene.places.given_back, scene.starter.started) == ({}, set(), {})

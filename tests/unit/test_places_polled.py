@@ -5,13 +5,12 @@ import itertools
 from contextlib import asynccontextmanager
 from functools import partial
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.common.errors import UnreachableError
 from elasticdl.master.core.events import ExitCause, LauncherFailed
-from elasticdl.places import polled, slurm
+from elasticdl.places import polled
 from elasticdl.places.base import Place, PlaceLost, PlacesRefused, PlaceState
 from elasticdl.places.polled import PolledPlaces
 from tests.contract.places_kit import NOWHERE, FakeProvider, bench_of
@@ -48,22 +47,6 @@ def test_whatever_becomes_of_requests_as_many_places_come_as_are_wanted_and_none
                 await bench.until(lambda bench: len(bench.now) == max(most, ROOM) == len(provider.live()))
         assert provider.live() == []
         assert {each.detail for each in bench.lost.values()} <= {"as told", "its node has failed"}
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("turns", range(12))
-@pytest.mark.parametrize("answer", ["fine", "is done without an answer"])
-def test_a_place_that_is_being_asked_for_at_the_end_is_given_back(turns, answer):
-    """``turns``: of the event loop, from the wish to the end."""
-
-    async def run():
-        provider = FakeProvider(ROOM, ["fine", "fine", "fine", answer])
-        async with bench_of(partial(PolledPlaces, provider, seconds=OFTEN)) as bench:
-            bench.places.want(1, NOWHERE)
-            for _ in range(turns):
-                await asyncio.sleep(0)
-        assert provider.live() == []
 
     asyncio.run(run())
 
@@ -151,15 +134,3 @@ def test_places_that_stay_do_not_fail_a_job_that_has_ended(monkeypatch, caplog):
 
     asyncio.run(whole())
     assert "places 7 have not ended" in caplog.text
-
-
-def test_what_slurm_says_of_its_queue_fails_no_job(monkeypatch):
-    async def printed(*words):
-        return "squeue: a warning\n12|RUNNING|n1|None\n"
-
-    provider = slurm.SlurmProvider("job", ("agent",), "out")
-    monkeypatch.setattr(slurm, "ask", fails(UserError("Slurm refuses squeue: Zero Bytes were transmitted or received")))
-    with pytest.raises(UnreachableError, match="Zero Bytes"):
-        asyncio.run(provider.list())
-    monkeypatch.setattr(slurm, "ask", printed)
-    assert asyncio.run(provider.list()) == {"12": Place("12", "n1", PlaceState.READY)}

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.places.base import PlaceState
-from elasticdl.places.slurm import UnknownJobError, ask, number_of, run, sbatch, state_of
+from elasticdl.master.core.events import ExitCause
+from elasticdl.places.base import Place, PlaceLost, PlaceState
+from elasticdl.places.slurm import SlurmProvider, UnknownJobError, ask, number_of, run, sbatch, state_of
 
 
 @pytest.fixture
@@ -19,11 +20,6 @@ def squeue(tmp_path, monkeypatch) -> Path:
     program = tmp_path / "squeue"
     program.touch(0o755)
     return program
-
-
-@pytest.fixture(params=["run", "ask"])
-def call(request):
-    return run if request.param == "run" else lambda *words, **given: asyncio.run(ask(*words, **given))
 
 
 @pytest.mark.parametrize(
@@ -36,22 +32,22 @@ def call(request):
         ("", UserError, "Slurm refuses squeue: $"),
     ],
 )
-def test_what_slurm_refuses_is_told_from_what_it_can_not_do_now(squeue, call, said, kind, told):
+def test_what_slurm_refuses_is_told_from_what_it_can_not_do_now(squeue, said, kind, told):
     squeue.write_text(f"#!/bin/sh\nprintf '{said}\\n' >&2; exit 1")
     with pytest.raises(kind, match=f"^{told}") as raised:
-        call("squeue")
+        run("squeue")
     assert raised.type is kind
 
 
-def test_a_machine_without_slurm_is_the_users_mistake(call):
+def test_a_machine_without_slurm_is_the_users_mistake():
     with pytest.raises(UserError, match=r"^can't run no-squeue: No such file or directory; is this a machine of a"):
-        call("no-squeue")
+        run("no-squeue")
 
 
-def test_a_program_that_hangs_is_not_waited_for(squeue, call):
+def test_a_program_that_hangs_is_not_waited_for(squeue):
     squeue.write_text("#!/bin/sh\nexec sleep 600")
     with pytest.raises(UnreachableError, match=r"^Slurm does not answer: squeue took more than 0\.1 s$"):
-        call("squeue", within=0.1)
+        asyncio.run(ask("squeue", within=0.1))
 
 
 def test_what_the_user_asks_for_comes_last():
@@ -60,14 +56,24 @@ def test_what_the_user_asks_for_comes_last():
     assert number_of("12;cluster\n") == "12"
 
 
-@pytest.mark.parametrize(
-    ("state", "where"),
-    [
-        ("REQUEUED", PlaceState.WAITING),
-        ("SUSPENDED", PlaceState.ENDING),
-        ("COMPLETING", PlaceState.ENDING),
-        ("", PlaceState.LOST),
-    ],
-)
-def test_where_a_batch_job_is_in_its_life(state, where):
-    assert state_of(state) is where
+def test_what_slurm_says_of_its_queue_is_read_and_fails_no_job(squeue):
+    lines = [
+        "0|REQUEUED||None",
+        "1|RUNNING|n1|None",
+        "2|SUSPENDED|n1|None",
+        "3|TIMEOUT|n1|None",
+        "4|PENDING||(Priority)",
+    ]
+    squeue.write_text("#!/bin/sh\necho 'squeue: a warning'\n" + "".join(f"echo '{each}'\n" for each in lines))
+    provider = SlurmProvider("job", ("agent",), "out")
+    assert asyncio.run(provider.list()) == {
+        "0": Place("0", reason="Slurm has not looked at it yet"),
+        "1": Place("1", "n1", PlaceState.READY),
+        "2": Place("2", "n1", PlaceState.ENDING, "Slurm: suspended"),
+        "3": PlaceLost("3", ExitCause.EVICTED, -9, "its time limit is over"),
+        "4": Place("4", reason="Slurm has no place for it yet: Priority"),
+    }
+    assert state_of("") is PlaceState.LOST
+    squeue.write_text("#!/bin/sh\necho Zero Bytes were transmitted or received >&2; exit 1")
+    with pytest.raises(UnreachableError, match="Zero Bytes"):
+        asyncio.run(provider.list())
