@@ -78,22 +78,6 @@ async def test_places_come_wait_and_are_dropped(scene, tmp_path):
 
 
 @on(on_slurm)
-async def test_a_job_of_higher_priority_takes_a_place_and_it_comes_back(scene, slurm):
-    await scene.become_ready(2)
-    before = set(scene.now)
-    more = ("--partition=high", "--ntasks=3", "--output=/dev/null", "--wrap=sleep 120")
-    urgent = slurm.run("sbatch", "--parsable", *more)
-    await scene.until(lambda scene: len(scene.lost) == 1)
-    (lost,) = scene.lost.values()
-    assert (lost.place_id in before, lost.cause) == (True, ExitCause.PREEMPTED)
-    assert lost.detail == "preempted by a job of higher priority"
-    scene.places.want(2, frozenset())
-    await scene.until(lambda scene: len(scene.waiting()) == 1)
-    slurm.run("scancel", urgent)
-    await scene.until(lambda scene: len(scene.ready()) == 2)
-
-
-@on(on_slurm)
 async def test_another_master_finds_the_places_and_a_cancelled_one_is_told(scene, slurm):
     await scene.become_ready(2)
     await scene.places.close(keep=True)

@@ -79,30 +79,16 @@ def test_the_masters_account_may_do_what_its_role_says_and_nothing_else(cluster,
     assert allowed(master.api, place.namespace) == said | anybody
 
 
-def refused(request, *arguments, **options):
-    with pytest.raises(client.ApiException) as caught:
-        request(*arguments, **options)
-    return caught.value.status == 403
-
-
-def test_tried_out_with_the_token_of_the_masters_own_pod(master, place, parts):
+def test_tried_out_with_the_token_of_the_masters_own_pod(master, parts):
     """Also that a client within a pod finds its cluster by the pod's own files."""
-    core, batch = client.CoreV1Api(master.api), client.BatchV1Api(master.api)
     assert master.read("Job", MASTER)["metadata"]["name"] == MASTER
     assert master.patch("ConfigMap", state_name(JOB), {"data": {"x": "1"}})["data"] == {"x": "1"}
     pod = manifests.pod_of(parts, parts.worker, Role.WORKER)
-    made = WorkerPodApi(master, JOB).create({**pod, "metadata": {**pod["metadata"], "name": "digits-worker-0"}})
-    assert "token" not in str(made["spec"]["volumes"]), "a worker is given a token"
+    WorkerPodApi(master, JOB).create({**pod, "metadata": {**pod["metadata"], "name": "digits-worker-0"}})
     WorkerPodApi(master, JOB).delete_all(0)
-    with pytest.raises(ApiError, match="cannot list resource"):
-        connect(ClusterTarget("default"), own_account=True).list("Pod")
-    namespace, worker = place.namespace, ("digits-worker-0", place.namespace)
-    assert refused(core.list_namespaced_secret, namespace)
-    assert refused(core.read_namespaced_config_map, "digits-spec", namespace)
-    assert refused(core.connect_get_namespaced_pod_exec, *worker, command=["true"])
-    assert refused(core.patch_namespaced_pod_status, *worker, {})
-    assert refused(batch.delete_namespaced_job, MASTER, namespace)
-    assert refused(client.RbacAuthorizationV1Api(master.api).patch_namespaced_role, MASTER, namespace, {"rules": []})
+    for elsewhere, kind in ((connect(ClusterTarget("default"), own_account=True), "Pod"), (master, "Secret")):
+        with pytest.raises(ApiError, match="cannot list resource"):
+            elsewhere.list(kind)
 
 
 def test_a_command_within_a_pod_uses_the_pods_own_account(in_the_masters_pod, place):

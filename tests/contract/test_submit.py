@@ -52,9 +52,7 @@ def test_everything_is_made_and_goes_with_the_job(place, cluster, namespace):
     assert borne == {"node.kubernetes.io/not-ready": 10, "node.kubernetes.io/unreachable": 10}
     assert place.delete("Job", "digits-master")
     until(lambda pods: not pods, "no pod", core.list_namespaced_pod, namespace)
-    until(lambda services: "digits-master" not in services, "no service", core.list_namespaced_service, namespace)
-    secret = lambda secrets: not any(name.endswith("-tls") for name in secrets)  # noqa: E731
-    until(secret, "no secret", core.list_namespaced_secret, namespace)
+    until_left(lambda: objects_of_job(place), set())
 
 
 def test_another_rendering_leaves_the_keys_of_a_running_job_alone(place, cluster, tmp_path):
@@ -88,8 +86,15 @@ def test_a_restricted_namespace_takes_a_job_but_no_folder_of_a_node(place, clust
         submission(place, volume="host_path=/etc,mount_path=/x").check()
 
 
-def test_a_name_that_exists(place):
-    submission(place).make()
+def test_a_name_that_exists_and_what_was_made_before_something_fails_half_way(place):
+    made, said = submission(place), []
+    service = place.create(manifests.companions(made.parts)[-1])
+    with pytest.raises(UserError, match="there is a Service digits-master in namespace"):
+        submission(place, said).make()
+    until_left(lambda: objects_of_job(place), {("Service", "digits-master")})
+    assert said == []
+    place.delete("Service", service["metadata"]["name"])
+    made.make()
     before = objects_of_job(place)
     line = f"there is a job named digits in namespace {place.namespace} already: choose another --job_name, "
     for attempt in (submission(place).check, submission(place).make):
@@ -117,70 +122,56 @@ def test_a_quota_that_has_no_room(place, cluster):
     assert objects_of_job(place) == set()
 
 
-def test_where_there_is_no_such_namespace_or_no_cluster(place, cluster, tmp_path, monkeypatch):
+def test_where_there_is_no_such_namespace_or_no_cluster(place, cluster, tmp_path):
     with pytest.raises(UserError, match="there is no namespace nowhere in the cluster at https"):
         submission(connect(ClusterTarget("nowhere"))).check()
     config = yaml.safe_load(cluster.kubeconfig.read_text())
     config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
     (tmp_path / "config").write_text(yaml.safe_dump(config))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     with pytest.raises(UnreachableError, match=r"the cluster at https://127\.0\.0\.1:9 does not answer: "):
-        submission(connect(ClusterTarget("x"))).check()
+        submission(connect(ClusterTarget("x", file=str(tmp_path / "config")))).check()
 
 
-def test_what_was_made_is_deleted_when_something_fails_half_way(place):
-    said = []
-    place.create(manifests.companions(submission(place).parts)[-1])
-    with pytest.raises(UserError, match="there is a Service digits-master in namespace"):
-        submission(place, said).make()
-    until_left(lambda: objects_of_job(place), {("Service", "digits-master")})
-    assert said == []
+def evicted(core, *pod):
+    core.create_namespaced_pod_eviction(*pod, {"metadata": {"name": pod[0]}})
 
 
-GONE = [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "message": "node gone"}]
-
-
-def lose(core, name, namespace, how):
-    if how == "evicted":
-        core.create_namespaced_pod_eviction(name, namespace, {"metadata": {"name": name}})
-    elif how == "node lost":  # as the garbage collector of pods does it
-        core.patch_namespaced_pod_status(name, namespace, {"status": {"phase": "Failed", "conditions": GONE}})
-        core.delete_namespaced_pod(name, namespace, grace_period_seconds=0)
-    else:
-        core.delete_namespaced_pod(name, namespace)
+def lost_with_its_node(core, *pod):
+    """As the garbage collector of pods does it."""
+    gone = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "message": "node gone"}
+    core.patch_namespaced_pod_status(*pod, {"status": {"phase": "Failed", "conditions": [gone]}})
+    core.delete_namespaced_pod(*pod, grace_period_seconds=0)
 
 
 def test_ten_masters_lost_in_a_row_are_followed_without_a_back_off_and_the_end_of_the_last_is_counted(place, cluster):
     core, batch = client.CoreV1Api(cluster.client()), client.BatchV1Api(cluster.client())
-    made = manifests.make_job(parts_of_job(place))
+    made, end = manifests.make_job(parts_of_job(place)), Path(f"/tmp/{place.namespace}-end")
     script = "trap 'exit 143' TERM; while [ -z \"$(ls $0 2>/dev/null)\" ]; do sleep 0.1; done"
-    end = f"/tmp/{place.namespace}-end"
-    container = {"name": "elasticdl", "image": "local/host", "command": ["sh", "-c", script, end]}
+    container = {"name": "elasticdl", "image": "local/host", "command": ["sh", "-c", script, str(end)]}
     made["spec"]["template"]["spec"] = {"restartPolicy": "Never", "containers": [container]}
     place.create(made)
-    before: set[str] = set()
+    before, pods = set(), (core.list_namespaced_pod, place.namespace)
 
     def another(seen, *, runs):
         found = [pod for name, pod in seen.items() if name not in before and (is_running(pod) or not runs)]
         return found[0].metadata if found else None
 
-    pods = (core.list_namespaced_pod, place.namespace)
-    for number in range(10):
+    def begun(*counted):
         found = until(partial(another, runs=True), "a master", *pods)
-        asyncio.run(set_counted(place, found.labels[JOB_LABEL], found.uid, counted=False))
-        before.add(found.name)
-        lose(core, found.name, place.namespace, ("deleted", "evicted", "node lost")[number % 3])
+        for each in counted:
+            asyncio.run(set_counted(place, found.labels[JOB_LABEL], found.uid, counted=each))
+        return found.name
+
+    for number in range(10):
+        before.add(name := begun(False))
+        lose = (client.CoreV1Api.delete_namespaced_pod, evicted, lost_with_its_node)[number % 3]
+        lose(core, name, place.namespace)
         until(partial(another, runs=False), "the next one", *pods)  # a back-off would be of minutes
-    last = until(partial(another, runs=True), "a master", *pods)
-    asyncio.run(set_counted(place, last.labels[JOB_LABEL], last.uid, counted=False))
-    asyncio.run(set_counted(place, last.labels[JOB_LABEL], last.uid, counted=True))
-    Path(end).touch()
+    begun(False, True)
+    end.touch()
     try:
-        jobs = (batch.list_namespaced_job, place.namespace)
-        done = until(
-            lambda seen: next((each for each in seen.values() if each.status.succeeded), None), "the end", *jobs
-        )
+        succeeded = lambda seen: next((each for each in seen.values() if each.status.succeeded), None)  # noqa: E731
+        done = until(succeeded, "the end", batch.list_namespaced_job, place.namespace)
     finally:
-        Path(end).unlink()
-    assert [each.type for each in done.status.conditions][-1] == "Complete"
-    assert not done.status.failed
+        end.unlink()
+    assert ([each.type for each in done.status.conditions][-1], done.status.failed) == ("Complete", None)
