@@ -3,7 +3,6 @@
 import copy
 import json
 import threading
-import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -12,11 +11,10 @@ from refusal_kit import refused
 
 from elasticdl.cli import follow, job_handle
 from elasticdl.cli.cluster_run import MasterWatch
-from elasticdl.cli.job_handle import AbsentError, JobHandle
+from elasticdl.cli.job_handle import JobHandle
 from elasticdl.cli.namespace_job import NamespaceJob, NoMasterError
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.job.journal import number_of
-from elasticdl.kube.client import NotThereError
 from elasticdl.master.core.values import Phase
 from elasticdl.master.shell.cluster_master import exit_code
 from elasticdl.master.shell.journal_file import NUMBERS
@@ -170,12 +168,8 @@ def test_the_job_of_a_master_that_was_told_to_stop_is_complete(phase, code):
 # ---- who follows ----
 
 
-def watching(job=None):
-    return MasterWatch(job or one_job(), image_timeout=60.0)
-
-
-def silence(seen, over=lambda: ""):
-    return follow.Silence(SimpleNamespace(over=over), SimpleNamespace(line=seen.append))
+def watching():
+    return MasterWatch(one_job(), image_timeout=60.0)
 
 
 def test_an_image_is_waited_for_as_long_as_told_and_from_the_beginning_after_it_was_there():
@@ -188,32 +182,12 @@ def test_an_image_is_waited_for_as_long_as_told_and_from_the_beginning_after_it_
             given_up.append(now)
     assert given_up == [65, 131]
     lasting = NoMasterError(missing("InvalidImageName", lasting=True))
-    refused("InvalidImageName", lambda: watching().look(lasting, 0.0), JobFailedError)
-
-
-def test_a_job_without_its_image_stays_and_the_command_says_how_to_remove_it():
-    waiting = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
-    imageless = {**RUNNING, **pod(waiting), "metadata": {**RUNNING["metadata"], "uid": "u"}}
-    with pytest.raises(AbsentError) as absence, one_job(master=imageless).reach():
-        pass
-    silence(seen := []).hear(None, absence.value, 5.0)
-    assert seen == ["the image can't be pulled: not found"]
-    view = watching()
-    view.look(absence.value, 5.0)
-    line = "^job digits: the image can't be pulled: not found; `elasticdl delete digits` removes it$"
-    refused(line, lambda: view.look(absence.value, 65.0), JobFailedError)
-
-
-def test_a_job_that_was_deleted_while_it_has_no_master_is_none_of_the_watchs_business():
-    class Deleted(OneJob):
-        def read(self, kind, name):
-            raise NotThereError(404, f'jobs.batch "{name}" not found')
-
-    watching(NamespaceJob(Deleted(), "digits")).look(NoMasterError(Waiting(NOT_YET)), 0.0)
+    told = "^job digits: the image can't be pulled: InvalidImageName; `elasticdl delete digits` removes it$"
+    refused(told, lambda: watching().look(lasting, 0.0), JobFailedError)
 
 
 IMAGE, CLOSED, BUSY = "the image can't be pulled: ", "the master did not answer: Socket closed", "the cluster is busy"
-REACHED = "its master is reached again"
+REACHED, OVER = "its master is reached again", (5.0, "the master of a job that is over")
 
 
 @pytest.mark.parametrize(
@@ -226,6 +200,7 @@ REACHED = "its master is reached again"
         ),
         # One that runs and is not reached is tried again all the time: its first seconds are no news.
         ([(5.0, CLOSED), (14.9, CLOSED)], []),
+        ([OVER, (15.0, BUSY), (16.0, "")], []),
         (
             [(5.0, CLOSED), (16.0, CLOSED), (17.0, CLOSED), (100.0, CLOSED), (101.0, ""), (101.0, ""), (106.0, CLOSED)],
             [f"its master can't be reached: {CLOSED}; it is tried again", REACHED],
@@ -234,7 +209,8 @@ REACHED = "its master is reached again"
     ],
 )
 def test_why_a_master_is_not_heard_is_told_once_and_again_when_it_changes(hears, told):
-    view = silence(seen := [])
+    seen, over = [], "it has ended" if hears[0] == OVER else ""
+    view = follow.Silence(SimpleNamespace(over=lambda: over), SimpleNamespace(line=seen.append))
     for number, heard in enumerate(hears):
         if isinstance(heard, Waiting):
             view.hear(None, NoMasterError(heard), float(number))
@@ -244,39 +220,19 @@ def test_why_a_master_is_not_heard_is_told_once_and_again_when_it_changes(hears,
     assert seen == told
 
 
-@pytest.mark.parametrize("answer", ["it has ended", UnreachableError(BUSY)], ids=["over", "the cluster is silent"])
-def test_a_silent_cluster_is_asked_seldom_and_of_a_job_that_is_over_nothing_is_told(answer):
-    asked = []
-
-    def over():
-        asked.append(1)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    view = silence(seen := [], over)
-    for now in (5.0, 15.0, 15.05, 15.1):
-        view.hear(None, UnreachableError(BUSY), now)
-    view.hear(pb.JobStatus(), None, 16.0)
-    line = f"its master can't be reached: {BUSY}; it is tried again"
-    assert (seen, len(asked)) == ([line, REACHED] if isinstance(answer, Exception) else [], 1)
-
-
 def entry(number, **fields):
     return json.dumps({"number": number, "time": 1e9, "event": "warning", **fields})
 
 
 class Masters(JobHandle):
     """A job with one master after another: each tells how it is and what happened, and leaves it to the next. ``kept``: the phase at its
-    end; ``entries``: the journal then, or what raises instead."""
+    end, and what its journal has then, or an error that asking for it raises."""
 
     look_seconds = 0.0
 
-    def __init__(self, monkeypatch, *masters, kept="succeeded", entries=None):
-        self._masters, self._kept = list(masters), kept
-        self._lines = [*(line for _, lines in masters for line in lines), entry(99)]
+    def __init__(self, monkeypatch, *masters, phase="succeeded", kept=((),)):
+        self._masters, self._phase, self._kept = list(masters), phase, iter(kept)
         self._journals = iter([lines for _, lines in masters])
-        self.entries = entries or (lambda since: self._lines)
         monkeypatch.setattr(job_handle, "AGAIN_SECONDS", 0.0)
 
     @contextmanager
@@ -293,62 +249,30 @@ class Masters(JobHandle):
     def events(self, after, *, follow):
         return [line for line in next(self._journals, ()) if number_of(line) > after]
 
-    def close(self):
-        pass
+    def entries(self, since):
+        if isinstance(found := next(self._kept), Exception):
+            raise found
+        return found
+
+    def close(self): ...
 
     def over(self):
         return "" if self._masters else "it has ended"
 
     def kept_status(self):
-        return pb.JobStatus(phase=self._kept)
-
-    def heard(self, *, statuses=False):
-        with self.following(statuses=statuses) as following:
-            return [each for each in following if each is not None]
+        return pb.JobStatus(phase=self._phase)
 
 
-def test_a_job_is_followed_through_a_change_of_masters_and_at_its_end_what_was_kept_is_told(monkeypatch):
-    """Neither the last entry nor the last status has come over a stream."""
-    told = (["running"], [entry(1), entry(2)]), ([], []), (["waiting"], [entry(1), entry(2), entry(3)])
-    heard = Masters(monkeypatch, *told).heard(statuses=True)
-    assert [each.phase for each in heard if not isinstance(each, str)] == ["running", "waiting", "succeeded"]
-    assert [each for each in heard if isinstance(each, str)] == [entry(number) for number in (1, 2, 3, 99)]
-
-
-def test_what_another_master_tells_of_the_journal_is_told_once(monkeypatch):
-    """The first has told an entry that it had not saved, and its successor has others in its place."""
+def test_a_job_is_followed_through_a_change_of_masters_each_entry_once_and_at_its_end_what_was_kept(monkeypatch):
+    """The first has told an entry that it had not saved, and its successor has others in its place. The last entry and status came over no stream."""
     first = [entry(number) for number in (1, 2, 3)]
     second = [*first[:-1], entry(NUMBERS + 1), "damaged", entry(NUMBERS + 2)]
-    masters = (["running"], first), ([], second), ([], second)
-    heard = Masters(monkeypatch, *masters, entries=lambda since: second).heard(statuses=True)
-    assert [each for each in heard if isinstance(each, str)] == [*first, second[2], second[4]]
-
-
-def test_what_is_kept_is_asked_for_until_the_cluster_answers(monkeypatch):
-    answers = iter([UnreachableError(BUSY), UnreachableError(BUSY), [entry(1)]])
-
-    def kept(since):
-        if isinstance(answer := next(answers), Exception):
-            raise answer
-        return answer
-
-    assert Masters(monkeypatch, entries=kept).heard() == [entry(1)]
-
-
-def test_whoever_leaves_does_not_wait_for_what_is_kept(monkeypatch):
-    asked = threading.Event()
-
-    def busy(since):
-        asked.set()
-        raise UnreachableError(BUSY)
-
-    job = Masters(monkeypatch, entries=busy)
-    monkeypatch.setattr(job_handle, "AGAIN_SECONDS", 60.0)
-    with job.following(statuses=False) as following:
-        while not asked.is_set():
-            assert next(iter(following)) is None
-        left = time.monotonic()
-    assert time.monotonic() - left < job_handle.JOIN_SECONDS / 2
+    masters = (["running"], first), ([], second), (["waiting"], second)
+    job = Masters(monkeypatch, *masters, kept=[UnreachableError(BUSY), [*second, entry(NUMBERS + 3)]])
+    with job.following(statuses=True) as following:
+        heard = [each for each in following if each is not None]
+    assert [each.phase for each in heard if not isinstance(each, str)] == ["running", "waiting", "succeeded"]
+    assert [each for each in heard if isinstance(each, str)] == [*first, second[2], second[4], entry(NUMBERS + 3)]
 
 
 def test_who_may_not_reach_a_master_waits_for_its_end_only_where_it_is_told_why_nothing_comes(monkeypatch):
@@ -363,8 +287,9 @@ def test_who_may_not_reach_a_master_waits_for_its_end_only_where_it_is_told_why_
 
     monkeypatch.setattr(job_handle, "REFUSED_SECONDS", 0.05)
     monkeypatch.setattr(job_handle, "FOLLOW_POLL", 0.01)
-    job = Forbidden(monkeypatch, kept="running")
-    refused("you may not reach the master", job.heard)
+    job = Forbidden(monkeypatch, phase="running")
+    with job.following(statuses=False) as following:
+        refused("you may not reach the master", lambda: list(following))
     with job.following(statuses=True) as following:
         assert not any(heard for heard, _ in zip(following, range(50), strict=False))
         assert isinstance(following.failure, UserError)

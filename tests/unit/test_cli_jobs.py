@@ -18,11 +18,10 @@ from rich.console import Console
 
 from elasticdl.cli import folder_run
 from elasticdl.cli.commands.jobs import show_all
-from elasticdl.cli.folder_job import KEPT_STATES, FolderJob, Life, handle_of, prune_jobs
-from elasticdl.cli.job_handle import AT_ONCE, JobHandle, statuses_of
+from elasticdl.cli.folder_job import KEPT_STATES, Life, handle_of, prune_jobs
+from elasticdl.cli.job_handle import AT_ONCE, JobHandle
 from elasticdl.common.errors import UserError
 from elasticdl.job.jobdir import jobs_root, kept_states, list_jobs, write_aside
-from elasticdl.job.journal import read_journal
 from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -106,13 +105,6 @@ def test_where_a_job_can_not_be_made_the_one_that_gave_way_comes_back(monkeypatc
         assert [path.name for path in jobs_root().iterdir()] == ["one"]
 
 
-def test_an_old_job_whose_status_is_damaged_gives_way():
-    ended_job("one").status.write_text("{damaged")
-    with anew() as (job, _):
-        assert not job.status.exists()
-    assert [path.name for path in jobs_root().iterdir()] == ["one"]
-
-
 def test_of_two_commands_that_make_a_job_of_one_name_at_once_one_has_it(monkeypatch):
     """What has given way to the first does not give way to the other."""
     old, found, refused, ended = ended_job("one", phase="stopped"), [], [], threading.Event()
@@ -189,22 +181,6 @@ def test_a_shell_completes_commands_options_and_names(capsys, monkeypatch, words
     assert (code, err, shown[: len(found)], bool(shown)) == (0, "", found, bool(found))
 
 
-def test_stop_waits_as_long_as_a_master_may_take(capsys, monkeypatch, scene):
-    """Workers have their grace, those that are killed then as much again; and on a cluster a master closes its places for up to 85 s."""
-    scene.runs("live")
-    patience = []
-    monkeypatch.setattr(FolderJob, "wait_until_over", lambda job, seconds: patience.append(seconds))
-    write_aside(jobs_root() / "live" / "job.json", JobSpec(job_name="live", stop_grace=100.0).to_json())
-    run(capsys, "stop", "live")
-    assert patience[0] > 2 * 100.0 + 85.0
-
-
-def test_a_line_of_a_journal_that_nests_too_deep_is_left_out(capsys):
-    job = ended_job("done")
-    job.journal.write_text('{"time": 1, "event": "phase"}\n' + "[" * 100_000 + '\n{"time": 2, "event": "phase"}\n')
-    assert run(capsys, "events", "done", "--json")[1].count("\n") == len(list(read_journal(job.journal))) == 2
-
-
 def test_logs_are_followed_to_the_end_of_the_job(scene):
     scene.deaf("live")
     (job,) = list_jobs()
@@ -263,12 +239,6 @@ def test_many_masters_are_asked_some_at_a_time_and_shown_in_their_order(capsys):
     barrier = threading.Barrier(AT_ONCE)
     show_all(Console(), [Slow(name, barrier) for name in names])
     assert [line.split()[:2] for line in capsys.readouterr()[0].splitlines()[1:]] == [[n, "running"] for n in names]
-
-
-def test_a_job_that_can_not_be_asked_hides_no_other():
-    found = statuses_of([Slow("first", None), Slow("second", threading.Barrier(1))])
-    assert [(each.phase, each.reason) for each in found] == [("unreachable", "first"), ("running", "")]
-    assert statuses_of([]) == []
 
 
 PATIENT = (

@@ -1,7 +1,6 @@
 """Whose lines they are in the log of a pod in which several workers ran, which pod is read for a worker, and what is shown of it."""
 
 import io
-import time
 
 import pytest
 import urllib3
@@ -12,7 +11,7 @@ from elasticdl.cli import pod_logs
 from elasticdl.cli.follow import Prints
 from elasticdl.cli.namespace_job import NamespaceJob
 from elasticdl.cli.pod_logs import PodPrinters
-from elasticdl.common.errors import ElasticDLError, UnreachableError
+from elasticdl.common.errors import UnreachableError
 from elasticdl.job.journal import WorldMark, dump_entry
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.client import NoAnswerError, NotDoneError
@@ -166,16 +165,6 @@ def test_who_follows_logs_and_may_not_read_them_is_told_so():
     refused("you may not read the log", lambda: followed(Pods(SHARED, SHARED, unread={"w-1": FORBIDDEN})))
 
 
-def test_who_follows_the_logs_of_a_job_whose_status_is_damaged_is_told_so(monkeypatch):
-    monkeypatch.setattr(pod_logs, "LOOK_SECONDS", 0.0)
-    answers = iter([UnreachableError("the cluster is busy"), ElasticDLError("the last status of job job is damaged")])
-
-    def over():
-        raise next(answers)
-
-    refused("is damaged", lambda: followed(Pods(*FIFTH), 5, over), ElasticDLError)
-
-
 @pytest.mark.parametrize("follow", [False, True])
 @pytest.mark.parametrize(
     ("entry", "read"), [({"place": "w-1"}, {"w-1"}), ({}, {"w-0", "w-1"}), ({"place": "removed"}, {"w-0", "w-1"})]
@@ -184,33 +173,6 @@ def test_of_a_worker_only_its_pod_is_read_if_it_is_known_which_that_is(follow, e
     pods = Pods(*FIFTH, entry=entry)
     assert [line[-1] for line in NamespaceJob(pods, "job").logs(5, follow=follow)] == ["c"]
     assert pods.read == read
-
-
-def test_a_worker_that_is_in_a_pod_and_has_printed_nothing_yet_has_an_empty_log():
-    pods = Pods(SHARED, said(1, "starting worker 5"), entry={"place": "w-1"})
-    assert list(NamespaceJob(pods, "job").logs(5, follow=False)) == []
-
-
-def test_the_lines_of_two_masters_stand_where_they_were_written():
-    """By its clock the second has begun before the first had ended."""
-    first, second = (
-        "".join(f"1970-01-01T00:00:0{second}Z {text}\n" for second, text in lines)
-        for lines in ([(1, "a"), (4, "d")], [(2, "b"), (3, "c")])
-    )
-    for logs in ((first, second), (second, first)):
-        assert [line[-1] for line in read(Pods(*logs, role="master"))] == ["a", "b", "c", "d"]
-
-
-def test_of_many_pods_some_are_read_at_a_time(monkeypatch):
-    class Slow(Pods):
-        def log(self, pod, follow=False):
-            log = super().log(pod, follow)
-            time.sleep(0.01)
-            return log
-
-    monkeypatch.setattr(pod_logs, "AT_ONCE", 2)
-    pods = Slow(*[SHARED] * 9)
-    assert (len(read(pods, 0)), pods.most) == (9, 2)
 
 
 # ---- what is shown of it ----
@@ -233,12 +195,3 @@ def test_of_the_prints_of_rank_0_only_its_pod_is_read():
     pods = Pods(*FIFTH)
     shown = shown_of(pods, "0", [5], started=[{"worker": 5, "place": "w-1"}])
     assert (shown.texts[OUT], pods.read) == ("c\n", {"w-1"})
-
-
-def test_who_may_not_read_logs_is_told_so_once():
-    class Closed(Pods):
-        def list(self, *_, **__):
-            raise NotDoneError(403, "you may not get pods/log")
-
-    told = ["what workers print can't be shown at the moment: you may not get pods/log"]
-    assert shown_of(Closed(""), "0").said == told

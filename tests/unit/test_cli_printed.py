@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import random
 import re
 import subprocess
@@ -17,11 +16,10 @@ from rich.console import Console
 
 from elasticdl.cli.folder_job import LocalLogs
 from elasticdl.cli.follow import LONGEST_LINE, FilePrinters, PrintedLines, Prints, Tail, apart, local_prints
-from elasticdl.cli.screens import LiveScreen, Outlet, Screen, Stream, moment
+from elasticdl.cli.screens import LiveScreen, Outlet, Stream, moment
 from elasticdl.job.jobdir import create_job_dir
 from elasticdl.job.journal import WorldMark, split_at_mark, without_marks
 from elasticdl.job.spec import JobSpec
-from elasticdl.proto import elasticdl_pb2 as pb
 
 OUT, ERR = Stream.OUT, Stream.ERR
 DEADLINE = 30.0
@@ -246,19 +244,6 @@ def test_one_file_for_both_streams_where_both_lead_to_one_place(tmp_path):
         assert job.shown.texts == {OUT: "the module's\n", ERR: ""}
 
 
-def test_an_unfinished_line_is_shown_when_its_worker_has_ended_or_it_is_very_long():
-    shown = Shown()
-    lines = PrintedLines(shown, OUT)
-    lines.feed(b"a\nb")
-    assert (shown.texts[OUT], shown.begun) == ("a\n", "b")
-    lines.feed(b"x" * LONGEST_LINE)
-    assert shown.texts[OUT] == "a\nb" + "x" * LONGEST_LINE
-    lines.feed(b"c")
-    lines.end()
-    assert shown.texts[OUT].endswith("xc\n")
-    assert shown.begun == ""
-
-
 @pytest.mark.parametrize(
     ("printed", "whole", "rest"),
     [
@@ -309,17 +294,6 @@ def test_a_script_that_prints_much_takes_no_memory_and_a_slow_reader_holds_nobod
     assert (sum(taken), max(taken) <= 1 << 19) == (4096 * 100, True)
 
 
-def test_a_pipe_whose_reader_is_gone_is_left_alone_and_told_once():
-    reads, writes = os.pipe()
-    os.close(reads)
-    said = []
-    screen = Screen(said.append, 100, outlets=[Outlet(writes, OUT)])
-    for _ in range(3):
-        screen.printed(b"line\n", OUT)
-    os.close(writes)
-    assert said == ["stdout can't be written (its reader is gone): what workers print goes on in their logs"]
-
-
 def test_above_the_panel_lines_are_as_they_were_printed_and_the_unfinished_one_stands_in_it(monkeypatch):
     monkeypatch.setattr(Outlet, "is_terminal", True)
     out = io.StringIO()
@@ -332,52 +306,6 @@ def test_above_the_panel_lines_are_as_they_were_printed_and_the_unfinished_one_s
         panel = out.getvalue()[out.getvalue().index(long) :]
     assert f"{long}\n" in out.getvalue()
     assert re.search(r"outer 3%\|\s*\ninner 50%\|\s*\n.*pending", panel)
-
-
-def on_terminal(written):
-    """The lines that a terminal shows of it."""
-    rows, row = [""], 0
-    for part in re.split(r"(\x1b\[[0-9;?]*[a-zA-Z]|\n|\r)", written):
-        if part == "\n":
-            row += 1
-            rows += [""] * (row == len(rows))
-        elif part == "\x1b[1A":
-            row = max(0, row - 1)
-        elif part == "\x1b[2K":
-            rows[row] = ""
-        elif part and part[0] not in "\x1b\r":
-            rows[row] += part
-    return [line.strip() for line in rows if line.strip()]
-
-
-def test_no_line_is_lost_while_the_panel_grows_and_shrinks(monkeypatch):
-    """While one thread draws, others do: what each would erase is what the other has drawn."""
-    monkeypatch.setattr(Outlet, "is_terminal", True)
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=True, width=60, height=50)
-    screens, started = [], []
-
-    def clock():  # asked in the midst of drawing
-        if screens and threading.current_thread() is threading.main_thread():
-            number = len(started)
-            started.append(threading.Thread(target=lambda: screens[0].line(f"news {number}")))
-            started[-1].start()
-            started[-1].join(0.02)  # it may draw now, or have to wait
-        return 0.0
-
-    screen = LiveScreen(console, clock=clock, outlets=[Outlet(-1, OUT)])
-    screens.append(screen)
-    with screen.live():
-        for epoch in range(20):
-            workers = [pb.WorkerStatus(worker_id=each, state="member") for each in range((epoch * 7) % 11)]
-            screen.show(pb.JobStatus(phase="running", workers=workers, max_workers=11))
-            screen.printed(f"epoch {epoch}\n".encode(), OUT)
-        screens.clear()
-        for thread in started:
-            thread.join(DEADLINE)
-    lines = on_terminal(out.getvalue())
-    assert [line for line in lines if line.startswith("epoch")] == [f"epoch {each}" for each in range(20)]
-    assert {line for line in lines if line.startswith("news")} == {f"news {each}" for each in range(len(started))}
 
 
 # ---- among the lines of the logs ----

@@ -64,12 +64,6 @@ def test_the_panel_shows_progress_workers_and_why_they_changed():
     assert row[1:6] == ["0", "trains", "1", "here", "10"]
 
 
-def test_a_worker_is_shown_with_its_process_and_that_it_trains():
-    slow = pb.WorkerStatus(worker_id=1, state="member", rank=0, host="node-b", pid=6576, remark="slow: data 3.2x")
-    assert wording.worker_line(slow, ONCE) == "worker 1: trains, rank 0, pid 6576 on node-b: slow: data 3.2x"
-    assert wording.worker_line(slow, ONCE, "waiting").startswith("worker 1: waiting, rank 0")
-
-
 def test_plain_lines_come_each_so_many_steps_and_tell_once_what_workers_wait_for():
     lines: list[str] = []
     screen = Screen(lines.append, log_loss_steps=100)
@@ -81,15 +75,6 @@ def test_plain_lines_come_each_so_many_steps_and_tell_once_what_workers_wait_for
         workers = [pb.WorkerStatus(worker_id=n, state="pending", reason=why) for n in range(2)]
         screen.show(pb.JobStatus(phase="pending", workers=workers))
     assert lines[3:] == ["workers 0, 1 wait: no node", "workers 0, 1 wait: quota"]
-
-
-def test_a_loss_that_the_script_does_not_tell_is_not_made_up():
-    untold = status_of(samples=0, loss=0.0, samples_per_second=0.0)
-    resumed = status_of(samples=64, loss=math.nan, samples_per_second=0.0)
-    assert "loss -" in drawn(untold)
-    assert "loss" not in wording.progress_line(untold)
-    assert "nan" not in wording.progress_line(resumed)
-    assert "loss nan" in wording.progress_line(status_of(loss=math.nan))  # it has diverged
 
 
 FORMED = {"world": 1, "members": [0], "reason": "ready"}
@@ -118,13 +103,6 @@ STACK = ["train.py:31 in load", "train.py:90 in main"]
 )
 def test_news_are_said_in_words(event, fields, told):
     assert news({"time": 0, "event": event, **fields}) == told
-
-
-def test_a_stack_stands_below_its_entry():
-    entry = {"time": 0, "event": "worker_stuck", **STUCK, "where": STACK[0], "stack": STACK}
-    head, *stack = wording.event_line(entry, ONCE).splitlines()
-    assert "where=train.py:31 in load" in head
-    assert [line.strip() for line in stack] == STACK
 
 
 MISSING = (

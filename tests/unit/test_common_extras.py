@@ -1,5 +1,6 @@
 """What only some users install, and what is said to who lacks it."""
 
+import os
 import re
 import subprocess
 import sys
@@ -7,33 +8,30 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cli import folder_run
-from elasticdl.common.errors import UserError
-from elasticdl.job.spec import JobSpec
-
 ROOT = Path(__file__).parents[2]
+TO_GET = r"pip install '\.\[{}\]' in a checkout of elasticdl, or its wheel with \[{}\] \(docs/install\.md\)\n$"
+COMMAND = "import sys; from elasticdl.cli.__main__ import main; sys.exit(main({!r}))"
 
 
-def run(code, **more):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, **more)
-
-
-@pytest.mark.parametrize(("missing", "program"), [("numpy", "torch"), ("fsspec", "keras")])
-def test_what_a_script_lacks_is_one_line(missing, program):
-    done = run(f"import sys; sys.modules['{missing}'] = None; import elasticdl.elastic.{program}")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.endswith(
-        f"elasticdl.elastic needs {missing}, which is not installed: pip install '.[worker]' in a checkout of elasticdl, "
-        "or its wheel with [worker] (docs/install.md)\n"
-    )
-
-
-def test_what_a_worker_lacks_is_one_line_before_the_job_starts():
-    spec = JobSpec(model_zoo=str(ROOT / "model_zoo"), model_def="digits.mlp_torch").to_json()
-    code = "import sys; sys.modules['fsspec'] = None; from elasticdl.worker.check import main; sys.exit(main())"
-    done = run(code, input=spec)
-    assert (done.returncode, done.stderr.strip().count("\n")) == (2, 0)
-    assert re.search(r"fsspec.* is not installed.*: pip install '\.\[worker\]' ", done.stderr)
+@pytest.mark.parametrize(
+    ("missing", "code", "told", "extra"),
+    [
+        ("numpy", "import elasticdl.elastic.torch", "elasticdl.elastic needs numpy, which is not installed", "worker"),
+        ("fsspec", COMMAND.format(["train", "--model_def=digits.mlp_torch", f"--model_zoo={ROOT}/model_zoo"]),
+         "elasticdl train: .*fsspec.* is not installed", "worker"),
+        ("kubernetes", COMMAND.format(["status", "x", "--namespace=y"]),
+         "elasticdl status: jobs on a cluster need the package kubernetes", "kubernetes"),
+        ("cryptography", COMMAND.format(["run", "--launcher=slurm", "--", "true"]),
+         "elasticdl run: jobs of Slurm need the package cryptography", "slurm"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_one_line_that_says_how_to_get_it(tmp_path, missing, code, told, extra):
+    """A module that begins so is none in any process of the command."""
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{missing!r}] = None\n")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "ELASTICDL_HOME": str(tmp_path / "home")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert re.search(f"{told}.*: {TO_GET.replace('{}', extra)}", done.stderr)
 
 
 def test_the_master_and_the_command_line_need_none_of_the_extras():
@@ -41,15 +39,9 @@ def test_the_master_and_the_command_line_need_none_of_the_extras():
     missing += ["cryptography", "prometheus_client", "urllib3"]
     modules = ["master.shell.serve", "cli.commands.look", "cli.commands.start", "cli.commands.jobs"]
     imports = "; ".join(f"import elasticdl.{name}" for name in modules)
-    done = run(f"import sys; sys.modules.update(dict.fromkeys({missing})); {imports}")
+    code = f"import sys; sys.modules.update(dict.fromkeys({missing})); {imports}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_what_a_job_of_slurm_lacks_is_one_line(monkeypatch):
-    monkeypatch.delitem(sys.modules, "elasticdl.common.certificates", raising=False)
-    monkeypatch.setitem(sys.modules, "cryptography", None)
-    with pytest.raises(UserError, match=r"^jobs of Slurm need the package cryptography: pip install '\.\[slurm\]' "):
-        folder_run.run_on_slurm(JobSpec(), detach=True)
 
 
 def test_nothing_tells_to_install_the_package_of_another_project():
@@ -60,6 +52,5 @@ def test_nothing_tells_to_install_the_package_of_another_project():
     assert ROOT / "docker/Dockerfile.cpu" in texts
     wrong = r"pip3? install (-\S+ )*['\"]?elasticdl\b(?!-)"
     assert [path for path, text in texts.items() if re.search(wrong, text)] == []
-    required = r"^elasticdl\b"
     lists = [path for path in texts if path.name.endswith(".txt")]
-    assert [path for path in lists if re.search(required, texts[path], re.MULTILINE)] == []
+    assert [path for path in lists if re.search(r"^elasticdl\b", texts[path], re.MULTILINE)] == []
