@@ -181,14 +181,6 @@ def test_all_workers_have_their_names_before_each_line():
     assert job.look() == "[worker 0] a\n[worker 0] b\n[worker 0] 100%|\n[worker 1] c\n[worker 1] unfinished\n"
 
 
-@pytest.mark.parametrize("given", ["", "first", "0-1", -1, True, [], "0,,1"])
-def test_ranks_are_taken_in_any_form_and_nothing_else_is(given):
-    for ranks, kept in (("none", "none"), ("0, 1", "0,1"), ([0, 2], "0,2")):
-        assert JobSpec(log_ranks=ranks).log_ranks == kept
-    with pytest.raises(ValueError, match="String should match pattern"):
-        JobSpec(log_ranks=given)
-
-
 # ---- marks ----
 
 MARK = WorldMark("2026-01-31 23:59:59.123", 3, 0, 5)

@@ -1,6 +1,5 @@
 """What a job on a cluster is made of: its pods, what is around them, and how the user's own template is merged in. All of it is pure."""
 
-import copy
 import json
 import re
 import shlex
@@ -14,7 +13,7 @@ from elasticdl.cli.cluster_run import make_parts
 from elasticdl.common.credentials import Role, interface_of
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube import manifests
-from elasticdl.kube.manifests import as_yaml, merge, with_pod_templates
+from elasticdl.kube.manifests import as_yaml, with_pod_templates
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -251,20 +250,6 @@ def test_the_users_template_is_merged_into_every_pod(tmp_path):
     main["volumeMounts"].append({"name": "cache", "mountPath": "/cache"})
     expected["spec"]["containers"].append({"name": "sidecar", "image": "side/car"})
     assert parts(worker_pod_template=str(tmp_path / "pod.yaml")).worker == expected
-
-
-@pytest.mark.parametrize(
-    ("base", "patch", "merged"),
-    [
-        ({"tolerations": [{"key": 1}]}, {"tolerations": [{"key": 2}]}, {"tolerations": [{"key": 1}, {"key": 2}]}),
-        ({"env": [{"name": "A", "value": "1"}]}, *[{"env": [{"name": "A", "valueFrom": {"fieldRef": {}}}]}] * 2),
-    ],
-    ids=["a list grows", "a variable has one value"],
-)
-def test_merging_changes_neither_side(base, patch, merged):
-    before = copy.deepcopy((base, patch))
-    assert merge(base, patch) == merged
-    assert (base, patch) == before
 
 
 BESIDE = "[{name: elasticdl}, {name: mesh, image: m}]"

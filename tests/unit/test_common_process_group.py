@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -80,18 +79,6 @@ def test_a_group_is_killed_while_its_number_is_its_own(monkeypatch):
     asyncio.run(run())
     group.kill()
     assert (killed, group.code()) == ([process.pid], 3)
-
-
-def test_of_a_killed_leader_the_signal_is_told_also_by_one_who_has_no_more_file_descriptors():
-    (process, group), limits = start("sleep", "600"), resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert group.code() is None
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
-    try:
-        group.kill()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert (group.code(), group.end()) == (-signal.SIGKILL, -signal.SIGKILL)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 KEEPS = """

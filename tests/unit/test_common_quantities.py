@@ -3,8 +3,6 @@
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from refusal_kit import refused
 
 from elasticdl.job.quantities import (
@@ -107,36 +105,3 @@ def test_devices_are_requested_as_limited():
     # Whoever contradicts himself hears so from the cluster.
     both = {"requests": {"nvidia.com/gpu": "1"}, "limits": {"nvidia.com/gpu": "2"}}
     assert (requirements("gpu=1", "gpu=2"), requirements("", "")) == (both, {})
-
-
-def words(alphabet):
-    return st.text(alphabet, min_size=1, max_size=6)
-
-
-NAMES, VALUES = words("ABCDFG_"), st.text(min_size=1).filter(lambda text: text.strip() == text and "\\" not in text)
-PATHS = words("abc/").map(lambda text: f"/{text}")
-
-
-@given(st.dictionaries(NAMES, VALUES, max_size=4))
-def test_any_value_can_be_written(envs):
-    text = ",".join(f"{name}={value.replace(',', chr(92) + ',')}" for name, value in envs.items())
-    assert parse_envs(text) == envs
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from(["claim_name", "host_path"]), words("abc"), PATHS, st.booleans()), max_size=4)
-)
-def test_volumes_are_read_as_they_are_written_in_any_number(volumes):
-    volumes = [(kind, f"/{name}" if kind == "host_path" else name, *more) for kind, name, *more in volumes]
-    text = ";".join(f"{kind}={name}, mount_path={path},read_only={str(ro).lower()}" for kind, name, path, ro in volumes)
-    expected = [Volume(**{kind: name}, mount_path=path, read_only=ro) for kind, name, path, ro in volumes]
-    assert parse_volumes(text) == tuple(expected)
-
-
-@given(st.decimals(0, 10**6, places=3), st.sampled_from(["", "m", "k", "Ki", "M", "Mi", "G", "Gi", "T", "P", "E"]))
-def test_a_number_with_a_unit_is_a_quantity_of_memory_unless_it_is_in_thousandths(number, unit):
-    text = f"memory={number}{unit}"
-    if unit == "m":
-        refused(f"^{re.escape(text)} {NO_QUANTITY}", lambda: parse_resources(text), ValueError)
-    else:
-        assert parse_resources(text) == {"memory": f"{number}{unit}"}

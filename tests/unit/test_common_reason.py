@@ -1,9 +1,7 @@
 """What a person is told of an exception, a stack or a crash: in few lines, never an empty one, and with the place in their own code."""
 
-import os
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -21,7 +19,6 @@ from elasticdl.common.reason import (
     parse,
     reason,
 )
-from elasticdl.elastic.link.witness import stack_of
 
 GUARD = """
         An attempt has been made to start a new process before the
@@ -222,21 +219,3 @@ def test_only_the_last_dump_counts_and_what_others_print_in_between_is_passed_ov
     (stack,) = parse(first + second)
     assert [str(line) for line in stack.lines] == ["/b.py:2 in g", "/b.py:9 in main"]
     assert parse("no dump") == []
-
-
-def test_the_stack_of_a_thread():
-    event, begun = threading.Event(), threading.Event()
-
-    def wait_here():
-        begun.set()
-        event.wait(60)
-
-    thread = threading.Thread(target=wait_here)
-    thread.start()
-    begun.wait(60)
-    try:
-        assert "wait_here" in stack_of(thread.ident).where
-    finally:
-        event.set()
-        thread.join()
-    assert stack_of(os.getpid()).lines == ()
