@@ -13,7 +13,7 @@ from elasticdl.cli import follow, job_handle
 from elasticdl.cli.cluster_run import MasterWatch
 from elasticdl.cli.job_handle import JobHandle
 from elasticdl.cli.namespace_job import NamespaceJob, NoMasterError
-from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
+from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.job.journal import number_of
 from elasticdl.master.core.values import Phase
 from elasticdl.master.shell.cluster_master import exit_code
@@ -273,26 +273,6 @@ def test_a_job_is_followed_through_a_change_of_masters_each_entry_once_and_at_it
         heard = [each for each in following if each is not None]
     assert [each.phase for each in heard if not isinstance(each, str)] == ["running", "waiting", "succeeded"]
     assert [each for each in heard if isinstance(each, str)] == [*first, second[2], second[4], entry(NUMBERS + 3)]
-
-
-def test_who_may_not_reach_a_master_waits_for_its_end_only_where_it_is_told_why_nothing_comes(monkeypatch):
-    class Forbidden(Masters):
-        @contextmanager
-        def reached(self):
-            raise UserError("you may not reach the master")
-            yield
-
-        def over(self):
-            return ""
-
-    monkeypatch.setattr(job_handle, "REFUSED_SECONDS", 0.05)
-    monkeypatch.setattr(job_handle, "FOLLOW_POLL", 0.01)
-    job = Forbidden(monkeypatch, phase="running")
-    with job.following(statuses=False) as following:
-        refused("you may not reach the master", lambda: list(following))
-    with job.following(statuses=True) as following:
-        assert not any(heard for heard, _ in zip(following, range(50), strict=False))
-        assert isinstance(following.failure, UserError)
 
 
 @pytest.mark.parametrize("leaves", [True, False])

@@ -5,21 +5,17 @@ from __future__ import annotations
 import errno
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 
 import pytest
-from cli_fake_master import DEADLINE, FakeMaster, serving
+from cli_fake_master import DEADLINE
 from cli_kit import ended_job, new_job, run, scene_in
-from rich.console import Console
 
 from elasticdl.cli import folder_run
-from elasticdl.cli.commands.jobs import show_all
 from elasticdl.cli.folder_job import KEPT_STATES, Life, handle_of, prune_jobs
-from elasticdl.cli.job_handle import AT_ONCE, JobHandle
 from elasticdl.common.errors import UserError
 from elasticdl.job.jobdir import jobs_root, kept_states, list_jobs, write_aside
 from elasticdl.job.spec import JobSpec
@@ -74,17 +70,6 @@ def test_the_life_of_a_job(scene, stands, life):
     assert handle_of(job).life() is life
     prune_jobs(keep=0)
     assert job.path.exists() == (life in (Life.STARTING, Life.RUNNING))
-
-
-def test_a_folder_that_cant_be_looked_at_stays_and_is_in_nobodys_way(scene):
-    """As one that another user has made."""
-    new_job("two")
-    strange = new_job("one").master
-    strange.mkdir()
-    prune_jobs(keep=0)
-    with pytest.raises(UserError, match="there is a job named one already"):
-        anew().__enter__()
-    assert strange.is_dir()
 
 
 @pytest.mark.parametrize("full", [True, False])
@@ -196,14 +181,6 @@ def test_logs_are_followed_to_the_end_of_the_job(scene):
 # ---- who reads ----
 
 
-def test_a_reader_that_goes_away_is_no_error():
-    job = ended_job("done")
-    job.journal.write_text('{"time": 1, "event": "warning", "message": "much"}\n' * 20_000)
-    command = f"{sys.executable} -m elasticdl.cli events done | /usr/bin/head -n 1"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=DEADLINE)
-    assert (done.stdout.count("\n"), done.stderr) == (1, "")
-
-
 @pytest.mark.parametrize("words", [["status"], ["list"], ["status", "done"]])
 def test_what_nobody_reads_ends_with_the_code_of_a_broken_pipe(words):
     ended_job("done")
@@ -216,47 +193,3 @@ def test_what_nobody_reads_ends_with_the_code_of_a_broken_pipe(words):
 
 
 # ---- several masters ----
-
-
-class Slow(JobHandle):
-    """Of a job whose master answers once all ``others`` are asked, which may be as many as threads."""
-
-    name, namespace = "", ""
-
-    def __init__(self, name, others):
-        self.name, self._others = name, others
-
-    def status(self):
-        assert sum(thread.name == "ask" for thread in threading.enumerate()) <= AT_ONCE
-        if self._others is None:
-            raise ZeroDivisionError(self.name)
-        self._others.wait(DEADLINE)
-        return pb.JobStatus(job_name=self.name, phase="running")
-
-
-def test_many_masters_are_asked_some_at_a_time_and_shown_in_their_order(capsys):
-    names = [f"job-{number:02}" for number in range(3 * AT_ONCE)]
-    barrier = threading.Barrier(AT_ONCE)
-    show_all(Console(), [Slow(name, barrier) for name in names])
-    assert [line.split()[:2] for line in capsys.readouterr()[0].splitlines()[1:]] == [[n, "running"] for n in names]
-
-
-PATIENT = (
-    "import sys; from elasticdl.cli import entry, job_handle; job_handle.CALL_TIMEOUT = 600.0; sys.exit(entry.main())"
-)
-
-
-def test_who_is_interrupted_does_not_wait_for_masters_that_do_not_answer():
-    asked, over, master = threading.Semaphore(0), threading.Event(), FakeMaster("any")
-    master.Status = lambda request, context: asked.release() or over.wait(DEADLINE)
-    with serving(master) as address:
-        for name in ("one", "two"):
-            address.write(new_job(name).master)
-        with subprocess.Popen([sys.executable, "-c", PATIENT, "status"], stderr=subprocess.PIPE) as process:
-            assert all(asked.acquire(timeout=DEADLINE) for _ in range(2))
-            process.send_signal(signal.SIGINT)
-            try:
-                assert (process.communicate(timeout=DEADLINE)[1], process.returncode) == (b"", 130)
-            finally:
-                process.kill()
-                over.set()

@@ -18,10 +18,8 @@ from cli_kit import play, scene_in, sessions
 from elasticdl.cli import folder_run
 from elasticdl.cli.folder_job import FolderJob
 from elasticdl.cli.signals import ECHO_SECONDS, SignalLog
-from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir, jobs_root
-from elasticdl.job.spec import JobSpec
+from elasticdl.job.jobdir import JobDir, jobs_root
 from elasticdl.master.shell import serve
-from elasticdl.master.shell.serve import LocalWorkers
 
 TIMEOUT = 60.0
 INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
@@ -263,26 +261,6 @@ def test_a_signal_to_a_command_that_only_looks_leaves_no_file(scene, number, ign
 
 
 # ---- what is known of a terminal, and of signals ----
-
-
-@pytest.mark.parametrize(
-    ("columns", "given", "known"),
-    [
-        (80, {}, {"COLUMNS": "80", "LINES": "24", "TQDM_NCOLS": "79"}),
-        (80, {"COLUMNS": "200", "TQDM_NCOLS": "70"}, {"COLUMNS": "200", "LINES": "24", "TQDM_NCOLS": "70"}),
-        (0, {}, {}),  # some pseudo-terminals have no size
-    ],
-)
-def test_workers_know_how_wide_the_terminal_is_unless_the_user_says(monkeypatch, scene, columns, given, known):
-    found = {}
-    monkeypatch.setattr(serve, "Spawner", lambda *args: found.update(args[3]))
-    monkeypatch.setattr(os, "isatty", lambda descriptor: descriptor == 2)
-    monkeypatch.setattr(os, "get_terminal_size", lambda descriptor: os.terminal_size((columns, 24)))
-    names = ("COLUMNS", "LINES", "TQDM_NCOLS")
-    for name in names:
-        monkeypatch.setenv(name, given[name]) if name in given else monkeypatch.delenv(name, raising=False)
-    LocalWorkers(JobSpec(command=("true",)), create_job_dir("one"), MasterAddress("127.0.0.1:1", "secret", 1))
-    assert {name: found[name] for name in names if name in found} == known
 
 
 @pytest.mark.parametrize(

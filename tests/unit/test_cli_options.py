@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import importlib.metadata
 import platform
 import re
-import signal
 
 import click
 import pytest
@@ -14,10 +12,8 @@ from cli_kit import play, scene_in
 from pydantic import ValidationError
 
 import elasticdl
-from elasticdl.cli import entry
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.commands.start import make_spec, run, train
-from elasticdl.cli.signals import CAUGHT
 from elasticdl.common.errors import UserError
 from elasticdl.job.spec import OPTION_GROUPS, JobSpec, KubernetesOptions, fields_of
 
@@ -189,20 +185,6 @@ def test_the_version(capsys):
     assert first == f"elasticdl {elasticdl.__version__}, Python {platform.python_version()}"
     torch = importlib.metadata.version("torch")
     assert re.fullmatch(rf"collectives and frameworks: (horovod .*, )?torch {re.escape(torch)}, .+", second)
-
-
-def test_a_command_that_is_interrupted_while_it_is_imported_is_quiet(monkeypatch):
-    def interrupted(name, *_):
-        if name == "elasticdl.cli.__main__":
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(builtins, "__import__", interrupted)
-    before = {number: signal.getsignal(number) for number in CAUGHT}
-    try:
-        assert entry.main() == 130
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def test_help_has_a_section_for_each_group_and_every_flag_with_its_kind_of_value():

@@ -159,18 +159,6 @@ def test_what_was_printed_by_whoever_had_rank_0_is_shown_once_however_worlds_and
         ]
 
 
-def test_before_the_first_world_it_is_worker_0_and_after_it_nothing_is_said_again():
-    job = Job()
-    job.launched(0, 1)
-    job.print(0, "Traceback\n")
-    job.print(1, "loads\n")
-    job.record("worker_left", worker=0, code=1)
-    job.world(1)
-    job.print(1, "step 1\n")
-    assert job.look() == "Traceback\nstep 1\n"
-    assert [job.prints.has_shown(text) for text in ("Traceback", "Traceback\nValueError")] == [True, False]
-
-
 def test_all_workers_have_their_names_before_each_line():
     job = Job("all")
     job.launched(0, 1)

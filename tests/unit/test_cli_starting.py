@@ -16,7 +16,7 @@ from cli_kit import scene_in
 from refusal_kit import refused
 from test_common_manifests import parts
 
-from elasticdl.cli import folder_run, namespace_job
+from elasticdl.cli import folder_run
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.cluster_run import Submission
 from elasticdl.cli.folder_job import handle_of
@@ -27,7 +27,6 @@ from elasticdl.job.jobdir import JobDir, MasterAddress, jobs_root
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube import manifests
 from elasticdl.kube.client import FORBIDDEN, NoAnswerError, NotDoneError
-from elasticdl.kube.kubeconfig import ClusterTarget
 
 
 def test_a_present_directory_that_is_gone_is_told_in_one_line(tmp_path, monkeypatch):
@@ -151,38 +150,6 @@ def test_manifests_are_written_for_others_to_apply_and_only_for_the_owner_to_rea
     assert json.loads(spec["data"]["worker.json"])["spec"]["containers"][0]["image"] == "i"
 
 
-class Resubmitted:
-    """A cluster on which the job is submitted anew as soon as its name is free."""
-
-    namespace = "lab"
-
-    def __init__(self):
-        self.there = self._objects("old")
-
-    def _objects(self, uid):
-        owned = {"ownerReferences": [{"kind": "Job", "name": "digits-master", "uid": uid}]}
-        secret = {"name": f"secret-{uid}", "uid": f"of-{uid}", **owned}
-        return {"Job": [{"metadata": {"name": "digits-master", "uid": uid}}], "Secret": [{"metadata": secret}]}
-
-    def list(self, kind, **selection):
-        return self.there.get(kind, [])
-
-    def delete(self, kind, name):
-        there = [each for each in self.there[kind] if each["metadata"]["name"] != name]
-        self.there = {**self.there, kind: there}
-        if kind == "Job":
-            later = self._objects("new")
-            self.there = {each: [*self.there[each], *later[each]] for each in later}
-
-
-def test_a_job_that_is_submitted_while_its_namesake_is_deleted_stays(monkeypatch):
-    cluster = Resubmitted()
-    monkeypatch.setattr(namespace_job, "connect", lambda place: cluster)
-    monkeypatch.setattr(namespace_job, "POLL", 0.0)
-    assert namespace_job.delete("digits", ClusterTarget()) == "job digits deleted"
-    assert cluster.there == cluster._objects("new")
-
-
 # ---- with Slurm; its sessions: `test_cli_sessions.py` ----
 
 
@@ -201,14 +168,6 @@ def job() -> JobDir:
 
 def submit(**options):
     return lambda: folder_run.submit(job(), JobSpec(launcher="slurm", **options))
-
-
-def test_who_waits_for_a_job_asks_slurm_seldom(slurm):
-    slurm.program("squeue echo 'PENDING|Resources'")
-    home = handle_of(job())
-    for _ in range(10):
-        assert (home.over(), home.look(None)[1]) == ("", "its master waits in Slurm's queue: Resources")
-    assert (slurm.home / "called").read_text().count("squeue") == 1
 
 
 def test_what_is_wrong_with_slurm_or_the_arguments_for_workers_is_told_before_a_master_is_submitted(slurm, monkeypatch):

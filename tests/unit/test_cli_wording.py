@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import math
 import re
-import sys
 
 import pytest
 from rich.console import Console
@@ -14,7 +12,7 @@ from rich.console import Console
 from elasticdl.cli import screens as wording
 from elasticdl.cli.follow import Prints, show_entry
 from elasticdl.cli.pod_logs import PodPrinters
-from elasticdl.cli.screens import LiveScreen, Screen, open_screen, render
+from elasticdl.cli.screens import Screen, render
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import Seldom, dump_entry, news
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -217,28 +215,3 @@ def test_what_was_found_is_shown():
     assert sorted(lines) == sorted([same, f"scaling: {status.advice}", f"scaling: {status.decision}"])
     assert all(line in drawn(status) for line in lines)
     assert wording.finding_lines(status_of()) == []
-
-
-class Terminal(io.StringIO):
-    gone = False
-
-    def isatty(self):
-        return True
-
-    def write(self, text):
-        if self.gone:
-            raise OSError(errno.EIO, "Input/output error")
-        return super().write(text)
-
-
-def test_whoever_follows_a_job_goes_on_without_the_terminal(monkeypatch):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    with open_screen(100) as screen:
-        assert isinstance(screen, LiveScreen)
-        screen.line("before")
-        terminal.gone = True
-        screen.show(pb.JobStatus(phase="running"))
-        screen.line("after")
-    assert "before" in terminal.getvalue()
-    assert "after" not in terminal.getvalue()
