@@ -7,6 +7,7 @@ import math
 import re
 
 import pytest
+from history_kit import eventful
 from rich.console import Console
 
 from elasticdl.cli import screens as wording
@@ -16,8 +17,6 @@ from elasticdl.cli.screens import Screen, render
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import Seldom, dump_entry, news
 from elasticdl.proto import elasticdl_pb2 as pb
-
-ONCE = wording.Once()
 
 
 def status_of(**fields: object) -> pb.JobStatus:
@@ -67,6 +66,8 @@ def test_plain_lines_come_each_so_many_steps_and_tell_once_what_workers_wait_for
     screen = Screen(lines.append, log_loss_steps=100)
     for step in (0, 1, 99, 100, 101, 350, 360):
         screen.show(status_of(step=step))
+    untold = status_of(samples=0, loss=0.0, samples_per_second=0.0)
+    assert ("loss -" in drawn(untold), "loss" in wording.progress_line(untold)) == (True, False), "it is not made up"
     whole = "epoch 2/4, step 100/5,000, loss 0.1235, 4,321 samples/s, 2 workers, elapsed 0:00:30, left 0:01:30"
     assert lines == ["worker 3 waits: no slot is free", whole, whole.replace("100/", "350/")]
     for why in ("no node", "no node", "quota"):
@@ -109,22 +110,17 @@ MISSING = (
 AGAIN = "crashed: exit code 1: train.py:3: RuntimeError: the folder o... (as above)"
 
 
-def test_a_long_reason_stands_once_in_the_panel_and_among_news_and_events_with_whatever_numbers():
+def test_a_long_reason_stands_once_in_the_panel_and_among_news_with_whatever_numbers():
     workers = [pb.WorkerStatus(worker_id=n, state="pending", reason=f"{MISSING}; worker-{n}.log") for n in range(3)]
     status = status_of(workers=workers, max_workers=3, reason=f"3 in a row, the last {MISSING}; worker-2.log; goes on")
     panel = re.sub(r"[\s│]+", " ", drawn(status))
     assert (panel.count("has to be mounted"), panel.count("(as above)")) == (1, 3)
-    assert f"3 in a row, the last {AGAIN}; goes on" in panel
     left = [
         {"time": n, "event": "worker_left", "worker": n, "reason": f"{MISSING}; {n}.log", "code": 1} for n in (1, 22)
     ]
     warning = {"time": 3, "event": "warning", "message": f"2 in a row: {left[1]['reason']}; the job goes on"}
     first, again = f"worker 1 left: {MISSING}; 1.log", f"worker 22 left: {AGAIN}"
     assert shown(*left, warning) == [first, again, f"warning: 2 in a row: {AGAIN}; the job goes on"]
-    once = wording.Once()
-    events = [wording.event_line(entry, once) for entry in (*left, warning)]
-    assert [text.count("has to be mounted") for text in events] == [1, 0, 0]
-    assert events[2].endswith(f"message=2 in a row: {AGAIN}; the job goes on")
 
 
 def test_of_short_epochs_a_screen_shows_one_line_in_ten_seconds_and_of_evaluations_another():
@@ -155,13 +151,9 @@ def test_who_watches_a_job_is_not_ended_by_what_stands_in_its_journal():
 
 
 def test_pauses_are_counted_by_change_and_not_by_survivor():
-    grown = {"event": "pause", "kind": "grow", "world": 2}
-    first, second = {"time": 1, **grown, "worker": 0, "total": 0.2}, {"time": 2, **grown, "worker": 1, "total": 0.31}
-    other = {"time": 4, "event": "pause", "kind": "failure", "world": 3, "worker": 0, "total": 0.1}
-    saved = {"time": 3, "event": "checkpoint", "step": 1}
-    assert wording.pauses_text(found(first, second, saved, other)) == "training paused 2 times, 0.31 s at most"
-    assert wording.pauses_text(found(other)) == "training paused once, 0.10 s"
-    assert wording.pauses_text(found()) == "training never paused"
+    told = {"time": 4, "event": "pause", "kind": "failure", "world": 3, "worker": 0, "total": 0.1}
+    assert wording.pauses_text(Facts().read(eventful()).conclude()) == "training paused 3 times, 10.00 s at most"
+    assert wording.pauses_text(found(told)) == "training paused once, 0.10 s"
 
 
 def test_the_summary_and_that_a_job_that_has_diverged_does_not_just_succeed():
@@ -209,9 +201,8 @@ def test_of_a_stopped_job_it_is_said_how_it_goes_on(journal, kept):
 
 def test_what_was_found_is_shown():
     told = {"advice": "2 workers do 1.3 times the work of one", "decision": "stays at 2: --num_workers allows no more"}
-    status = status_of(compared_step=1280, compared_workers=3, **told)
-    lines = wording.finding_lines(status)
+    lines = wording.finding_lines(status := status_of(compared_step=1280, compared_workers=3, **told))
     same = "all 3 workers held the same state after step 1,280"
-    assert sorted(lines) == sorted([same, f"scaling: {status.advice}", f"scaling: {status.decision}"])
+    assert sorted(lines) == [same, f"scaling: {told['advice']}", f"scaling: {told['decision']}"]
     assert all(line in drawn(status) for line in lines)
     assert wording.finding_lines(status_of()) == []
