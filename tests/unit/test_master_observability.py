@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from history_kit import SPENT, STARTED, eventful, storm
 from prometheus_client import CollectorRegistry, generate_latest
 
 from elasticdl.cli.cluster_run import make_parts
@@ -121,38 +120,15 @@ def test_a_month_old_job_is_told_as_it_is_now():
     assert {round(later - earlier) for earlier, later in itertools.pairwise(productive)} == {60}
 
 
-def test_a_job_that_waits_is_seen_to_wait():
+def test_a_job_that_waits_is_seen_to_wait_and_no_counter_falls():
     now = [1000.0]
     metrics = Metrics(lambda: STATUS, clock=lambda: now[0])
     for event, cause in (("job_started", "starting"), ("phase", "waiting")):
         metrics.recorded(event, {"phase": "waiting"} if event == "phase" else {})
-        now[0] += 30
-        assert collected(metrics)[f'elasticdl_lost_seconds_total{{cause="{cause}"}}'] == 30
-        now[0] -= 5
-        assert collected(metrics)[f'elasticdl_lost_seconds_total{{cause="{cause}"}}'] == 30, "a counter never falls"
+        for seconds in (30, -5):
+            now[0] += seconds
+            assert collected(metrics)[f'elasticdl_lost_seconds_total{{cause="{cause}"}}'] == 30
         now[0] += 5
-
-
-@pytest.mark.parametrize("past", [0, 30])
-@pytest.mark.parametrize("lines", [eventful(), storm(worlds=12, workers=4)], ids=["eventful", "storm"])
-def test_counters_never_fall_and_tell_where_the_time_went(lines, past):
-    """Else Prometheus takes one for one that began anew; nor does another master begin at 0."""
-    told, now, before = [*map(json.loads, lines)], [STARTED], {}
-    metrics = Metrics(lambda: STATUS, told[:past], clock=lambda: now[0])
-    for entry in [*told[past:], {"event": "warning", "time": told[-1]["time"]}]:
-        now[0] = max(now[0], entry.pop("time"))
-        metrics.recorded(entry.pop("event"), entry)
-        counters = {
-            name: each for name, each in collected(metrics).items() if re.search("_(total|sum|count)({|$)", name)
-        }
-        assert {name for name, value in before.items() if counters[name] < value} == set()
-        before = counters
-    if lines == eventful():
-        left = {cause: before[f'elasticdl_workers_left_total{{cause="{cause}"}}'] for cause in ("drained", "killed")}
-        assert (before["elasticdl_steps_total"], left) == (85, {"drained": 1, "killed": 1})
-        spent = [value for name, value in before.items() if re.match("elasticdl_(productive|lost)_seconds_total", name)]
-        assert sum(SPENT.values()) - 10 < sum(spent) <= sum(SPENT.values()), "of the newest it is not known yet"
-        assert before['elasticdl_lost_seconds_total{cause="waiting"}'] == SPENT["waiting"]
 
 
 def slow(metrics):
@@ -188,12 +164,10 @@ def test_the_dashboard_asks_for_what_there_is_only():
     assert asked - {"elasticdl_org_job"} <= there
 
 
-@pytest.mark.parametrize("query", QUERIES)
-def test_its_queries_are_promql(query):
+def test_its_queries_are_promql():
     parse = pytest.importorskip("promql_parser").parse
-    assert parse(query.replace("$job", "digits").replace("$namespace", "lab"))
-    with pytest.raises(ValueError):  # noqa: PT011 - it has no other
-        parse(query + " by")
+    for query in QUERIES:
+        assert parse(query.replace("$job", "digits").replace("$namespace", "lab"))
 
 
 def places(content):
@@ -203,14 +177,12 @@ def places(content):
     return {rest for each in content for rest in places(each)} if isinstance(content, list) else {repr(content)}
 
 
-@pytest.mark.parametrize(("name", "another"), [("", ""), ('"gridPos"', '"gridPosition"')])
-def test_the_dashboard_says_nothing_that_grafana_does_not_know(name, another):
+def test_the_dashboard_says_nothing_that_grafana_does_not_know():
     """What Grafana's own types do not know is gone when they have read and written it."""
     types = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
     encoder = pytest.importorskip("grafana_foundation_sdk.cog.encoder")
-    given = json.loads(json.dumps(DASHBOARD).replace(name, another)) if name else DASHBOARD
-    kept = json.loads(json.dumps(types.Dashboard.from_json(given), cls=encoder.JSONEncoder))
-    assert bool(places(given) - places(kept)) == bool(name)
+    kept = json.loads(json.dumps(types.Dashboard.from_json(DASHBOARD), cls=encoder.JSONEncoder))
+    assert not places(DASHBOARD) - places(kept)
 
 
 def test_the_service_monitor_finds_the_service_of_a_job():
@@ -269,14 +241,6 @@ def test_every_certificate_of_the_job_that_may_call_gets_metrics(server, papers,
 def test_strangers_do_not_even_get_an_answer(server, papers, own):
     with pytest.raises(OSError):  # noqa: PT011 - reset, closed or an alert of TLS, as it happens
         get(server, papers["digits", Role.METRICS], papers.get(own))
-
-
-def test_who_says_nothing_keeps_nobody_waiting(server, papers):
-    own = papers["digits", Role.METRICS]
-    silent = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(8)]
-    assert get(server, own, own)[0] == 200
-    for each in silent:
-        each.close()
 
 
 def test_a_master_that_does_not_answer_is_said_to(papers):
