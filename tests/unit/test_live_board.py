@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 from history_kit import STARTED, disturbed
 
-from elasticdl.cli.commands.look import KEPT_SECONDS, KEPT_TIMES, LiveBoard, history_of, with_status
-from elasticdl.job.facts import Facts
+from elasticdl.cli.commands.look import KEPT_SECONDS, KEPT_TIMES, LiveBoard, history_of
 from elasticdl.proto import elasticdl_pb2 as pb
 
 HERE, THERE = ("", "j"), ("lab", "l")
@@ -110,26 +108,6 @@ def test_a_page_shows_the_job_that_has_the_name_now(look):
     assert jobs[0].read == 1
 
 
-def test_a_page_that_several_ask_for_is_made_once(look):
-    begun, go_on = threading.Event(), threading.Event()
-
-    class Slow(Handle):
-        def status(self):
-            begun.set()
-            assert go_on.wait(30.0)
-            return super().status()
-
-    job = Slow(disturbed()[:10])
-    look.at(job)
-    with ThreadPoolExecutor(2) as both:
-        asked = [both.submit(look.board.job, *HERE)]
-        assert begun.wait(30.0)
-        asked.append(both.submit(look.board.job, *HERE))
-        go_on.set()
-        assert asked[0].result() is asked[1].result()
-    assert job.read == 1
-
-
 def test_one_job_that_fails_and_a_cluster_that_is_away_take_nothing_from_the_others(look):
     here, there, away = Handle(disturbed()), Ended(disturbed()), threading.Event()
     there.status = lambda: pb.JobStatus.FromString(b"not a status")
@@ -149,37 +127,6 @@ def test_one_job_that_fails_and_a_cluster_that_is_away_take_nothing_from_the_oth
         look.board.job(*THERE)
     jobs.append(there)
     assert len(look.overview()["content"]) == 2
-
-
-def test_a_part_of_a_journal_is_asked_for_as_if_it_went_on(look):
-    """Else it would be shown for long."""
-    news, told = look.at(Ended(disturbed()[:10])).page()
-    assert (news.over, told["content"]["over"], told["content"]["began"]) == (False, True, STARTED)
-
-
-def test_a_journal_that_tells_nothing_is_shown_as_one(look):
-    news, told = look.at(Ended(elapsed=60)).page()
-    content = told["content"]
-    assert (news.over, content["began"], content["length"]) == (False, look.now, 0)
-    assert content["sentence"] == "Its journal tells nothing."
-
-
-@pytest.mark.parametrize("status", [None, pb.JobStatus(phase="failed", elapsed=30), pb.JobStatus(phase="lost")])
-def test_a_history_without_entries_does_not_begin_in_1970(status):
-    found = with_status(Facts("j"), status, STARTED)
-    assert (found.began, found.until) == (STARTED, STARTED)
-
-
-def test_masters_of_the_list_are_asked_at_the_same_time(look):
-    both = threading.Barrier(2)
-
-    class Slow(Handle):
-        def status(self):
-            both.wait(30.0)
-            return super().status()
-
-    look.at(Slow(), Slow(place=THERE))
-    assert [(row["name"], row["phase"]) for row in look.overview()["content"]] == [("j", "running"), ("l", "running")]
 
 
 def test_a_page_or_a_list_that_fails_says_so_and_takes_nothing_from_the_others(look):

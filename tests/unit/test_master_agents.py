@@ -8,7 +8,6 @@ import pytest
 from elasticdl.master.core.events import FoundWorker, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.master.shell import agents as module
 from elasticdl.master.shell.agents import Agents
-from elasticdl.master.shell.calls import Mailbox, Servicer, Sessions
 from elasticdl.places.base import Place, PlaceEnding, PlaceState
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.stories import check, parts_of, settings_of, told_in
@@ -46,9 +45,6 @@ a worker whose agent is late counts as found where the earlier master had it, so
 a worker whose agent is late may have ended (patient)
   begin a b remembering 3:a 4:elsewhere; a comes untold 3 code 0 -> a end_taken; found 3 in a on node-a;
       exited 3 clean 0: exit code 0
-a worker whose agent is late may be gone with it (patient)
-  begin a b remembering 3:a 4:elsewhere; a comes -> found 3 in a on node-a;
-      exited 3 killed -9: the agent that had started it is gone
 an earlier masters worker that comes late is shown and can be ended
   begin a; start 0 in a; a comes running 8 -> a start; placed 8 on node-a at host-a
   a ended 8 code 0; a started 9 -> a end_taken; exited 8 clean 0; placed 9 on node-a at host-a
@@ -76,11 +72,6 @@ of a worker whose agent is silent it is said that nothing is seen
   begin; a comes; start 0 in a; a started 0; look at 0; a looked 0: File -> a start; a read_stacks; placed 0 ...;
       stacks 0: File
   look at 0 -> a read_stacks; stacks 0: the agent of its place does not answer
-an agent that takes its time to come is waited for a while
-  begin; start 0 in a -> pending 0: the agent of its place has not come yet
-who detaches says nothing to agents and hears nothing
-  begin; a comes; start 0 in a; close keep; a ended 0 code 0; a comes untold 0 code 0 -> a start; a end of stream;
-      a end of stream
 """
 
 
@@ -212,52 +203,3 @@ def test_agents(story, monkeypatch):
             check(line, await desk.do(re.sub("->.*", "", line)))
 
     asyncio.run(whole())
-
-
-def test_an_answered_look_says_nothing_of_a_later_one(monkeypatch):
-    async def whole():
-        desk = Desk()
-        monkeypatch.setattr(module, "STACKS_SECONDS", 0.02)
-        await desk.do("begin; a comes; start 0 in a; a started 0; look at 0; a looked 0: File")
-        monkeypatch.setattr(module, "STACKS_SECONDS", NEVER)
-        await desk.do("look at 0")
-        await asyncio.sleep(0.05)
-        assert await desk.do("") == []
-
-    asyncio.run(whole())
-
-
-def test_who_may_never_come_is_not_waited_for_as_long_as_the_others():
-    async def whole():
-        desk = Desk(patient=True)
-        places = [place("a"), place("b", PlaceState.ENDING)]
-        finding = asyncio.ensure_future(desk.agents.found(places, {-1: ""}))
-        await turns()
-        assert not finding.done()
-        await desk.do("a comes")
-        assert await asyncio.wait_for(finding, 20.0) == []
-
-    asyncio.run(whole())
-
-
-def test_a_mistake_about_an_agent_is_seen_and_ends_its_stream(monkeypatch):
-    """Else nobody would listen to the agent, which would never open another stream."""
-
-    class Context:
-        async def write(self, message):
-            pass
-
-    async def says():
-        yield pb.AgentMessage(hello=pb.AgentHello(place="a"))
-        await asyncio.Event().wait()
-
-    async def whole():
-        agents = Agents()
-        agents.begun.set()
-        monkeypatch.setattr(agents, "greet", lambda *given: 1 / 0)
-        parts = (None, asyncio.Event(), None, pb.Welcome, lambda workers: "")
-        async with asyncio.timeout(20):
-            await Servicer(Mailbox(), Sessions(), *parts, agents).Attend(says(), Context())
-
-    with pytest.raises(ZeroDivisionError):
-        asyncio.run(whole())

@@ -11,8 +11,7 @@ from elasticdl.job.journal import KINDS
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core.job_core import Job
-from elasticdl.master.core.values import LIVE, Settings, WorkerState, World
-from elasticdl.master.core.worker_record import Records, WorkerRecord
+from elasticdl.master.core.values import Settings, World
 from elasticdl.master.shell.calls import to_event
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -88,40 +87,4 @@ def test_no_sequence_of_events_is_too_absurd(events, own_program, restarted):
         assert len(job.workers) <= len(job.records)
 
 
-@given(NOTICES, st.booleans())
-def test_whatever_fields_a_notice_lacks_a_job_can_take_it(notice, connected):
-    job = Job(Settings(WorkerRange(minimum=1, maximum=3)))
-    for event in (e.Tick(), e.FromWorker(0, m.Hello("h", 1)) if connected else e.Tick(), given_by_a_worker(0, notice)):
-        step(job, event, 0.0)
-
-
 # ---- who is in which state: what is kept of it agrees with the records, whatever was done to them ----
-
-STATES = st.sampled_from(WorkerState)
-DEEDS = st.lists(st.tuples(st.sampled_from(["put", "move", "drop", "linger", "clear"]), st.integers(0, 5), STATES))
-
-
-@given(DEEDS)
-def test_it_agrees_with_a_look_at_all(deeds):
-    records = Records()
-    for deed, worker_id, state in deeds:
-        record = records.get(worker_id)
-        if deed == "put":
-            records[worker_id] = WorkerRecord(worker_id, "", state)
-        elif deed == "clear" and worker_id == 0:
-            records.clear()
-        elif record and deed == "move":
-            records.move(record, state)
-        elif record and deed == "drop":
-            del records[worker_id]
-        elif record and deed == "linger":
-            record.waits_for_successor = record.state in LIVE
-        for record in records.values():  # as the table of states has it
-            record.waits_for_successor &= record.state in LIVE
-        everybody = [records[worker_id] for worker_id in sorted(records)]
-        for states in [(each,) for each in WorkerState] + [LIVE]:
-            there = [record for record in everybody if record.state in states]
-            assert records.of(*states) == there
-            assert records.count(*states) == len(there)
-        assert records.live == sum(record.live for record in everybody)
-        assert records.lingering() == [record for record in everybody if record.waits_for_successor]

@@ -41,6 +41,9 @@ def wait_for(condition):
 
 
 def test_what_it_has_left_is_told_and_goes_into_its_log(tmp_path):
+    with sleeper() as pid:
+        found = look_at(0, pid, tmp_path / "none", tmp_path / "log")
+        assert (found.state, found.has_session) == (RUNS, False)
     dump, log = tmp_path / "stacks", tmp_path / "log"
     for into in (log, tmp_path / "no" / "log"):  # one that can't be written keeps nothing back
         dump.write_text(DUMP)
@@ -59,30 +62,3 @@ def test_one_that_is_stopped_says_so_also_behind_a_shell(tmp_path, prefix):
         victim.suspend()
         wait_for(lambda: victim.status() == psutil.STATUS_STOPPED)
         assert look_at(0, pid, tmp_path / "none", tmp_path / "log").state == "does not run: it is stopped (state T)"
-
-
-HAS_CHILDREN = """
-import os, signal, subprocess, sys, time
-dump = open(sys.argv[1], "w")
-ended, stopped = subprocess.Popen(["true"]), subprocess.Popen(["sleep", "60"])
-stopped.send_signal(signal.SIGSTOP)
-time.sleep(60)
-"""
-
-
-def test_processes_that_a_worker_has_started_say_nothing_of_the_worker(tmp_path):
-    dump = tmp_path / "stacks"
-    command = [sys.executable, "-c", HAS_CHILDREN, str(dump)]
-    process = subprocess.Popen(command, start_new_session=True)
-    try:
-        held = {psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED}
-        wait_for(lambda: held <= {each.status() for each in psutil.Process(process.pid).children()})
-        wait_until_it_sleeps(process.pid)
-        found = look_at(0, process.pid, dump, tmp_path / "log")
-        assert (found.state, found.has_session) == (RUNS, True)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(DEADLINE)
-    with sleeper() as pid:
-        found = look_at(0, pid, tmp_path / "none", tmp_path / "log")
-        assert (found.state, found.has_session) == (RUNS, False)

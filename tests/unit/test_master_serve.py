@@ -3,14 +3,13 @@
 import asyncio
 import json
 import logging
-import shutil
 from pathlib import Path
 
 import pytest
 from shell_kit import Ears, NoPlace
 
 from elasticdl.common.credentials import Token
-from elasticdl.common.errors import ReplacedError, UserError
+from elasticdl.common.errors import ReplacedError
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.core import events as e
@@ -84,14 +83,6 @@ def test_a_decided_end_is_told_and_then_takes_the_workers_along(tmp_path):
     assert (run.ears.heard[0], run.ears.heard[-1], run.ears.closed) == ("job_started", "job_finished", True)
 
 
-def test_a_status_that_can_not_be_written_keeps_no_place(tmp_path, caplog):
-    run = Run(tmp_path)
-    run.job_dir.status.mkdir()
-    assert run.to_the_end().phase is Phase.STOPPED
-    assert run.launcher.calls[-2:] == ["close", "keep"]
-    assert f"job stopped, and that can't be written to {run.job_dir.status}: Is a directory" in caplog.text
-
-
 def test_a_master_that_breaks_leaves_the_workers_to_the_next(tmp_path):
     run = Run(tmp_path, broken=True)
     with pytest.raises(ZeroDivisionError):
@@ -121,14 +112,6 @@ def test_an_observer_that_raises_again_and_again_is_told_on_and_complained_of_on
     assert [r.message for r in caplog.records] == ["Ears has raised"]
 
 
-def test_a_folder_that_can_not_be_written_is_told_before_anybody_is_launched(tmp_path):
-    (tmp_path / "file").touch()
-    run = Run(tmp_path, output=str(tmp_path / "file" / "out"))
-    with pytest.raises(UserError, match=r"^--output .*/file/out must be a folder"):
-        run.to_the_end()
-    assert run.launcher.calls == []
-
-
 def test_a_full_disk_under_the_masters_log_is_told_once_and_stops_nothing(capfd):
     told = []
     with logging_to(Path("/dev/full"), JobSpec(job_name="one"), told.append):
@@ -137,14 +120,3 @@ def test_a_full_disk_under_the_masters_log_is_told_once_and_stops_nothing(capfd)
     lacks = "the job goes on, and its logs and its journal lack what comes meanwhile"
     assert told == [f"/dev/full can't be written: No space left on device; {lacks}"]
     assert capfd.readouterr() == ("", "")
-
-
-def test_that_the_folder_of_a_running_job_was_removed_is_told_once(tmp_path):
-    told, folder = [], tmp_path / "logs"
-    folder.mkdir()
-    with logging_to(folder / "master.log", JobSpec(job_name="one"), told.append):
-        logging.getLogger("elasticdl.master").error("before")
-        shutil.rmtree(folder)
-        for _ in range(3):
-            logging.getLogger("elasticdl.master").error("after")
-    assert told == [f"{folder} was removed: the workers that train go on, and no other can be started"]

@@ -1,7 +1,6 @@
 """Steps in the journal: bunches that lose nothing, and a state ConfigMap that they do not fill."""
 
 import dataclasses
-import json
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +9,6 @@ from elasticdl.job.journal import STEPS, Steps
 from elasticdl.job.messages import Pace, StepReport
 from elasticdl.master.core.worker_record import TrainingSnapshot
 from elasticdl.master.shell.journal_file import StepLog
-from elasticdl.master.shell.state_config_map import MOST_JOURNAL_BYTES, pack
 
 PACE = Pace(busy=0.04, waited=0.01, least_waited=0.004)
 ENDS = ("world_broken", "world_formed", "phase")
@@ -105,16 +103,3 @@ def test_the_loss_of_two_is_their_mean_over_samples():
 
 
 # ---- in the ConfigMap ----
-
-
-def test_in_a_week_steps_push_nothing_out_of_the_config_map():
-    book = Book()
-    for tick in range(24 * 7 * 120):
-        book.now = tick * 30.0
-        book.train(tick + 1, loss=1 / (1 + book.now) + tick % 40 * 1e-3, seconds=0.0123 * (tick % 40 + 1))
-        if tick % 120 == 0:
-            book.log.recorded("phase", {})
-    lines = [
-        json.dumps({"time": 1.7e9 + entry["step"] * 30.0, "event": STEPS, **entry}) + "\n" for entry in book.entries
-    ]
-    assert len(pack("".join(lines).encode())) < MOST_JOURNAL_BYTES
