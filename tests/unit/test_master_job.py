@@ -5,30 +5,16 @@ from play_kit import Play, tell
 
 from elasticdl.job import messages as m
 from elasticdl.master.core import events as e
-from elasticdl.master.core.worker_record import Training
 from tests.stories import told_in
 
 JOBS = """
-workers of a training that goes on are counted on, so each worker of its journal has a number of its own (2-3, first_worker=7)
-  tick -> launch 7 8 9: asked for
 the journal tells where a worker was started (1-2)
   tick; 0 placed on node-a in pod-0; 1 placed -> worker_started host = node-a, h; worker_started place = pod-0, -
-from start to success (2-3)
-  0 1 2 train -> phase = running
-  0 1 finish -> nothing; phase = running
-  2 finishes -> nothing; phase = stopping
-  0 1 clean -> nothing
-  2 clean -> end succeeded: training is complete; phase phase = running, stopping, succeeded
-  tick -> nothing
 a killed worker breaks the world and is replaced (2-3)
   0 1 2 train
   1 killed -> broken 1 for 0 2: worker 1 killed: SIGKILL; worker_left reason = killed: SIGKILL; worker_left code = -9
   0 2 ask broken -> world 2: 0 2
   tick -> launch 3: in place of another: worker 1 killed: SIGKILL
-survivors that take their time do not hold up a replacement (2-3)
-  0 1 2 train
-  1 killed; wait 0.8 -> broken 1 for 0 2
-  wait 0.4 -> launch 3
 a worker that is not ready says what it waits for (2-3)
   tick; 0 1 2 connect; 1 wait_at 5: zoo/slow.py:20 in dataset; wait 1
       -> remark 1 = has waited for 5 s at zoo/slow.py:20 in dataset
@@ -42,14 +28,6 @@ a job that insists on its workers says how it would go on and does so at once (2
   1 killed; 0 asks broken -> phase = waiting;
       reason = 1 of at least 2 workers ready... `elasticdl scale digits 1-2` goes on with fewer
   scale 1-2 -> world 2: 0; launch 2; phase = running; reason =
-whoever asks a job that waits for more workers does not make it wait longer (2-2)
-  0 1 train
-  1 killed; 0 asks broken; scale 3 -> scale_requested workers = 2-3
-  2 comes; wait 1 -> phase = running
-  scale 3 -> limits = 3
-a gang is told of no other number (2-2, gang, job_name=digits)
-  0 1 train
-  1 killed; 0 asks broken -> reason = 1 of at least 2 workers ready
 a master that was held up blames nobody (2-3)
   0 1 2 train
   wait 1; jump 60; tick; wait 1 -> nothing
@@ -58,9 +36,6 @@ a worker that hangs at its start shows its stacks and is killed (1-2, start_time
   wait 2.2 -> dump 0; kill 0: not ready 20 s after its start;
       launch 2: in place of another: worker 0: not ready 20 s after its start
   -> warning message = worker 0: not ready 20 s after its start... its stacks are in its log
-a worker that gets ready while it shows its stacks is spared (1-1, start_timeout=20)
-  tick; 0 connects; wait 20.5 -> launch 0; dump 0
-  0 asks; wait 60 -> world 1: 0
 a member that does not leave a broken world is given up so the others go on (2-3, progress_timeout=10)
   0 1 2 train
   1 killed; 0 asks broken; 2 waits; wait 12 -> broken 1 for 0 2; launch 3; dump 2; kill 2: no progress for 10 s;
@@ -82,10 +57,6 @@ a crash loop at the start fails the job and shows the output (1-1)
   for CAUSE in crashed, out_of_memory
   tick; 0 CAUSE: x; wait 5; 1 CAUSE: x; wait 5 -> phase = pending
   2 CAUSE: x -> end failed: 3 workers in a row failed at the start, last worker 2: ...: x | the last lines
-a launcher that can never start anything fails the job with its line (2-3)
-  tick; launcher fails: no such claim: data -> launch 0 1 2; kill 0 1 2: no such claim: data
-  launcher fails: no such claim: data; 0 1 killed -> nothing
-  2 killed -> end failed: no such claim: data
 
 stop gives a grace period and then kills (2-3)
   0 1 2 train
@@ -101,9 +72,6 @@ a stop that is asked for again kills (2-3)
 a process that cannot be killed does not hold up the end (1-1)
   0 trains
   stop: enough; wait 62 -> stop with checkpoint 0; kill 0; end stopped: enough
-those that are starting are killed on stop and who connects then is told to leave (2-3)
-  tick; stop: enough -> launch 0 1 2; kill 0 1 2: enough
-  0 connects -> stop with checkpoint 0: enough
 a job that is stopped when its training is complete has succeeded (1-1)
   0 trains
   stop: enough; 0 finishes together; 0 clean -> stop with checkpoint 0; end succeeded: training is complete
@@ -118,15 +86,9 @@ the only worker waits for its replacement unless there is no place for one (1-1)
 of pods that can leave the state nowhere the last stays though no replacement has a place (1-1, image=job:1)
   0 trains
   0 drains lingering; 1 pend: no node -> launch 1
-of pods that can leave it somewhere the last leaves (1-1, image=job:1, checkpoint_dir=s3://b)
-  0 trains
-  0 drains lingering; 1 pend: no node -> launch 1; drain 0
 one that waits for its replacement is stopped with the job (1-1)
   0 trains
   0 at 5; 0 drains lingering; stop: enough -> launch 1; stop with checkpoint 0; kill 1
-one of two need not wait for a replacement (1-2)
-  0 1 train
-  0 1 at 5; 0 drains lingering -> change 1 for 1; drain 0; launch 2
 
 programs that never use the library do not succeed (2-3, own_program)
   tick; 0 1 placed; 2 pend: no slot -> phase = running
@@ -136,11 +98,6 @@ a worker that is killed once every step was made does not fail the job (2-3, own
   0 1 2 finish; 0 killed -> nothing; warning message = ...may not have been done
   1 clean -> nothing
   2 clean -> end succeeded: training is complete
-one that finished before rank 0 was lost is replaced too however long it takes to end (2-2, own_program)
-  0 1 train
-  1 finishes; 1 cut; 0 killed; wait 3 -> launch 2; launch 3
-  1 clean -> nothing; worker_left cause = killed, drained
-  2 3 come -> phase = running
 of the users own program it is told that it does not connect or end and it is let be (2-3, own_program, start_timeout=20)
   tick; 0 1 connect; 2 placed; 0 1 ask; wait 21 -> launch 0 1 2; world 1: 0 1; read 2
   2 seen: its process runs; wait 0.1 -> remark 2 = not connected for 21 s, its process runs
@@ -169,22 +126,3 @@ def test_survivors_hear_that_their_world_is_broken_before_anything_is_recorded()
     first, *rest = play.out[before:]
     assert isinstance(first.message, m.Broken)
     assert any(isinstance(each, e.Record) for each in rest)
-
-
-def test_the_steps_of_the_present_epoch_are_counted_from_where_they_are_seen():
-    training = Training()
-
-    def report(world, *steps):
-        reports = [m.StepReport(n, epoch, 1.0, 4, 0.1, 0.1, world, 4 * n, False) for n, epoch in steps]
-        training.report(m.Progress(tuple(reports), 0, 0), 0.0)
-        return training.epoch, training.epoch_steps
-
-    assert report(1, (1, 0), (2, 0)) == (0, 2)
-    assert report(1, (2, 0), (3, 0)) == (0, 3)  # the second is known
-    assert report(2, (4, 1)) == (1, 1)
-    training.lose_state()
-    assert (training.epoch, training.epoch_steps) == (0, 0)
-    assert report(3, (1, 0)) == (0, 1)
-    training.notice(m.Notice("resumed", {"step": 40, "epoch": 5, "samples": 160}))
-    assert (training.epoch, training.epoch_steps) == (5, 0)
-    assert report(4, (41, 5)) == (5, 1)

@@ -1,12 +1,10 @@
 """How long replacements wait for what became of others, and what is said of that."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from play_kit import PATIENT, Play, launched, tell
 
 from elasticdl.master.core.events import ExitCause
-from elasticdl.master.core.fleet import BURST, LEAST_BURST, LEAST_RATE, LONGEST_DELAY, LONGEST_OF_NODE, RATE
+from elasticdl.master.core.fleet import LONGEST_OF_NODE
 from elasticdl.master.core.values import CRASHES_IN_TRAINING
 from tests.stories import told_in
 
@@ -29,10 +27,6 @@ a person sees why replacements wait and is told once (1-1)
   leap 2; 4 evicted -> launch 4; reason = ...replacements wait 4 s...
   leap 30; 5 evicted: detail; leap 30; 6 evicted; leap 30 -> reason = workers are starting
   -> warning message = replacements wait 8 s: 6 workers in a row were lost before training, the last evicted: detail
-one that is lost while others wait shares their wait (1-2)
-  tick; 0 evicted; 2 evicted; 1 killed; 3 evicted -> launch 0 1; launch 2; launch 3
-  jump 0.6; tick -> launch 4
-  wait 0.5 -> launch 5
 replacements are kept off a node that loses one after another until a worker of it trains (1-2)
   tick; 1 evicted on n1; 2 evicted on n1; leap 1 -> launch 0 1; launch 2; launch away from n1 3
   3 placed on n1; 0 3 come; leap 1; 0 evicted on n2; 3 asks -> world 1: 0 3; broken 1 for 3; world 2: 3
@@ -45,33 +39,18 @@ newcomers that cannot start at once share a wait (1-3, heartbeat_timeout=1000)
   5 6 fail: data; 5 6 crashed; leap 1.3 -> launch 7; launch 8
   7 8 fail: data; 7 8 crashed; leap 2.6 -> launch 9; launch 10
   9 fails: data; 9 crashed; leap 1.9 -> nothing
-a job that has too few without them fails for that reason and keeps its state (2-2)
-  0 1 train
-  0 steps 1 2; 1 leaves; 0 asks; tick -> change 1 for 0; launch 2
-  2 fails: data; 2 crashed; leap 30; 3 fails: data; 3 crashed; leap 30; 4 fails: data; 4 crashed; leap 30 -> launch 3;
-      launch 4; launch 5
-  5 fails: data; 5 crashed; leap 30; 6 fails: data; 6 crashed; leap 30 -> launch 6; launch 7; phase = waiting
-  7 fails: KeyError; 7 crashed -> stop with checkpoint 0: 6 workers in a row could not start, last worker 7: KeyError...
 what the code of a worker raises that has trained ends the job (1-2)
   0 1 train
   0 steps 1 2; 0 fails trained: KeyError -> broken 1 for 1; stop 1: KeyError
-what the code of a worker raises before anybody has trained ends the job (1-2)
-  0 1 train
-  0 fails: KeyError -> broken 1 for 1; stop 1: KeyError
 
 who runs for ten seconds without a session is shown with the command for its log (2-2, job_name=digits)
   tick; 0 comes; 1 placed on node-a; wait 9.9 -> launch 0 1; remark 1 =
   wait 60.3 -> nothing; remark 1 = runs on node-a, no session for 70 s, see its log: `elasticdl logs digits --worker 1`
   -> reason = 1 of at least 2 workers ready; worker_stuck = 0
   1 connects -> nothing; remark 1 =
-so is one that runs the users own program (2-2, job_name=digits, own_program)
-  tick; 0 comes; 1 placed on node-a; wait 70 -> launch 0 1;
-      remark 1 = runs on node-a, no session for 70 s, see its log: `elasticdl logs digits --worker 1`
 it is given up in the end with where it stands (2-2, start_timeout=20)
   tick; 0 comes; 1 placed on node-a; wait 20.2 -> launch 0 1; read 1
   1 seen: its process runs; wait 2 -> kill 1: not ready 20 s after its start, its process runs; launch 2
-time in which the master was held up does not count (2-2)
-  tick; 1 placed; wait 1; jump 60; tick -> launch 0 1; remark 1 =
 the next master names it too and knows no reason of before (1-1)
   tick; 0 pend: 0/2 nodes are available; die; rise; 0 placed; wait 12 -> launch 0; shown 0 = starting;
       remark 0 = ...no session for 12 s...
@@ -110,12 +89,6 @@ def test_one_worker_after_another_that_gets_nowhere_is_replaced_later_and_later_
     assert play.fact("phase") == "pending"
 
 
-def test_so_is_one_that_is_told_to_leave_by_the_cluster_before_it_is_ready():
-    play = started()
-    waits = [until_launched(play, f"{n} connects; {n} drains; {n} evicted code 0") for n in range(4)]
-    assert waits == [0, *WAITS[:3]]
-
-
 @pytest.mark.parametrize("cause", BY_OTHERS)
 def test_workers_that_have_been_in_a_world_are_replaced_at_once_however_often(cause):
     play = Play(1, 2, **PATIENT)
@@ -124,29 +97,6 @@ def test_workers_that_have_been_in_a_world_are_replaced_at_once_however_often(ca
         assert launched(play.do(f"{worker} {cause}; 0 asks broken; tick")) == [worker + 1]
         play.do(f"{worker + 1} comes; leap 0.2; 0 asks; leap 2")
     assert (play.fact("worker_left cause"), play.fact("reason")) == (", ".join([cause] * 2 * CRASHES_IN_TRAINING), "")
-
-
-def test_those_that_are_lost_together_count_as_one():
-    play = Play(1, 50, **PATIENT)
-    assert len(launched(play.do("tick; 0-49 preempted"))) == 100, (
-        "a storm that takes all of them while they start is not felt"
-    )
-    assert launched(play.do("50-99 preempted")) == []
-    assert len(launched(play.do("leap 1"))) == 50
-
-
-def test_of_many_that_wait_one_tries_and_the_others_come_after_it_if_it_is_not_lost():
-    play, launches = started(20), []
-    while play.now < 120:
-        for worker in sorted(play.there):
-            play.do(f"{worker} evicted")
-        launches += [play.now] * len(launched(play.do(f"jump {TICK}; tick")))
-    assert sum(at > 4 for at in launches) <= 8
-    while not (first := launched(play.do(f"jump {TICK}; tick"))):
-        pass
-    assert len(first) == 1
-    together = [len(launched(play.do(f"jump {TICK}; tick"))) for _ in range(int(LONGEST_DELAY / TICK))]
-    assert (sum(together), max(together)) == (19, 1)
 
 
 def test_where_there_is_no_other_node_it_is_tried_less_and_less_and_a_person_sees_it_who_may_scale_the_job():
@@ -196,47 +146,3 @@ def test_one_that_trains_ends_the_row_however_often_it_happens_to_a_job():
         assert launched(play.do(f"{n} fails: other data; {n} crashed; leap 0.1")) == [n + 1]
         play.do(f"{n + 1} comes; 0 asks; {n + 1} at 1; {n + 1} at 2")
         assert launched(play.do(f"{n + 1} killed; 0 asks broken; leap 0.1")) == [n + 2]
-
-
-DEATHS = st.lists(
-    st.tuples(st.sampled_from([*BY_OTHERS, ExitCause.CLEAN]), st.booleans(), st.sampled_from([0.0, 0.1, 1.0])),
-    min_size=1,
-    max_size=6,
-)
-
-
-def most_launches(maximum, seconds):
-    return maximum + BURST * maximum + LEAST_BURST + seconds * max(LEAST_RATE, RATE * maximum) + 1
-
-
-@pytest.mark.parametrize(("maximum", "rounds"), [(1, 40), (10, 5)])
-@given(deaths=DEATHS)
-def test_however_workers_die_launches_are_bounded(maximum, rounds, deaths):
-    """All workers die, again and again, of these causes in turn, some as soon as they are in a world."""
-    play = Play(1, maximum, **PATIENT)
-    launches = [play.now] * len(launched(play.do("tick")))
-    for number in range(rounds):
-        cause, trains, pause = deaths[number % len(deaths)]
-        ids = " ".join(map(str, sorted(play.there)))
-        if trains and ids:
-            play.do(f"{ids} come; leap 0.2")
-        if ids:
-            told = play.do(f"{ids} leave" if cause is ExitCause.CLEAN else f"{ids} {cause}")
-            launches += [play.now] * len(launched(told))
-        launches += [play.now] * len(launched(play.do(f"leap {pause}")))
-    for began in {launches[0], launches[len(launches) // 2]}:
-        for seconds in (10, 60):
-            assert sum(began <= at < began + seconds for at in launches) <= most_launches(maximum, seconds)
-
-
-@pytest.mark.parametrize("maximum", [1, 4, 60])
-def test_a_thousand_workers_that_die_in_a_world_at_once_are_replaced_at_a_bounded_rate(maximum):
-    play = Play(1, maximum, **PATIENT)
-    launches = len(launched(play.do("tick")))
-    for _ in range(1000 // maximum):
-        if not (ids := " ".join(map(str, sorted(play.there)))):
-            play.do("leap 0.2")
-            continue
-        play.do(f"{ids} come; leap 0.2")
-        launches += len(launched(play.do(f"{ids} preempted; tick")))
-    assert min(4 * maximum, most_launches(maximum, 0) - 1) <= launches <= most_launches(maximum, play.now)
