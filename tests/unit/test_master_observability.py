@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from history_kit import SPENT, STARTED, eventful, storm
 from prometheus_client import CollectorRegistry, generate_latest
 
 from elasticdl.cli.cluster_run import make_parts
@@ -129,6 +130,28 @@ def test_a_job_that_waits_is_seen_to_wait_and_no_counter_falls():
             now[0] += seconds
             assert collected(metrics)[f'elasticdl_lost_seconds_total{{cause="{cause}"}}'] == 30
         now[0] += 5
+
+
+@pytest.mark.parametrize("past", [0, 30])
+@pytest.mark.parametrize("lines", [eventful(), storm(worlds=12, workers=4)], ids=["eventful", "storm"])
+def test_counters_never_fall_and_tell_where_the_time_went(lines, past):
+    """Else Prometheus takes one for one that began anew; nor does another master begin at 0."""
+    told, now, before = [*map(json.loads, lines)], [STARTED], {}
+    metrics = Metrics(lambda: STATUS, told[:past], clock=lambda: now[0])
+    for entry in [*told[past:], {"event": "warning", "time": told[-1]["time"]}]:
+        now[0] = max(now[0], entry.pop("time"))
+        metrics.recorded(entry.pop("event"), entry)
+        counters = {
+            name: each for name, each in collected(metrics).items() if re.search("_(total|sum|count)({|$)", name)
+        }
+        assert {name for name, value in before.items() if counters[name] < value} == set()
+        before = counters
+    if lines == eventful():
+        left = {cause: before[f'elasticdl_workers_left_total{{cause="{cause}"}}'] for cause in ("drained", "killed")}
+        assert (before["elasticdl_steps_total"], left) == (85, {"drained": 1, "killed": 1})
+        spent = [value for name, value in before.items() if re.match("elasticdl_(productive|lost)_seconds_total", name)]
+        assert sum(SPENT.values()) - 10 < sum(spent) <= sum(SPENT.values()), "of the newest it is not known yet"
+        assert before['elasticdl_lost_seconds_total{cause="waiting"}'] == SPENT["waiting"]
 
 
 def slow(metrics):
