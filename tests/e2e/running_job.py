@@ -160,9 +160,10 @@ def run_alone(script: Path, *arguments: object, code: int = 0, **env: str) -> st
 
 
 def read_curve(path: Path) -> list[tuple[float, ...]]:
-    """The rows of numbers that were written in full."""
+    """The rows of numbers that were written in full; with commas below a title."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [tuple(map(float, line.split())) for line in lines if line.endswith("\n")]
+    rows = [line.replace(",", " ").split() for line in lines if line.endswith("\n") and line[0].isdigit()]
+    return [tuple(map(float, row)) for row in rows]
 
 
 @contextmanager

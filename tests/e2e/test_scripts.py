@@ -1,0 +1,181 @@
+"""Scripts of every front end as whole jobs: whatever becomes of the workers and of the job, the model is that of one device."""
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from running_job import DEADLINE, QUICK_KERAS, REPOSITORY, read_curve, run_alone, start
+
+from elasticdl.job.jobdir import kept_states
+from tests.documents.reading import changed, read
+
+SCRIPTS = Path(__file__).parent / "scripts"
+WHOLE = REPOSITORY / "examples" / "whole_script.py"
+FROM_TORCHRUN = REPOSITORY / "examples" / "from_torchrun"
+SMALL = REPOSITORY / "tests" / "small_front_end.py"
+ENV = {**QUICK_KERAS, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+# By front end: its script, which is given a folder at the end, and who sums gradients.
+FRONT_ENDS = {
+    "plain": ([SCRIPTS / "trained.py", "plain"], "horovod"),
+    "library": ([SCRIPTS / "trained.py", "library"], "torch"),
+    "lightning": ([SCRIPTS / "trained.py", "lightning"], "torch"),
+    "trainer": ([SCRIPTS / "trained.py", "trainer"], "horovod"),
+    "keras": ([SCRIPTS / "trained_keras.py"], "torch"),
+    "small": ([SMALL, "elastic"], "torch"),
+    "whole script": ([SCRIPTS / "slow_bars.py", WHOLE, "--epochs", "8", "--out"], "torch"),
+}
+
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What a front end's script does on one device: its folder, made once."""
+    made = {}
+
+    def run(name):
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("alone")
+            run_alone(*FRONT_ENDS[name][0], made[name], **ENV)
+        return made[name]
+
+    return run
+
+
+def run(home, name, workers, folder):
+    script, engine = FRONT_ENDS[name]
+    folder.mkdir(exist_ok=True)
+    command = ["--num_workers", workers, "--collective", engine, "--", "python", *map(str, script), str(folder)]
+    return start(home, "run", *command, **ENV)
+
+
+def curve_of(folder):
+    return next((path for path in (folder / "curve", folder / "log.csv") if path.exists()), folder / "curve")
+
+
+def require_same(ours, theirs, missing):
+    """Each step once, but for so many at most whose rank 0 was lost before it had written them; and the same end."""
+    mine, expected = read_curve(curve_of(ours)), {row[0]: row for row in read_curve(curve_of(theirs))}
+    steps = [row[0] for row in mine]
+    assert steps == sorted(set(steps)), "a step was made twice"
+    assert len(expected) - missing <= len(mine) <= len(expected)
+    for row in mine:
+        assert row == pytest.approx(expected[row[0]], rel=1e-4, abs=1e-5), f"step {row[0]}"
+    said, wanted = ((each / "end").read_text() if (each / "end").exists() else "" for each in (ours, theirs))
+    assert NUMBER.sub("#", said) == NUMBER.sub("#", wanted)
+    numbers = list(map(float, NUMBER.findall(wanted)))
+    assert list(map(float, NUMBER.findall(said))) == pytest.approx(numbers, rel=1e-3, abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain",
+        "lightning",
+        "keras",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("library", "trainer", "small", "whole script")),
+    ],
+)
+def test_workers_that_come_and_go_do_not_show(alone, tmp_path, name):
+    expected, folder = alone(name), tmp_path / "elastic"
+    folder.mkdir()
+    (folder / "slow").touch()
+    with run(tmp_path, name, "2", folder) as job:
+
+        def wait_for_rows():
+            job.wait_for_rows(curve_of(folder))
+
+        wait_for_rows()
+        job.scale(3)
+        world = job.wait_for_world(size=3)
+        wait_for_rows()
+        for rank, number in ((2, signal.SIGKILL), (0, signal.SIGTERM), (0, signal.SIGKILL)):
+            gone = world["members"][rank]
+            job.signal(gone, number)
+            world = job.wait_for_world_without(gone)
+            wait_for_rows()
+        job.scale(1)
+        job.wait_for_world(size=1, after=world["world"])
+        wait_for_rows()
+        (folder / "slow").unlink()
+        assert job.finish() == 0, job.describe()
+        assert {"failed", "user error"}.isdisjoint(entry.get("cause", "") for entry in job.entries("worker_left"))
+        # A kill may come while the members agree on something, which is told.
+        warnings = [each for each in job.entries("warning") if "a decision is each worker's own" not in each["message"]]
+    assert not warnings
+    require_same(folder, expected, missing=1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["plain", *(pytest.param(each, marks=pytest.mark.slow) for each in ("library", "lightning", "trainer", "keras"))],
+)
+def test_the_only_worker_leaves_its_state_to_the_next_and_a_stopped_job_to_another(alone, tmp_path, name):
+    expected, folder = alone(name), tmp_path / "parts"
+    folder.mkdir()
+    (folder / "slow").touch()
+    with run(tmp_path, name, "1", folder) as job:
+        job.wait_for_rows(folder / "curve")
+        job.signal(0, signal.SIGTERM)
+        job.wait_for("its heir", lambda: any(0 not in world["members"] for world in job.entries("world_formed")))
+        job.wait_for_rows(folder / "curve", 5)
+        job.stop()
+        assert job.finish() == 1, job.describe()
+        *_, kept = job.entries("checkpoint")  # those before it are the script's own
+        assert f"  kept in {kept['path']}: the same command, with --job_name job, goes on from there\n" in job.output
+        said = job.output
+    (folder / "slow").unlink()
+    with run(tmp_path, name, "2", folder) as job:
+        assert job.finish() == 0, job.describe()
+        # Unless the trainer has just written a checkpoint of its own.
+        resumed = [] if name == "trainer" and kept["step"] % 10 == 0 else [kept["step"]]
+        assert [entry["step"] for entry in job.entries("resumed")] == resumed
+        assert not kept_states(job.job.path)
+        said += job.output
+    require_same(folder, expected, missing=2)
+    if name == "plain":  # what rank 0 prints is on the terminal, once
+        told = re.findall(r"^step (\d+)", said, re.M)
+        assert len(told) == len(set(told)) >= len(read_curve(folder / "curve")) - 2
+
+
+def test_a_newcomer_that_sets_another_rate_is_refused_and_the_job_goes_on(alone, tmp_path):
+    expected, folder = alone("plain"), tmp_path / "elastic"
+    folder.mkdir()
+    (folder / "slow").touch()
+    with run(tmp_path, "plain", "1-2", folder) as job:
+        job.wait_for_world(size=2)
+        job.wait_for_rows(folder / "curve")
+        (folder / "other").touch()
+        job.signal(1, signal.SIGKILL)
+        job.wait_for("a refusal", lambda: [each for each in job.entries("worker_left") if each["worker"] > 1])
+        refused = next(each for each in job.entries("worker_left") if each["worker"] > 1)
+        (folder / "slow").unlink()
+        assert job.finish() == 0, job.describe()
+    assert "refused: after step" in refused["reason"]
+    assert " on worker 0 and 0.3 on worker " in refused["reason"]
+    require_same(folder, expected, missing=0)
+
+
+def test_what_the_documents_say_makes_a_script_for_one_device_elastic_is_all_that_does():
+    steps = read(REPOSITORY / "docs" / "whole_script.md").steps
+    (difference,) = (each.text for each in steps if getattr(each, "language", "") == "diff")
+    assert "elastic." not in changed(WHOLE.read_text(), difference, undone=True)
+
+
+def test_what_becomes_of_a_loop_for_torchrun_says_the_same(tmp_path):
+    """With Horovod, whose world must last until the scripts of all workers are done."""
+
+    def epochs(lines):
+        return [list(map(float, re.findall(r"[\d.]+", line))) for line in lines if line.startswith("epoch ")]
+
+    torchrun = [Path(sys.executable).with_name("torchrun"), "--standalone", "--nproc-per-node", "2"]
+    how = {"check": True, "timeout": DEADLINE, "capture_output": True, "text": True}
+    theirs = subprocess.run([*torchrun, FROM_TORCHRUN / "ddp.py"], **how).stdout
+    script = ["--num_workers", "2", "--collective", "horovod", "--", "python", str(FROM_TORCHRUN / "elastic_ddp.py")]
+    with start(tmp_path, "run", *script) as job:
+        assert job.finish() == 0, job.describe()
+        assert len(job.entries("world_formed")) == 1, job.describe()
+        assert epochs(job.said()) == epochs(theirs.splitlines()) != []
