@@ -94,15 +94,6 @@ NODE = Part(
 )
 # Collects the metrics of jobs.
 PROMETHEUS = Part("prometheus", megabytes=1000, packages=("prometheus",), kept=("usr/bin/prometheus",))
-# Builds images as `docker build` does, without a daemon.
-IMAGE_BUILDER = Part(
-    "image-builder",
-    megabytes=1000,
-    packages=(
-        *("buildah", "golang-github-containers-common", "golang-github-containers-image"),
-        *("libgpgme11", "libdevmapper1.02.1"),
-    ),
-)
 # A batch system, and the libraries that a bare machine lacks for it.
 SLURM = Part(
     "slurm",

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from cluster_kit import CommandLine, priority_classes, wait_for
 from kubernetes import client
 from kubernetes.stream import stream
 
-from tests.cluster.build import IMAGE_BUILDER, require
-from tests.cluster.full.images import REPOSITORY_INSIDE, ImageBuilder
+from tests.cluster.full.images import REPOSITORY_INSIDE
 from tests.cluster.kit import Pods, container, is_running, new_namespace, shell
-from tests.cluster.recipes import Unavailable
 
 pytest_plugins = ["tests.cluster.fixtures"]
 pytestmark = pytest.mark.slow
 
-DEADLINE = 200
-MODEL_ZOO = Path(__file__).resolve().parents[2] / "model_zoo"
-TRAIN = ["train", "--model_def", "digits.mlp_torch"]
+TRAIN = ["train", "--model_def", "digits.mlp_torch", "--model_zoo", f"{REPOSITORY_INSIDE}/model_zoo"]
 # Of three GPUs of each node, so that no two workers are on one.
 TRAIN += ["--worker_resource_request", "cpu=0.2,memory=256Mi,gpu=2", "--worker_resource_limit", "memory=1Gi,gpu=2"]
 TRAIN += ["--global_batch_size", "64", "--stop_grace", "5"]
@@ -63,34 +53,10 @@ def elasticdl(full_cluster, pods, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def zoo_image(full_cluster, tmp_path_factory):
-    """An image of a model zoo, built here by `elasticdl zoo`, that all nodes have."""
-    try:
-        require([IMAGE_BUILDER])
-    except Unavailable as error:
-        pytest.skip(f"no builder of images: {error}")
-    builder = ImageBuilder.make(tmp_path_factory.mktemp("builder"))
-    builder.load(full_cluster.folder / "images/elasticdl.tar")
-    zoo, image = tmp_path_factory.mktemp("zoo"), "local.test/zoo:1"
-    shutil.copytree(MODEL_ZOO / "digits", zoo / "digits")
-    env = {**os.environ, **builder.environment}
-    for line in (
-        ["init", "--model_zoo", str(zoo), "--base_image", full_cluster.image],
-        ["build", str(zoo), "--image", image],
-    ):
-        command = [sys.executable, "-m", "elasticdl.cli", "zoo", *line]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=DEADLINE, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-    builder.save(image, builder.folder / "zoo.tar")
-    full_cluster.load_image(builder.folder / "zoo.tar")
-    return image
-
-
-@pytest.fixture(scope="module")
 def journal(full_cluster, elasticdl):
     """That of a job which trains for ever, on a worker of each node."""
-    long = ["--model_zoo", f"{REPOSITORY_INSIDE}/model_zoo", "--image", full_cluster.image, "--job_name", "long"]
-    done = elasticdl(*TRAIN, "--num_workers", "1-2", *long, "--num_epochs", "1000000", "--detach")
+    long = ["--num_workers", "1-2", "--image", full_cluster.image, "--job_name", "long", "--num_epochs", "1000000"]
+    done = elasticdl(*TRAIN, *long, "--detach")
     assert done.returncode == 0, done.stderr
     try:
         journal = Journal(elasticdl)
@@ -114,8 +80,8 @@ def now(pods):
     return {pod.metadata.name: pod for pod in pods.core.list_namespaced_pod(pods.namespace).items}
 
 
-def test_a_job_trains_on_both_nodes_and_leaves_nothing(elasticdl, zoo_image, pods):
-    done = elasticdl(*TRAIN, "--num_workers", "2", "--image", zoo_image, "--job_name", "short", "--num_epochs", "2")
+def test_a_job_trains_on_both_nodes_and_leaves_nothing(elasticdl, pods):
+    done = elasticdl(*TRAIN, "--num_workers", "2", "--image", pods.image, "--job_name", "short", "--num_epochs", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == ""
     assert "world 1: 2 workers" in done.stderr

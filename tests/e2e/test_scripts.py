@@ -16,7 +16,6 @@ SCRIPTS = Path(__file__).parent / "scripts"
 WHOLE = REPOSITORY / "examples" / "whole_script.py"
 FROM_TORCHRUN = REPOSITORY / "examples" / "from_torchrun"
 SMALL = REPOSITORY / "tests" / "small_front_end.py"
-ENV = {**QUICK_KERAS, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 # By front end: its script, which is given a folder at the end, and who sums gradients.
 FRONT_ENDS = {
     "plain": ([SCRIPTS / "trained.py", "plain"], "horovod"),
@@ -27,6 +26,11 @@ FRONT_ENDS = {
     "small": ([SMALL, "elastic"], "torch"),
     "whole script": ([SCRIPTS / "slow_bars.py", WHOLE, "--epochs", "8", "--out"], "torch"),
 }
+
+
+def environment(name):
+    return {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **(QUICK_KERAS if name == "keras" else {})}
+
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
@@ -39,7 +43,7 @@ def alone(tmp_path_factory):
     def run(name):
         if name not in made:
             made[name] = tmp_path_factory.mktemp("alone")
-            run_alone(*FRONT_ENDS[name][0], made[name], **ENV)
+            run_alone(*FRONT_ENDS[name][0], made[name], **environment(name))
         return made[name]
 
     return run
@@ -49,7 +53,7 @@ def run(home, name, workers, folder):
     script, engine = FRONT_ENDS[name]
     folder.mkdir(exist_ok=True)
     command = ["--num_workers", workers, "--collective", engine, "--", "python", *map(str, script), str(folder)]
-    return start(home, "run", *command, **ENV)
+    return start(home, "run", *command, **environment(name))
 
 
 def curve_of(folder):

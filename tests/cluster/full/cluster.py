@@ -24,12 +24,10 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.full import leftovers
 from tests.cluster.full.images import TEST_IMAGE, elasticdl_image, pause_image
 from tests.cluster.full.network import MOST_NODES, Network
-from tests.cluster.full.node import import_image
 from tests.cluster.full.settings import KubeletSettings
 from tests.cluster.processes import Leashed
 from tests.cluster.recipes import Unavailable, or_unavailable
 
-_LOADED_WITHIN_S = 60.0
 _TOOLS = ("unshare", "nsenter", "ip", "mount")
 _GROUPS = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "pids")
 _TRIED_WITHIN_S = 20.0
@@ -68,13 +66,6 @@ class FullCluster(Cluster):
 
         self._wait(counted, f"node {name} is not ready (logs: {self.logs}/*{name}*.log)")
         super().wait_for_node(name)
-
-    def load_image(self, archive: Path) -> None:
-        """Give every node the image of an archive, as `docker save` writes it; there is no registry to pull from."""
-        for name in self.node_names:
-            command = import_image(self._told[name].socket, archive)
-            command[0] = str(NODE.folder() / command[0])
-            subprocess.run(command, capture_output=True, timeout=_LOADED_WITHIN_S, check=True)
 
     def _connect(self) -> str:
         images = self.folder / "images"

@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
-import subprocess
 import sys
 import tarfile
 from collections.abc import Mapping, Sequence
@@ -18,16 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.build import IMAGE_BUILDER
-
 TEST_IMAGE = "local.test/elasticdl:1"
 PAUSE_IMAGE = "local.test/pause:1"
 REPOSITORY = Path(__file__).resolve().parents[3]
 # Not below /tmp, over which jobs have a volume.
 REPOSITORY_INSIDE = "/opt/elasticdl"
 ENVIRONMENT_INSIDE = "/opt/venv"
-_BUILT_WITHIN_S = 120.0
-_ANYTHING = {"default": [{"type": "insecureAcceptAnything"}]}
 _USER = "1000:1000"
 _PASSWD = "root:x:0:0:root:/root:/bin/sh\ntrainer:x:1000:1000::/tmp:/bin/sh\n"
 _MODE = 0o755
@@ -121,52 +115,3 @@ def runtime_spec(default: dict[str, Any], files_limit: int) -> dict[str, Any]:
         default["mounts"].append(mount)
     default["process"]["rlimits"] = [{"type": "RLIMIT_NOFILE", "hard": files_limit, "soft": files_limit}]
     return default
-
-
-@dataclass(frozen=True, slots=True)
-class ImageBuilder:
-    """Images by name, in ``folder``, by the buildah below ``root``; needs to be run by root.
-
-    No daemon, no registry, no setting of this machine has a part in it.
-    """
-
-    folder: Path
-    root: Path
-
-    @classmethod
-    def make(cls, folder: Path, root: Path | None = None) -> ImageBuilder:
-        """Without ``root`` the buildah is that of `tests.cluster.build.IMAGE_BUILDER`."""
-        (folder / ".config/containers").mkdir(parents=True)
-        (folder / ".config/containers/policy.json").write_text(json.dumps(_ANYTHING))
-        (folder / "registries.conf").write_text("unqualified-search-registries = []\n")
-        places = f'runroot = "{folder}/run"\ngraphroot = "{folder}/images"\n'
-        (folder / "storage.conf").write_text(f'[storage]\ndriver = "vfs"\n{places}')
-        return cls(folder, root or IMAGE_BUILDER.folder() / "root")
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """For a process that is to build here: to be added to its own."""
-        return {
-            "PATH": str(self.root / "usr/bin"),
-            "LD_LIBRARY_PATH": str(self.root / "usr/lib/x86_64-linux-gnu"),
-            "HOME": str(self.folder),
-            "TMPDIR": str(self.folder),
-            "XDG_RUNTIME_DIR": str(self.folder),
-            "BUILDAH_ISOLATION": "chroot",
-            "STORAGE_DRIVER": "vfs",
-            "CONTAINERS_CONF": os.devnull,
-            "CONTAINERS_STORAGE_CONF": str(self.folder / "storage.conf"),
-            "CONTAINERS_REGISTRIES_CONF": str(self.folder / "registries.conf"),
-        }
-
-    def load(self, archive: Path) -> None:
-        """Have the image of an archive here."""
-        self._run("pull", f"docker-archive:{archive}")
-
-    def save(self, image: str, archive: Path) -> None:
-        self._run("push", image, f"docker-archive:{archive}:{image}")
-
-    def _run(self, *arguments: str) -> None:
-        program = self.root / "usr/bin/buildah"
-        env = {**os.environ, **self.environment}
-        subprocess.run([str(program), *arguments], env=env, capture_output=True, timeout=_BUILT_WITHIN_S, check=True)

@@ -95,11 +95,6 @@ def _mount(*arguments: str) -> None:
     subprocess.run(["mount", *arguments], timeout=_COMMAND_WITHIN_S, check=True)
 
 
-def import_image(socket: str, archive: Path) -> list[str]:
-    """The command that gives containerd an image, among those that the kubelet knows."""
-    return ["ctr", "--address", socket, "--namespace", "k8s.io", "images", "import", str(archive)]
-
-
 class Node:
     """The programs of a node; everything here runs in its namespaces."""
 
@@ -136,7 +131,8 @@ class Node:
             "--maximum-dead-containers-per-container=2",
         )
         for archive in sorted(Path(settings.images).glob("*.tar")):
-            self._run(*import_image(settings.socket, archive))
+            known = ("--namespace", "k8s.io")  # to the kubelet
+            self._run("ctr", "--address", settings.socket, *known, "images", "import", str(archive))
         services = Api(settings.own / "services.kubeconfig")
         threading.Thread(target=names.serve, args=(settings.address, services), daemon=True).start()
         settings.prepared.touch()
