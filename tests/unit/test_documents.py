@@ -81,12 +81,6 @@ def test_names_in_sentences_and_tables_exist():
     assert wrong((each, check_elastic, each.text, names.get(each.document, {})) for each in spans) == []
 
 
-def test_the_files_of_the_walks_exist():
-    found = re.findall(r"^([\w/]+\.py)  ", (ROOT / "docs" / "walks.md").read_text(), re.MULTILINE)
-    assert [path for path in found if not (ROOT / "elasticdl" / path).exists()] == []
-    assert len(found) > 20
-
-
 def test_the_config_file_of_the_documents_is_one():
     block = re.search(r"```yaml\n(.*?)```", (ROOT / "docs" / "cli.md").read_text(), re.DOTALL)
     assert JobSpec.model_validate(yaml.safe_load(block[1])).model_def == "digits.cnn_torch"

@@ -1,4 +1,7 @@
-"""What a user of Run:AI's library writes: `fit`, twice, and `evaluate`; as `trained.py`, with a folder alone."""
+"""What a user of Run:AI's library writes: `fit`, once or again with another optimizer, and `evaluate`; else as `trained.py`.
+
+trained_keras.py once | again FOLDER
+"""
 
 import sys
 import time
@@ -9,7 +12,7 @@ import numpy as np
 
 import elasticdl.elastic.keras as elastic
 
-folder = Path(sys.argv[1])
+again, folder = sys.argv[1] == "again", Path(sys.argv[2])
 
 
 class Observer(keras.callbacks.Callback):
@@ -35,10 +38,11 @@ x = np.random.default_rng(0).normal(size=(160, 4)).astype("float32")
 y = x.sum(1, keepdims=True)
 inputs = keras.Input((4,))
 model = elastic.models.Model(keras.Model(inputs, keras.layers.Dense(1)(inputs)))
-model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", metrics=["mae"])
-given = {"verbose": 0, "validation_data": (x[:50], y[:50])}
-told = [model.fit(x, y, epochs=1, callbacks=[Observer(1)], **given).history]
-model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])  # now with another optimizer
+given, told = {"verbose": 0, "validation_data": (x[:50], y[:50])}, []
+if again:
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", metrics=["mae"])
+    told.append(model.fit(x, y, epochs=1, callbacks=[Observer(1)], **given).history)
+model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
 plateau = keras.callbacks.ReduceLROnPlateau("loss", min_delta=1e9, patience=2, factor=0.5)
 told.append(model.fit(x, y, epochs=12, steps_per_epoch=10, callbacks=[Observer(2), plateau], **given).history)
 told.append(model.evaluate(x, y, verbose=0))
