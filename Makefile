@@ -15,7 +15,7 @@ demo:  ## train on real digits while workers come and go; sets up only what that
 	@scripts/setup.sh demo
 	$(BIN)/python scripts/demo.py
 
-cluster: setup  ## a Kubernetes cluster to play with, until Ctrl-C; ARGS="--nodes 2 --gpus 3", "--full": with real containers, as root
+cluster: setup  ## a Kubernetes cluster to play with, until Ctrl-C; ARGS="--nodes 2 --gpus 3"
 	$(BIN)/python -m tests.cluster $(ARGS)
 
 # Two at a time: most tests of whole jobs wait more than they compute. What shares fixtures stays in one process

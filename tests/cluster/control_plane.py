@@ -17,7 +17,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.cluster.papers import Authority, write_key, write_kubeconfig
+from tests.cluster.credentials import Authority, write_key, write_kubeconfig
 from tests.cluster.processes import Leashed
 
 HOST = "127.0.0.1"
@@ -54,13 +54,11 @@ class ControlPlane:
         """
         self._host = host
         (self._folder / "logs").mkdir(parents=True, exist_ok=True)
-        self._papers = self._folder / "pki"
-        self.authority = Authority.create(self._papers)
+        self._pki = self._folder / "pki"
+        self.authority = Authority.create(self._pki)
         names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc"]
-        self.authority.issue(
-            self._papers / "apiserver", "kube-apiserver", ["system:masters"], [host, "10.96.0.1"], names
-        )
-        write_key(self._papers / "accounts.key")
+        self.authority.issue(self._pki / "apiserver", "kube-apiserver", ["system:masters"], [host, "10.96.0.1"], names)
+        write_key(self._pki / "accounts.key")
         (self._api_port,) = free_ports(1, host)
         scheduler_port, controller_port = free_ports(2)
         self._start_etcd()
@@ -110,7 +108,7 @@ class ControlPlane:
         self._run("etcd", flags)
 
     def _start_api_server(self) -> None:
-        own, account_key = self._papers / "apiserver", self._papers / "accounts.key"
+        own, account_key = self._pki / "apiserver", self._pki / "accounts.key"
         flags = {
             "bind-address": self._host,
             "secure-port": self._api_port,
@@ -130,7 +128,7 @@ class ControlPlane:
             "kubelet-preferred-address-types": "InternalIP",
             "default-not-ready-toleration-seconds": _TOLERATION_S,
             "default-unreachable-toleration-seconds": _TOLERATION_S,
-            "cert-dir": self._papers,
+            "cert-dir": self._pki,
         }
         # The endpoint of the Service `kubernetes`, which may not be on loopback; there the nodes say where the server is.
         if self._host == HOST:
@@ -141,7 +139,7 @@ class ControlPlane:
         self._wait_for("API server", "/readyz")
 
     def _start_scheduler(self, port: int) -> None:
-        kubeconfig = self.admit(self._papers / "kube-scheduler", "system:kube-scheduler")
+        kubeconfig = self.admit(self._pki / "kube-scheduler", "system:kube-scheduler")
         configuration: dict[str, object] = {
             "apiVersion": "kubescheduler.config.k8s.io/v1",
             "kind": "KubeSchedulerConfiguration",
@@ -156,12 +154,12 @@ class ControlPlane:
         self._run("kube-scheduler", {"config": path, **self._component_flags(kubeconfig, port)})
 
     def _start_controller_manager(self, port: int) -> None:
-        kubeconfig = self.admit(self._papers / "kube-controller-manager", "system:kube-controller-manager")
+        kubeconfig = self.admit(self._pki / "kube-controller-manager", "system:kube-controller-manager")
         flags = {
             "kubeconfig": kubeconfig,
             "leader-elect": "false",
             "use-service-account-credentials": "true",
-            "service-account-private-key-file": self._papers / "accounts.key",
+            "service-account-private-key-file": self._pki / "accounts.key",
             "root-ca-file": self.authority.file,
             "node-monitor-period": "1s",
             "node-monitor-grace-period": f"{_NODE_GRACE_S}s",
@@ -173,7 +171,7 @@ class ControlPlane:
         self._run("kube-controller-manager", flags)
 
     def _component_flags(self, kubeconfig: Path, port: int) -> dict[str, object]:
-        flags: dict[str, object] = {"bind-address": HOST, "secure-port": port, "cert-dir": self._papers}
+        flags: dict[str, object] = {"bind-address": HOST, "secure-port": port, "cert-dir": self._pki}
         return {**flags, "authentication-kubeconfig": kubeconfig, "authorization-kubeconfig": kubeconfig}
 
     def _run(self, name: str, flags: dict[str, object]) -> None:
@@ -183,7 +181,7 @@ class ControlPlane:
     def _wait_for(self, what: str, path: str) -> None:
         """Until the API server answers a request for ``path``, and not with an error."""
         context = ssl.create_default_context(cafile=self.authority.file)
-        context.load_cert_chain(self._papers / "apiserver.crt", self._papers / "apiserver.key")
+        context.load_cert_chain(self._pki / "apiserver.crt", self._pki / "apiserver.key")
         deadline = time.monotonic() + _READY_WITHIN_S
         while True:
             try:

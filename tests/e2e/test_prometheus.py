@@ -49,13 +49,13 @@ def program() -> Path:
 class Collector:
     """Prometheus, collecting from one master."""
 
-    def __init__(self, program: Path, folder: Path, target: str, papers: Path) -> None:
+    def __init__(self, program: Path, folder: Path, target: str, keys: Path) -> None:
         self._log = folder / "prometheus.log"
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self._url = f"http://127.0.0.1:{port}"
         configuration = folder / "prometheus.yml"
-        configuration.write_text(yaml.safe_dump(scrape_configuration(target, papers)))
+        configuration.write_text(yaml.safe_dump(scrape_configuration(target, keys)))
         command = [str(program), f"--config.file={configuration}", f"--storage.tsdb.path={folder / 'data'}"]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -82,12 +82,12 @@ class Collector:
         return float(sample["value"][1])
 
 
-def scrape_configuration(target: str, papers: Path) -> dict[str, Any]:
+def scrape_configuration(target: str, keys: Path) -> dict[str, Any]:
     """What the Prometheus operator makes of the ServiceMonitor of the documents, as far as it concerns one master."""
     monitor = yaml.safe_load((OBSERVABILITY / "servicemonitor.yaml").read_text().replace("digits", NAME))["spec"]
     (endpoint,) = monitor["endpoints"]
     tls = endpoint["tlsConfig"]
-    keys = {"ca_file": tls["ca"]["secret"], "cert_file": tls["cert"]["secret"], "key_file": tls["keySecret"]}
+    files = {"ca_file": tls["ca"]["secret"], "cert_file": tls["cert"]["secret"], "key_file": tls["keySecret"]}
     labels = {label.replace(".", "_").replace("/", "_"): NAME for label in monitor["targetLabels"]}
     job = {
         "job_name": NAME,
@@ -96,7 +96,7 @@ def scrape_configuration(target: str, papers: Path) -> dict[str, Any]:
         "scrape_interval": "1s",  # a test has not as long as a person
         "tls_config": {
             "server_name": tls["serverName"],
-            **{option: str(papers / secret["name"] / secret["key"]) for option, secret in keys.items()},
+            **{option: str(keys / secret["name"] / secret["key"]) for option, secret in files.items()},
         },
         # The namespace is what the operator adds by itself.
         "static_configs": [{"targets": [target], "labels": {"namespace": NAMESPACE, **labels}}],
@@ -118,12 +118,12 @@ def job(cluster, namespace, tmp_path) -> Iterator[WatchedJob]:
 def prometheus(job, program, tmp_path) -> Iterator[Collector]:
     job.wait_for_step(1)
     (master,) = job.masters()
-    papers = tmp_path / "papers"
+    keys = tmp_path / "keys"
     secret: Any = job.core.read_namespaced_secret(f"{NAME}-metrics-tls", job.namespace)
-    (papers / secret.metadata.name).mkdir(parents=True)
+    (keys / secret.metadata.name).mkdir(parents=True)
     for key, value in secret.data.items():
-        (papers / secret.metadata.name / key).write_bytes(base64.b64decode(value))
-    collector = Collector(program, tmp_path, f"{master.status.pod_ip}:{METRICS_PORT}", papers)
+        (keys / secret.metadata.name / key).write_bytes(base64.b64decode(value))
+    collector = Collector(program, tmp_path, f"{master.status.pod_ip}:{METRICS_PORT}", keys)
     yield collector
     collector.process.kill()
     collector.process.wait()

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster.api import Json
+from tests.cluster.credentials import write_kubeconfig
 from tests.cluster.node.volumes import SERVICE_ACCOUNT, Sources, Unready
-from tests.cluster.papers import write_kubeconfig
 
 
 class CannotStart(Exception):

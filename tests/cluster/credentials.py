@@ -1,4 +1,4 @@
-"""By what a cluster and those who talk to it know each other: one authority, its certificates, and kubeconfigs. They go with it."""
+"""Certificates of a cluster's own authority, keys and kubeconfigs."""
 
 from __future__ import annotations
 
