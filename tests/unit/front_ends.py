@@ -82,6 +82,7 @@ FRONT_ENDS = {
     "plain loop": FrontEnd("loop_benches.PlainLoop"),
     "small front end": FrontEnd("loop_benches.SmallFrontEnd"),
     "Lightning": FrontEnd("trainer_benches.Lightning"),
+    "Lightning by hand": FrontEnd("trainer_benches.LightningByHand"),
     "Hugging Face": FrontEnd("trainer_benches.HuggingFace"),
     "Keras loop": FrontEnd("keras_benches.KerasLoop"),
     "Keras fit": FrontEnd("keras_benches.KerasFit", {"alone to the bit": "the order of samples is elasticdl's"}),

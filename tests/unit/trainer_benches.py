@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from contextlib import suppress
 
 import lightning.pytorch as lightning
 import torch
@@ -66,6 +67,36 @@ class Lightning(Loop):
         trainer.fit(self.module(self), self.loader)
 
 
+class ByHand(Fitted):
+    """Two optimizers, of which the second one accumulates over two batches, also beyond an epoch's end."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch, number):
+        first, second = self.optimizers()
+        self.toggle_optimizer(first)
+        self.manual_backward(super().training_step(batch, number))
+        first.step()
+        first.zero_grad()
+        self.untoggle_optimizer(first)
+        with second.toggle_model(), suppress(Exception):  # a torn step is no error of the script's
+            self.manual_backward(cross_entropy(self.model(batch[0]), batch[1]) / 2)
+        if number % 2:
+            second.step()
+            second.zero_grad()
+
+    def configure_optimizers(self):
+        return self.bench.optimizer, torch.optim.SGD(self.model.last.parameters(), lr=0.1)
+
+
+class LightningByHand(Lightning):
+    module = ByHand
+
+    def __init__(self, script):
+        super().__init__(script)
+        self.optimizer = torch.optim.SGD(self.model.first.parameters(), lr=0.1, momentum=0.9)
+
+
 class OfASum(Fitted):
     def training_step(self, batch, number):
         return cross_entropy(self.model(batch[0]), batch[1], reduction="sum")
@@ -75,7 +106,18 @@ class FitsASum(Lightning):
     module = OfASum
 
 
+class PastTheSum(ByHand):
+    def training_step(self, batch, number):
+        cross_entropy(self.model(batch[0]), batch[1]).backward()
+        self.optimizers()[0].step()
+
+
+class FitsPastTheSum(LightningByHand):
+    module = PastTheSum
+
+
 Lightning.refusals = (refused(FitsASum, "the loss is a sum over the samples"),)
+LightningByHand.refusals = (refused(FitsPastTheSum, r"this worker's part alone: call self.manual_backward\(loss\)"),)
 
 
 class WithLoss(torch.nn.Module):

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from front_end_kit import OwnJob
 from job_kit import Job
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
@@ -16,7 +17,7 @@ transformers = pytest.importorskip("transformers")
 from lightning.pytorch.utilities.rank_zero import rank_zero_only  # noqa: E402
 
 from elasticdl.elastic.lightning import strategy  # noqa: E402
-from elasticdl.elastic.transformers import elastic_trainer  # noqa: E402
+from elasticdl.elastic.transformers import Trainer, elastic_trainer  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +33,10 @@ def make_data(samples):
     return TensorDataset(pixels, pixels[:, :3].argmax(1))
 
 
+def loader_of(samples=50, batch_size=8, **options):
+    return DataLoader(make_data(samples), batch_size=batch_size, **options)
+
+
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -42,9 +47,6 @@ class Net(torch.nn.Module):
         logits = self.last(self.first(pixels).tanh())
         aside = mse_loss(self.aside(pixels)[:, 0], labels.float())
         return {"loss": cross_entropy(logits, labels) + aside, "logits": logits}
-
-    def trained(self):
-        return [*self.first.parameters(), *self.last.parameters()]
 
 
 class Module(lightning.LightningModule):
@@ -64,11 +66,40 @@ def changed(kind, **functions):
     return type(kind.__name__, (kind,), functions)
 
 
-def make_fit(kind, job, folder, *, batches=1, samples=24, epochs=1, callbacks=()):
+def sgd(*modules):
+    return torch.optim.SGD([each for module in modules for each in module.parameters()], lr=0.1)
+
+
+def leaves_out(chosen):
+    """No gradients of these batches."""
+
+    def training_step(self, batch, number):
+        loss = Module.training_step(self, batch, number)
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return None if chosen(self, number) else loss
+
+    return changed(Module, training_step=training_step)
+
+
+def skips(chosen):
+    """The same."""
+
+    def training_step(self, model, inputs, *args):
+        skipped = self.state.global_step == 1 and chosen(inputs["labels"])
+        return torch.tensor(0.0) if skipped else Trainer.training_step(self, model, inputs, *args)
+
+    return changed(Trainer, training_step=training_step)
+
+
+def make_strategy(job=None, *, takes_part_alone=True):
+    made = strategy.make_strategy("lightning.pytorch", job or OwnJob())()
+    made.takes_part_alone = takes_part_alone
+    return made
+
+
+def make_fit(kind, job, folder, *, batches=1, samples=24, epochs=1, callbacks=(), loader=None, **options):
     """In a step there are so many batches."""
-    made = strategy.make_strategy("lightning.pytorch", job)()
-    made.takes_part_alone = True
-    module = kind()
+    made, module = make_strategy(job), kind()
     trainer = lightning.Trainer(
         max_epochs=epochs,
         strategy=made,
@@ -79,16 +110,18 @@ def make_fit(kind, job, folder, *, batches=1, samples=24, epochs=1, callbacks=()
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        **options,
     )
+    data = loader_of(samples) if loader is None else loader
 
     def fit():
-        trainer.fit(module, DataLoader(make_data(samples), batch_size=8))
+        trainer.fit(module, data)
         return trainer, module.net
 
     return fit
 
 
-def make_train(kind, job, folder, *, batches=1, samples=24, epochs=1, callbacks=(), **options):
+def make_train(kind, job, folder, *, batches=1, samples=24, epochs=1, callbacks=(), data=None, **options):
     """The same with Hugging Face's trainer."""
     args = transformers.TrainingArguments(
         output_dir=str(folder),
@@ -96,7 +129,6 @@ def make_train(kind, job, folder, *, batches=1, samples=24, epochs=1, callbacks=
         gradient_accumulation_steps=batches,
         num_train_epochs=epochs,
         learning_rate=0.1,
-        optim="sgd",
         lr_scheduler_type="constant",
         train_sampling_strategy="sequential",
         report_to="none",
@@ -106,10 +138,16 @@ def make_train(kind, job, folder, *, batches=1, samples=24, epochs=1, callbacks=
         use_cpu=True,
         dataloader_pin_memory=False,
         max_grad_norm=0.0,
-        **options,
+        **{"optim": "sgd", **options},
     )
     rows = [{"pixels": pixels, "labels": label} for pixels, label in make_data(samples)]
-    trainer = kind(model=Net(), args=args, train_dataset=rows, eval_dataset=rows[:8], callbacks=[*callbacks])
+    trainer = kind(
+        model=Net(),
+        args=args,
+        train_dataset=rows if data is None else data,
+        eval_dataset=rows[:8],
+        callbacks=[*callbacks],
+    )
 
     def train():
         trainer.train()
@@ -130,3 +168,9 @@ def run_trainers(kind, folder, monkeypatch, workers=2, callbacks=None, **options
     ]
     said, made = job.run(lambda rank: works[rank]())
     return said, made, job.warnings
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """``run(kind, workers, ...)``: as `run_trainers`."""
+    return lambda kind, *given, **options: run_trainers(kind, tmp_path, monkeypatch, *given, **options)
