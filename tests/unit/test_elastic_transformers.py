@@ -1,6 +1,5 @@
 """Hugging Face's Trainer in a world of one: it is transformers' own to the bit; what can't be had is refused."""
 
-
 import pytest
 import torch
 from front_end_kit import OwnJob
