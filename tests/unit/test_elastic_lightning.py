@@ -8,17 +8,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from front_end_kit import OwnJob, be_behind, come_later, keep_states
 from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.data import has_len_all_ranks
+from session_kit import receive
 from torch.nn.functional import cross_entropy
-from trainers_kit import lightning, loader_of, make_strategy, process_is_kept  # noqa: F401
+from trainers_kit import OwnJob, lightning, loader_of, make_strategy, process_is_kept  # noqa: F401
 
 import elasticdl.elastic.lightning as elastic
 from elasticdl.elastic.lightning import strategy
 from elasticdl.elastic.lightning.fit_host import Writing
-from elasticdl.elastic.torch_kit.participant import Participant
+from elasticdl.elastic.torch_kit.participant import Outcome, Participant
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -83,6 +83,55 @@ def result_of(folder, trainer, module):
     weights = {key: value.tolist() for key, value in module.state_dict().items()}
     files = sorted(path.name for path in folder.glob("checkpoints/*"))
     return module.seen, trainer.global_step, trainer.current_epoch, log, rates, files, weights
+
+
+def keep_states(monkeypatch, work):
+    """What it returns, and the states before each of its batches."""
+    states, commit = [], Participant.commit
+
+    def keep_and_commit(self, epoch):
+        states.append(pickle.dumps(self.state.state_dict()))
+        return commit(self, epoch)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Participant, "commit", keep_and_commit)
+        return work(), states
+
+
+def take(participant, state):
+    """As when it is sent."""
+    receive(participant.state, pickle.loads(state))
+
+
+def come_later(monkeypatch, state, work):
+    """``work`` on a worker that comes where the job has this state."""
+    join = Participant.join
+
+    def join_from(self):
+        join(self)
+        take(self, state)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Participant, "join", join_from)
+        return work()
+
+
+def be_behind(monkeypatch, step, state, work):
+    """``work`` on a worker that has lost the connection when the gradients of this step had arrived everywhere else. ``state``: after that."""
+    made, settle = [], Participant.settle
+
+    def take_theirs(self, failure=None, **how):
+        counts = not self.is_reduced and not self.is_catching_up
+        made.extend([self.state.step] * counts)
+        if not counts or len(made) != step:
+            return settle(self, failure, **how)
+        take(self, state)
+        self.open_batches.clear()
+        return Outcome.BEHIND
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Participant, "settle", take_theirs)
+        return work()
 
 
 class OwnOrder(torch.utils.data.Sampler):

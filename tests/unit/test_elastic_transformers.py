@@ -1,9 +1,8 @@
-"""Hugging Face's Trainer in a world of one: it is transformers' own to the bit; what can't be had is refused."""
+"""Hugging Face's Trainer in a world of one: it is transformers' own to the bit, and goes on from its checkpoints."""
 
 import pytest
 import torch
-from front_end_kit import OwnJob
-from trainers_kit import process_is_kept, transformers  # noqa: F401
+from trainers_kit import OwnJob, process_is_kept, transformers  # noqa: F401
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
 from elasticdl.elastic.transformers import Seq2SeqTrainer, Trainer, elastic_trainer, patch
