@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import queue
@@ -21,7 +20,6 @@ from elasticdl.elastic.link.store import Endpoint, KvStore
 from elasticdl.elastic.link.witness import Operations
 
 DEADLINE = 60.0
-CLONE_NEWNET = 0x40000000  # sched.h
 ENGINES = ("horovod", "torch")
 KERAS_ENGINES = ("keras-horovod", "keras-torch")
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -57,13 +55,13 @@ def make_collective(engine: str, endpoint: Endpoint) -> Any:
 class Program:
     """What a member can be told to do. Its main thread does one thing after another; entries and breaks come in between."""
 
-    def __init__(self, pipe: Connection, engine: str, interface: str) -> None:
+    def __init__(self, pipe: Connection, engine: str) -> None:
         self._pipe = pipe
         self._sending = threading.Lock()
         self._todo: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
         self.store = KvStore(lambda *entry: self._send("entry", entry))
         self._connections: list[tuple[socket.socket, socket.socket]] = []
-        self.collective = make_collective(engine, Endpoint(self.store, interface))
+        self.collective = make_collective(engine, Endpoint(self.store, "lo"))
 
     def run(self) -> None:
         threading.Thread(target=self._receive, daemon=True).start()
@@ -211,29 +209,20 @@ def _is_open(client: socket.socket, peer: socket.socket) -> bool:
     return peer.recv(1) == b"x"
 
 
-def _enter_network_of(pid: int) -> None:
-    """As `os.setns`, which Python has since 3.12."""
-    with open(f"/proc/{pid}/ns/net") as namespace:
-        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), "setns")
-
-
-def _run(pipe: Connection, engine: str, host: int) -> None:
+def _run(pipe: Connection, engine: str) -> None:
     import torch
 
-    if host:
-        _enter_network_of(host)
     torch.set_num_threads(1)
     # Gloo's own timeout is not what ends the waiting.
     os.environ.update({"HOROVOD_ELASTIC": "1", "HOROVOD_GLOO_TIMEOUT_SECONDS": "3600"})
-    Program(pipe, engine, "eth0" if host else "lo").run()
+    Program(pipe, engine).run()
 
 
 class MemberProcess:
-    def __init__(self, number: int, engine: str, host: int) -> None:
+    def __init__(self, number: int, engine: str) -> None:
         self.number = number
         self.pipe, theirs = CONTEXT.Pipe()
-        self.process = CONTEXT.Process(target=_run, args=(theirs, engine, host), daemon=True)
+        self.process = CONTEXT.Process(target=_run, args=(theirs, engine), daemon=True)
         self.process.start()
         theirs.close()
         self._telling = threading.Lock()
@@ -264,10 +253,9 @@ class Group:
         self.members: list[MemberProcess] = []
         self.version = 0
 
-    def add(self, count: int = 1, *, host: int = 0) -> list[MemberProcess]:
-        """``host``: a process in whose network namespace they are, if not in the test's."""
+    def add(self, count: int) -> list[MemberProcess]:
         for _ in range(count):
-            member = MemberProcess(len(self.members), self.engine, host)
+            member = MemberProcess(len(self.members), self.engine)
             self.members.append(member)
             threading.Thread(target=self._relay, args=(member,), daemon=True).start()
         return self.members[-count:]
@@ -293,8 +281,8 @@ class Group:
             member.tell(how, World.of(self.version, made, rank))
         return self.version
 
-    def form(self, members: list[MemberProcess]) -> None:
-        self.begin(members)
+    def form(self, members: list[MemberProcess], how: str = "start") -> None:
+        self.begin(members, how)
         assert [member.result() for member in members] == [None] * len(members)
 
     def all(self, members: list[MemberProcess], name: str, *arguments: list[Any]) -> list[Any]:
