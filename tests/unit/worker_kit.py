@@ -159,7 +159,8 @@ class Script(FakeMaster):
         core = ScriptedCore()
         core.votes = self.votes
         super().__init__(core=core)
-        self.session.jobs_place = lambda: (0, 0)  # at once: a worker waits for its master's first word
+        # At once: a worker waits for its master's first word.
+        self.session.jobs_place, self.session.jobs_facts = lambda: (0, 0), bytes
         self.leave_after, self.stop_after, self.checkpoint = set(leave_after), stop_after, checkpoint
         self.most_worlds, self.rank, self.size = most_worlds, rank, size
         self.worlds = 0
