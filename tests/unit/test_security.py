@@ -23,32 +23,33 @@ from elasticdl.master.shell.serve import Master, local_master
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "security.md").read_text()
-MARK = re.compile(r"<!-- (.*?) -->")
-TENANTS = {"pods", "events"}
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
 
 
 def made(kind, **options):
     return [each for each in manifests.companions(parts(**options)) if each["kind"] == kind]
 
 
+def calls(role):
+    return [name for name, roles in ALLOWED.items() if role in roles]
+
+
 # ---- the document ----
-
-
-def sentences():
-    """Each with its mark. Headings and tables have none."""
-    body = "\n".join(line for line in DOCUMENT.splitlines() if not line.startswith(("#", "|")))
-    texts = MARK.split(body)
-    assert not texts[-1].strip(), f"without a mark: {texts[-1].strip()}"
-    return list(zip((each.strip() for each in texts[:-1:2]), texts[1::2], strict=True))
 
 
 def test_every_sentence_of_the_document_has_its_test():
     texts = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
     tests = {name for text in texts for name in re.findall(r"^(?:async )?def (test_\w+)", text, re.MULTILINE)}
-    assert len(DOCUMENT.splitlines()) <= 80, "it is short"
-    for sentence, mark in sentences():
-        assert re.search(r"[.!?]$", sentence), f"no sentence: {sentence}"
-        assert not re.search(r"[.!?] \S", sentence), f"more than one sentence before a mark: {sentence}"
+    body = "\n".join(line for line in DOCUMENT.splitlines() if not line.startswith(("#", "|")))  # headings and tables
+    *marked, rest = re.split(r"<!-- (.*?) -->", body)
+    assert not rest.strip(), "without a mark"
+    for sentence, mark in zip(marked[::2], marked[1::2], strict=True):
+        assert re.fullmatch(r"(?s)(?:(?![.!?] \S).)*[.!?]", sentence.strip()), (
+            f"not one sentence before a mark: {sentence}"
+        )
         if mark not in ("advice", "warning"):
             assert mark.removeprefix("test: ") in tests, f"no such test: {mark}, of: {sentence}"
 
@@ -56,12 +57,8 @@ def test_every_sentence_of_the_document_has_its_test():
 def test_the_table_of_roles_is_what_the_master_allows():
     rows = re.findall(r"^\| (\w+) \| `(.*?)` \| (.*?) \|$", DOCUMENT, re.MULTILINE)
     assert {role: (secret, calls) for role, secret, calls in rows} == {
-        role: (names.tls_name("NAME", role), ", ".join(sorted(_calls(role))) or "none") for role in Role
+        role: (names.tls_name("NAME", role), ", ".join(sorted(calls(role))) or "none") for role in Role
     }
-
-
-def _calls(role):
-    return [name for name, roles in ALLOWED.items() if role in roles]
 
 
 # ---- Slurm ----
@@ -74,8 +71,10 @@ def test_only_the_user_can_read_the_keys_of_a_slurm_job(tmp_path, monkeypatch):
     assert folder_run.run_on_slurm(spec, detach=True) == 0
     folder = JobDir(tmp_path / "jobs" / "mine").tls
     assert {each.name for each in folder.iterdir()} == {str(role) for role in Role}
-    kinds = {(each.is_dir(), stat.S_IMODE(each.stat().st_mode)) for each in [folder.parent, *folder.rglob("*")]}
-    assert kinds == {(True, 0o700), (False, 0o600)}
+    assert {(each.is_dir(), mode(each)) for each in [folder.parent, *folder.rglob("*")]} == {
+        (True, 0o700),
+        (False, 0o600),
+    }
 
 
 # ---- this machine ----
@@ -85,13 +84,6 @@ def test_only_the_user_can_read_the_keys_of_a_slurm_job(tmp_path, monkeypatch):
 def job(tmp_path, monkeypatch):
     monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path))
     return create_job_dir("mine")
-
-
-def test_only_the_user_can_read_a_local_jobs_token(job):
-    job.path.chmod(0o755)  # as somebody does who lets a colleague look at the logs
-    MasterAddress.of_this_process("127.0.0.1:1", "secret").write(job.master)
-    assert stat.S_IMODE(job.master.stat().st_mode) == 0o600
-    assert stat.S_IMODE(create_job_dir("another").path.stat().st_mode) == 0o700
 
 
 def serve_here(job, look):
@@ -109,14 +101,18 @@ def serve_here(job, look):
     asyncio.run(serve())
 
 
-def test_a_local_jobs_token_is_its_own_and_goes_with_it(job):
+def test_only_the_user_can_read_a_local_jobs_token_and_it_goes_with_the_job(job):
+    assert mode(job.path) == 0o700
+    job.path.chmod(0o755)  # as somebody does who lets a colleague look at the logs
     found = []
     for _ in range(2):
-        serve_here(job, lambda: found.append(MasterAddress.read(job.master)))
+        serve_here(job, lambda: found.append((MasterAddress.read(job.master), mode(job.master))))
         assert not job.master.exists()
         job.status.unlink()
-    assert found[0].token != found[1].token
-    assert found[0].address.startswith(LOOPBACK)
+    (first, rights), (second, _) = found
+    assert first.token != second.token
+    assert (rights, first.address.startswith(LOOPBACK)) == (0o600, True)
+    assert "secret" in WorkerEnvironment("127.0.0.1:1", Token("secret"), 0, "job.json").to_env().values()
 
 
 def test_a_master_that_could_not_write_how_its_job_ended_leaves_where_it_was(job, monkeypatch):
@@ -124,11 +120,6 @@ def test_a_master_that_could_not_write_how_its_job_ended_leaves_where_it_was(job
     monkeypatch.setattr(Master, "_write_status", lambda master: None)
     serve_here(job, lambda: None)
     assert job.master.exists()
-
-
-def test_a_local_worker_is_given_the_token():
-    environment = WorkerEnvironment("127.0.0.1:1", Token("secret"), 0, "job.json").to_env()
-    assert "secret" in environment.values()
 
 
 # ---- keys ----
@@ -143,70 +134,42 @@ def test_certificates_are_valid_for_as_long_as_the_document_says():
 
 def test_a_workers_key_is_good_for_every_worker_and_for_nothing_else():
     """A worker's certificate has no number: which worker calls is what it says itself."""
-    (name,) = _names(issue("digits", datetime.now(UTC))[Role.WORKER].certificate)
-    assert name == "worker.digits.elasticdl"
-    assert _calls(Role.WORKER) == ["Session", "Attend"]
+    certificate = x509.load_pem_x509_certificate(issue("digits", datetime.now(UTC))[Role.WORKER].certificate)
+    titles = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert titles.get_values_for_type(x509.DNSName) == ["worker.digits.elasticdl"]
+    assert calls(Role.WORKER) == ["Session", "Attend"]
 
 
-def _names(certificate):
-    extension = x509.load_pem_x509_certificate(certificate).extensions
-    return extension.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
-
-
-@pytest.mark.parametrize("role", [Role.MASTER, Role.WORKER])
-def test_a_pod_mounts_one_key_which_its_processes_can_read(role):
-    pod = parts().master if role is Role.MASTER else parts().worker
-    secrets = [each["secret"] for each in pod["spec"]["volumes"] if "secret" in each]
-    assert secrets == [{"secretName": f"digits-{role}-tls", "defaultMode": 0o444}]
+def test_a_pod_mounts_one_key_which_its_processes_can_read():
+    for role, pod in ((Role.MASTER, parts().master), (Role.WORKER, parts().worker)):
+        secrets = [each["secret"] for each in pod["spec"]["volumes"] if "secret" in each]
+        assert secrets == [{"secretName": f"digits-{role}-tls", "defaultMode": 0o444}]
 
 
 # ---- the master's rights ----
 
 
-def test_the_master_has_a_role_in_one_namespace():
-    (role,), (binding,), (account,) = (made(kind) for kind in ("Role", "RoleBinding", "ServiceAccount"))
+@pytest.mark.parametrize("options", [{}, {"gang": True, "num_workers": "2"}])
+def test_the_master_has_a_role_in_one_namespace_and_rights_by_name_where_the_api_allows_it(options):
+    """It does for all but creating and listing, and for pods and events."""
+    (role,), (binding,), (account,) = (made(kind, **options) for kind in ("Role", "RoleBinding", "ServiceAccount"))
     assert {each["metadata"]["namespace"] for each in (role, binding, account)} == {"lab"}
     assert binding["roleRef"]["kind"] == "Role"
     assert [each["name"] for each in binding["subjects"]] == [account["metadata"]["name"]]
-    assert not [each for each in manifests.companions(parts()) if each["kind"].startswith("Cluster")]
-
-
-@pytest.mark.parametrize("options", [{}, {"gang": True, "num_workers": "2"}])
-def test_the_master_has_no_right_to_secrets(options):
-    (role,) = made("Role", **options)
-    resources = [resource for rule in role["rules"] for resource in rule["resources"]]
-    assert resources
-    assert not {"secrets", "serviceaccounts", "serviceaccounts/token", "*", "pods/exec"} & set(resources)
-
-
-def test_rights_are_for_names_where_the_api_allows_it():
-    """It does for all but creating and listing, and for pods."""
-    (role,) = made("Role")
+    assert not [each for each in manifests.companions(parts(**options)) if each["kind"].startswith("Cluster")]
+    resources = {resource for rule in role["rules"] for resource in rule["resources"]}
+    assert not {"secrets", "serviceaccounts", "serviceaccounts/token", "*", "pods/exec"} & resources
     for rule in role["rules"]:
-        if not set(rule["resources"]) & TENANTS and rule["verbs"] != ["list"]:
-            assert rule["resourceNames"], rule
-            assert all(name.startswith("digits-") for name in rule["resourceNames"]), rule
+        names_of = rule.get("resourceNames", [])
+        assert names_of or {*rule["resources"]} <= {"pods", "events"} or rule["verbs"] == ["list"], rule
+        assert all(name.startswith("digits-") for name in names_of), rule
 
 
-def test_rights_to_pods_and_events_are_for_the_namespace():
-    (role,) = made("Role")
-    wide = {resource for rule in role["rules"] if "resourceNames" not in rule for resource in rule["resources"]}
-    assert wide == TENANTS
-
-
-# ---- the network ----
-
-
-def test_the_policies_let_in_the_jobs_pods_and_everybody_to_the_metrics():
+def test_the_policies_let_in_the_jobs_pods_and_everybody_to_the_metrics_and_limit_nothing_else():
     own, metrics = (each["spec"] for each in made("NetworkPolicy"))
     pods = {"matchLabels": {names.JOB_LABEL: "digits"}}
     assert (own["podSelector"], own["ingress"]) == (pods, [{"from": [{"podSelector": pods}]}])
     (rule,) = metrics["ingress"]
     assert rule == {"from": [{"namespaceSelector": {}}], "ports": [{"protocol": "TCP", "port": names.METRICS_PORT}]}
     assert metrics["podSelector"]["matchLabels"][names.ROLE_LABEL] == "master"
-
-
-def test_no_policy_limits_where_a_job_connects_to():
-    policies = made("NetworkPolicy")
-    assert policies
-    assert [each["spec"]["policyTypes"] for each in policies] == [["Ingress"]] * len(policies)
+    assert own["policyTypes"] == metrics["policyTypes"] == ["Ingress"]
