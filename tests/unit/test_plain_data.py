@@ -1,17 +1,22 @@
-"""What travels as plain data comes back as what it is; what would come back as something else is not plain."""
+"""What travels as plain data comes back as what it is, in many threads as well; what would not is not plain."""
 
 import dataclasses
 import enum
+import gc
 import io
+import sys
+import time
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from pathlib import Path
 
 import numpy as np
 import pytest
+from elastic_kit import in_threads
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.elastic.training import attributes, plain_data
+from elasticdl.parsing_threads import TRIES, parsed_beside_threads
 
 Pair = namedtuple("Pair", "first second")
 
@@ -92,3 +97,40 @@ def test_what_would_come_back_as_something_else_is_not_plain(value):
 def test_an_outline_that_another_version_has_written_is_no_dict():
     with pytest.raises(ValueError, match="another version"):
         plain_data.put_together({"betas": {"__tuple__": [0.9, 0.999]}}, {})
+
+
+# ---- threads that parse at the same time ----
+
+
+def test_arrays_are_read_in_many_threads():
+    """CPython 3.11 lets them break each other off, and does so often if it collects garbage."""
+    plain_data.write([np.float32(3), np.arange(3)], file := io.BytesIO())
+
+    def read(_):
+        return [int(plain_data.read(io.BytesIO(file.getvalue()))[1].sum()) for _ in range(100)]
+
+    def give_way(*_):
+        time.sleep(0)
+
+    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    sys.setswitchinterval(1e-6)
+    gc.set_threshold(7, 2, 2)
+    gc.callbacks.append(give_way)
+    try:
+        assert in_threads(read, range(5)) == [[3] * 100] * 5
+    finally:
+        gc.callbacks.remove(give_way)
+        gc.set_threshold(*thresholds)
+        sys.setswitchinterval(interval)
+
+
+def test_what_fails_each_time_is_told():
+    tried = []
+
+    def fail():
+        tried.append(1)
+        raise SystemError("broken")
+
+    with pytest.raises(SystemError, match="broken"):
+        parsed_beside_threads(fail)
+    assert len(tried) == TRIES
