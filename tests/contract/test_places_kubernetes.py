@@ -56,17 +56,6 @@ class Scene(Bench):
         api, report = WorkerPodApi(Client(self.api, self.namespace), JOB), report or self.reports.put_nowait
         return PodPlaces(api, self.pods, report, PodTimeouts(leave=0.0), random.Random(7))
 
-    async def loss(self, number):
-        await self.until(lambda scene: name(number) in scene.lost)
-        return self.lost[name(number)]
-
-    async def ask(self, method, *arguments, **options):
-        """Somebody else's request, in this namespace."""
-        return await asyncio.to_thread(getattr(self.core, method), *arguments, **options)
-
-    async def pod(self, number):
-        return await self.ask("read_namespaced_pod", name(number), self.namespace)
-
     def left(self):
         """Pods that are not over, and threads."""
         mine = selector(JOB, Role.WORKER)
@@ -89,30 +78,6 @@ async def test_contract(scene, check):
     await check(scene)
 
 
-@contextlib.contextmanager
-def priority_class(api, name, value):
-    scheduling = client.SchedulingV1Api(api)
-    scheduling.create_priority_class({"metadata": {"name": name}, "value": value})
-    try:
-        yield
-    finally:
-        scheduling.delete_priority_class(name)
-
-
-@on(on_cluster)
-async def test_a_place_that_is_taken_is_told_from_a_deletion(scene, namespace):
-    with priority_class(scene.api, f"urgent-{namespace}", 1000):
-        await scene.become_ready(2)
-        intruder = scene.pods.manifest(99, 0)
-        intruder["metadata"] = {"name": "intruder", "namespace": namespace}
-        intruder["spec"]["priorityClassName"] = f"urgent-{namespace}"
-        await scene.ask("create_namespaced_pod", namespace, intruder)
-        await scene.until(lambda scene: scene.lost)
-        (lost,) = scene.lost.values()
-        assert (lost.cause, "preempting" in lost.detail) == (ExitCause.PREEMPTED, True)
-        await scene.ask("delete_namespaced_pod", "intruder", namespace, grace_period_seconds=0)
-
-
 @on(on_cluster)
 async def test_another_master_takes_over_what_it_finds_and_hears_what_somebody_deletes(scene):
     await scene.become_ready(2)
@@ -121,21 +86,9 @@ async def test_another_master_takes_over_what_it_finds_and_hears_what_somebody_d
     found = await scene.places.found()
     assert {place.id for place in found} == {name(0), name(1)}
     assert all(place.node and place.state is PlaceState.READY for place in found)
-    await scene.ask("delete_namespaced_pod", name(0), scene.namespace)
-    lost = await scene.loss(0)
-    assert (lost.cause, lost.detail) == (ExitCause.DELETED, f"somebody deleted pod {name(0)}")
+    await asyncio.to_thread(scene.lose, scene, name(0))
     scene.places.give_back(name(1), at_once=True)
-    assert (await scene.loss(1)).cause is ExitCause.KILLED
-
-
-@on(on_cluster)
-async def test_a_lost_node_is_told_from_a_deletion(scene, own_cluster):
-    await scene.become_ready(1)
-    node = (await scene.pod(0)).spec.node_name
-    await asyncio.to_thread(own_cluster.lose_node, node)
-    try:
-        await scene.until(lambda scene: scene.now[name(0)].state is PlaceState.ENDING)
-        scene.places.give_back(name(0), at_once=True)
-        assert (await scene.loss(0)).cause is ExitCause.NODE_LOST
-    finally:
-        await asyncio.to_thread(own_cluster.add_node, node, 3)
+    await scene.until(lambda scene: len(scene.lost) == 2)
+    lost = scene.lost[name(0)]
+    assert (lost.cause, lost.detail) == (ExitCause.DELETED, f"somebody deleted pod {name(0)}")
+    assert scene.lost[name(1)].cause is ExitCause.KILLED

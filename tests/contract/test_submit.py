@@ -1,11 +1,8 @@
 """Submitting a job to a real API server: all of its objects, or none."""
 
-import asyncio
 import os
 import shutil
 import subprocess
-from functools import partial
-from pathlib import Path
 
 import pytest
 import yaml
@@ -17,10 +14,8 @@ from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.kube import manifests
 from elasticdl.kube.client import connect
 from elasticdl.kube.kubeconfig import ClusterTarget
-from elasticdl.kube.names import JOB_LABEL
-from elasticdl.master.shell.cluster_master import set_counted
 from tests.cluster.build import CLUSTER
-from tests.cluster.kit import is_running, until, until_left
+from tests.cluster.kit import until, until_left
 
 pytest_plugins = ["tests.cluster.fixtures"]
 
@@ -130,48 +125,3 @@ def test_where_there_is_no_such_namespace_or_no_cluster(place, cluster, tmp_path
     (tmp_path / "config").write_text(yaml.safe_dump(config))
     with pytest.raises(UnreachableError, match=r"the cluster at https://127\.0\.0\.1:9 does not answer: "):
         submission(connect(ClusterTarget("x", file=str(tmp_path / "config")))).check()
-
-
-def evicted(core, *pod):
-    core.create_namespaced_pod_eviction(*pod, {"metadata": {"name": pod[0]}})
-
-
-def lost_with_its_node(core, *pod):
-    """As the garbage collector of pods does it."""
-    gone = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "message": "node gone"}
-    core.patch_namespaced_pod_status(*pod, {"status": {"phase": "Failed", "conditions": [gone]}})
-    core.delete_namespaced_pod(*pod, grace_period_seconds=0)
-
-
-def test_ten_masters_lost_in_a_row_are_followed_without_a_back_off_and_the_end_of_the_last_is_counted(place, cluster):
-    core, batch = client.CoreV1Api(cluster.client()), client.BatchV1Api(cluster.client())
-    made, end = manifests.make_job(parts_of_job(place)), Path(f"/tmp/{place.namespace}-end")
-    script = "trap 'exit 143' TERM; while [ -z \"$(ls $0 2>/dev/null)\" ]; do sleep 0.1; done"
-    container = {"name": "elasticdl", "image": "local/host", "command": ["sh", "-c", script, str(end)]}
-    made["spec"]["template"]["spec"] = {"restartPolicy": "Never", "containers": [container]}
-    place.create(made)
-    before, pods = set(), (core.list_namespaced_pod, place.namespace)
-
-    def another(seen, *, runs):
-        found = [pod for name, pod in seen.items() if name not in before and (is_running(pod) or not runs)]
-        return found[0].metadata if found else None
-
-    def begun(*counted):
-        found = until(partial(another, runs=True), "a master", *pods)
-        for each in counted:
-            asyncio.run(set_counted(place, found.labels[JOB_LABEL], found.uid, counted=each))
-        return found.name
-
-    for number in range(10):
-        before.add(name := begun(False))
-        lose = (client.CoreV1Api.delete_namespaced_pod, evicted, lost_with_its_node)[number % 3]
-        lose(core, name, place.namespace)
-        until(partial(another, runs=False), "the next one", *pods)  # a back-off would be of minutes
-    begun(False, True)
-    end.touch()
-    try:
-        succeeded = lambda seen: next((each for each in seen.values() if each.status.succeeded), None)  # noqa: E731
-        done = until(succeeded, "the end", batch.list_namespaced_job, place.namespace)
-    finally:
-        end.unlink()
-    assert ([each.type for each in done.status.conditions][-1], done.status.failed) == ("Complete", None)

@@ -76,19 +76,6 @@ def fails(error):
     return fail
 
 
-@on(scene)
-async def test_a_place_that_can_not_be_ended_keeps_no_other_from_being_had(scene):
-    scene.places.want(1, NOWHERE)
-    await scene.reports.get()
-    end, scene.provider.end = scene.provider.end, fails(UnreachableError("no answer"))
-    scene.places.give_back("0", at_once=False)
-    scene.places.want(1, NOWHERE)
-    async with asyncio.timeout(10):
-        while "1" not in scene.provider.places:
-            await asyncio.sleep(OFTEN)
-    scene.provider.end = end
-
-
 @on(partial(scene, {"7": PlaceLost("7", ExitCause.PREEMPTED, -9, "for another job")}))
 async def test_of_a_place_that_ended_in_the_absence_of_a_master_the_next_hears_why(scene):
     assert scene.found == [Place("7", state=PlaceState.LOST)]
