@@ -14,7 +14,6 @@ from elasticdl.job.spec import JobSpec
 from elasticdl.kube.names import job_reference, state_name
 from elasticdl.places.worker_pods import owner_references
 
-GROUP = "rbac.authorization.k8s.io"
 JOB = "digits"
 KINDS = ("Job", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "ConfigMap", "NetworkPolicy")
 
@@ -30,21 +29,14 @@ def objects_of_job(place):
     return {(kind, each["metadata"]["name"]) for kind in KINDS for each in place.list(kind, label_selector=mine)}
 
 
-def rule(group, resources, *verbs):
-    return {"apiGroups": [group], "resources": resources, "verbs": verbs or ["*"]}
-
-
-def add_user(cluster, namespace, name, *, rules=(), cluster_role=""):
-    """With a Role of these rules, or one of the roles that every cluster has."""
+def add_user(cluster, namespace, name, role):
+    """With one of the roles that every cluster has."""
     api = cluster.client()
     client.CoreV1Api(api).create_namespaced_service_account(namespace, {"metadata": {"name": name}})
-    rbac, reference = client.RbacAuthorizationV1Api(api), {"apiGroup": GROUP, "kind": "ClusterRole"}
-    if rules:
-        rbac.create_namespaced_role(namespace, {"metadata": {"name": name}, "rules": list(rules)})
-        reference["kind"] = "Role"
     subjects = [{"kind": "ServiceAccount", "name": name, "namespace": namespace}]
-    binding = {"metadata": {"name": name}, "roleRef": {**reference, "name": cluster_role or name}, "subjects": subjects}
-    rbac.create_namespaced_role_binding(namespace, binding)
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
+    binding = {"metadata": {"name": name}, "roleRef": reference, "subjects": subjects}
+    client.RbacAuthorizationV1Api(api).create_namespaced_role_binding(namespace, binding)
 
 
 def token_of(cluster, namespace, account):

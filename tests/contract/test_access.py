@@ -230,16 +230,6 @@ def test_without_a_certificate_of_somebody_who_may_call_there_is_no_connection(m
             assert outcome(channel, "Status") is grpc.StatusCode.UNAVAILABLE
 
 
-def test_an_expired_certificate_makes_no_connection(tmp_path):
-    """With a master that has not noticed that its own has expired, too."""
-    old = roles_of(tmp_path / "old", now=NOW - LIFETIME)
-    with serving(TlsAccess(old[Role.MASTER], "digits"), tmp_path / "journal") as master:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        context.load_cert_chain(old[Role.OWNER].certificate, old[Role.OWNER].key)
-        assert first_word(master.port, context) == b""
-
-
 def first_word(port, context):
     """What an HTTP/2 server says unasked, once it has accepted the caller."""
     context.set_alpn_protocols(["h2"])

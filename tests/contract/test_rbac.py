@@ -10,10 +10,8 @@ from elasticdl.cli.cluster_run import Submission
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UserError
 from elasticdl.kube import kubeconfig, manifests
-from elasticdl.kube.client import ApiError, connect
+from elasticdl.kube.client import connect
 from elasticdl.kube.kubeconfig import ClusterTarget
-from elasticdl.kube.names import state_name
-from elasticdl.places.worker_pods import WorkerPodApi
 
 pytest_plugins = ["tests.cluster.fixtures"]
 
@@ -77,18 +75,6 @@ def test_the_masters_account_may_do_what_its_role_says_and_nothing_else(cluster,
     anybody = allowed(config.new_client_from_config(str(someone)), place.namespace)
     assert said & anybody == set()
     assert allowed(master.api, place.namespace) == said | anybody
-
-
-def test_tried_out_with_the_token_of_the_masters_own_pod(master, parts):
-    """Also that a client within a pod finds its cluster by the pod's own files."""
-    assert master.read("Job", MASTER)["metadata"]["name"] == MASTER
-    assert master.patch("ConfigMap", state_name(JOB), {"data": {"x": "1"}})["data"] == {"x": "1"}
-    pod = manifests.pod_of(parts, parts.worker, Role.WORKER)
-    WorkerPodApi(master, JOB).create({**pod, "metadata": {**pod["metadata"], "name": "digits-worker-0"}})
-    WorkerPodApi(master, JOB).delete_all(0)
-    for elsewhere, kind in ((connect(ClusterTarget("default"), own_account=True), "Pod"), (master, "Secret")):
-        with pytest.raises(ApiError, match="cannot list resource"):
-            elsewhere.list(kind)
 
 
 def test_a_command_within_a_pod_uses_the_pods_own_account(in_the_masters_pod, place):

@@ -18,26 +18,22 @@ from elasticdl.places.worker_pods import WorkerPods
 
 JOB, NAMESPACE = "digits", "lab"
 OWNERS = [job_reference({"metadata": {"name": "digits-master", "uid": "owner-uid"}})]
+CONTAINER = {"name": "elasticdl", "image": "i", "env": [{"name": "A", "value": "1"}]}
 TEMPLATE = {
     "metadata": {"labels": {"elasticdl.org/job": JOB, "elasticdl.org/role": "worker"}, "annotations": {}},
-    "spec": {
-        "restartPolicy": "Never",
-        "containers": [{"name": "elasticdl", "image": "i", "env": [{"name": "A", "value": "1"}]}],
-    },
+    "spec": {"restartPolicy": "Never", "containers": [CONTAINER]},
 }
 PODS = WorkerPods(JOB, NAMESPACE, OWNERS, TEMPLATE, limits=lambda: WorkerRange(minimum=1, maximum=4))
 RUNNING = {"running": {"startedAt": "2024-01-01T00:00:00Z"}}
 DEADLINE = 20.0
 RETRIES = {"first_retry": 0.01, "longest_retry": 0.02}
 QUICK = {"image": 0.05, "explain": 0.02, "force": 0.05, "leave": 0.05, "close": 5.0, "start": 0.3, **RETRIES}
-OVER = ("Succeeded", "Failed")
 STOP = object()
 
 
 def terminated(code, reason=None, message=""):
-    return {
-        "terminated": {"exitCode": code, "reason": reason or ("Error" if code else "Completed"), "message": message}
-    }
+    reason = reason or ("Error" if code else "Completed")
+    return {"terminated": {"exitCode": code, "reason": reason, "message": message}}
 
 
 def waiting(reason, message=""):
@@ -55,12 +51,8 @@ def pod(worker_id=0, phase="Pending", state=None, *, node="n0", conditions=(), d
     metadata = {"uid": f"uid-{worker_id}", **made["metadata"], "resourceVersion": "1", **extra}
     spec = {**made["spec"], **({"nodeName": node} if node else {})}
     known = {"podIP": "10.0.0.7", "containerStatuses": [{"name": "elasticdl", "state": state}]} if state else {}
-    return {
-        **made,
-        "metadata": metadata,
-        "spec": spec,
-        "status": {"phase": phase, "conditions": list(conditions), **known, **status},
-    }
+    status = {"phase": phase, "conditions": list(conditions), **known, **status}
+    return {**made, "metadata": metadata, "spec": spec, "status": status}
 
 
 def name(number):
@@ -93,7 +85,6 @@ class FakePods:
         self.warnings = {}  # what a node warns of, by a pod's name
         self.failures = {}  # a list of failures for each method
         self.calls = []
-        self.called = threading.Condition()
         self.quota = None  # as many pods as there may be
         self.lingering = False  # deleted pods stay until forced
 
@@ -124,17 +115,13 @@ class FakePods:
     def made(self, manifest):
         with self.lock:  # of several that ask at once, no more are let in than the quota has room for
             named = manifest["metadata"]["name"]
-            if (
-                self.quota is not None
-                and sum(x["status"]["phase"] not in OVER for x in self.there.values()) >= self.quota
-            ):
+            live = [each for each in self.there.values() if each["status"]["phase"] not in ("Succeeded", "Failed")]
+            if self.quota is not None and len(live) >= self.quota:
                 raise ApiError(403, f"exceeded quota: team, requested: pods=1, used: pods={self.quota}")
             if named in self.there:
                 raise ApiError(409, f'pods "{named}" already exists')
-            uid = f"uid-{named}-{next(self.uids)}"
-            return self.put(
-                {**manifest, "metadata": {**manifest["metadata"], "uid": uid}, "status": {"phase": "Pending"}}
-            )
+            metadata = {**manifest["metadata"], "uid": f"uid-{named}-{next(self.uids)}"}
+            return self.put({**manifest, "metadata": metadata, "status": {"phase": "Pending"}})
 
     # ---- what is asked of it ----
 
@@ -185,9 +172,7 @@ class FakePods:
         self._call("end_group")
 
     def _call(self, method, *arguments):
-        with self.called:
-            self.calls.append((method, *arguments))
-            self.called.notify_all()
+        self.calls.append((method, *arguments))
         if failures := self.failures.get(method):
             raise failures.pop(0)
 
@@ -231,15 +216,7 @@ class Scene:
 
     async def called(self, *call, times=1):
         """Wait until a request was made so often; its last words may be left out."""
-
-        def wait():
-            def count():
-                return sum(each[: len(call)] == call for each in self.pods.calls)
-
-            with self.pods.called:
-                return self.pods.called.wait_for(lambda: count() >= times, DEADLINE)
-
-        assert await asyncio.to_thread(wait), self.pods.calls
+        await self.until(lambda: sum(each[: len(call)] == call for each in list(self.pods.calls)) >= times)
 
     async def next(self):
         """What is reported next, but that a place is asked for."""
