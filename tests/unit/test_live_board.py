@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from history_kit import STARTED, disturbed
 
-from elasticdl.cli.commands.look import KEPT_SECONDS, KEPT_TIMES, LiveBoard, history_of
+from elasticdl.cli.commands.look import KEPT_SECONDS, LiveBoard
 from elasticdl.proto import elasticdl_pb2 as pb
 
 HERE, THERE = ("", "j"), ("lab", "l")
@@ -38,8 +38,7 @@ class Look:
     def __init__(self):
         self.now, self.board = STARTED + 500.0, None
 
-    def at(self, *jobs, now=None, listed=None):
-        self.now = now or self.now
+    def at(self, *jobs, listed=None):
         self.board = LiveBoard(listed or (lambda warn: list(jobs)), lambda: self.now)
         return self
 
@@ -52,9 +51,6 @@ class Look:
         self.now += KEPT_SECONDS
         news = self.board.job(*job)
         return news, json.loads(news.body)
-
-    def facts(self, **more):
-        return self.page(**more)[1]["content"]["facts"]
 
 
 @pytest.fixture
@@ -78,7 +74,7 @@ def test_the_board_shows_what_there_is_when_it_is_asked(look):
         look.board.job("", "other")
 
 
-def test_a_page_is_kept_for_a_moment_and_longer_if_it_took_long(look, monkeypatch):
+def test_a_page_is_kept_for_a_moment(look):
     job = Handle(disturbed()[:10])
     first = look.at(job).page(HERE)[0]
     look.now += KEPT_SECONDS - 0.1
@@ -87,15 +83,6 @@ def test_a_page_is_kept_for_a_moment_and_longer_if_it_took_long(look, monkeypatc
     second = look.board.job(*HERE)
     assert second.revision != first.revision
     assert job.read == 2
-
-    def slowly(handle, now):
-        look.now += 10
-        return history_of(handle, now)
-
-    monkeypatch.setattr("elasticdl.cli.commands.look.history_of", slowly)
-    slow = look.page(HERE)[0]
-    look.now += 10 * KEPT_TIMES - 0.1
-    assert look.board.job(*HERE) is slow
 
 
 def test_a_page_shows_the_job_that_has_the_name_now(look):

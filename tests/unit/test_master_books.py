@@ -11,12 +11,11 @@ from elasticdl.job.facts import Facts
 from elasticdl.job.journal import dump_entry, read_journal
 from elasticdl.job.messages import Pace
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core import events as e
 from elasticdl.master.core import events as i
 from elasticdl.master.core.job_core import Job
 from elasticdl.master.core.values import Settings
 from elasticdl.master.core.worker_record import MOST_EPOCHS, Training
-from elasticdl.master.shell.calls import to_event, to_status
+from elasticdl.master.shell.calls import to_event
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.observers import TensorBoard, summarize
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -238,16 +237,6 @@ def notice(event, /, **fields):
 def test_messages_without_meaning_are_refused(message):
     with pytest.raises(ValueError, match=r".+"):
         to_event(0, message)
-
-
-def test_after_a_made_up_world_the_next_can_still_be_counted():
-    made_up = 2**32 - 1
-    job = Job(Settings(WorkerRange(minimum=1, maximum=1)))
-    hello = pb.WorkerMessage(hello=pb.Hello(worker_id=0, host="h", world_version=made_up))
-    ask = pb.WorkerMessage(ask=pb.Ask(left_world=made_up))
-    for event in (e.Tick(), to_event(0, hello), to_event(0, ask)):
-        job.step(event, 0.0)
-    assert 1 <= to_status("job", job, 0.0, 1.0).world_version <= 2**32
 
 
 def test_epochs_that_are_made_up_make_no_endless_list():

@@ -57,6 +57,9 @@ a crash loop at the start fails the job and shows the output (1-1)
   for CAUSE in crashed, out_of_memory
   tick; 0 CAUSE: x; wait 5; 1 CAUSE: x; wait 5 -> phase = pending
   2 CAUSE: x -> end failed: 3 workers in a row failed at the start, last worker 2: ...: x | the last lines
+a launcher that can never start anything fails the job with its line (2-3)
+  tick; launcher fails: no such claim: data -> launch 0 1 2; kill 0 1 2: no such claim: data
+  0 1 2 killed -> end failed: no such claim: data
 
 stop gives a grace period and then kills (2-3)
   0 1 2 train

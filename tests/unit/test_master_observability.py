@@ -1,10 +1,8 @@
 """What others see of a job: metrics, and who may have them."""
 
 import asyncio
-import itertools
 import json
 import re
-import socket
 import ssl
 import time
 from datetime import UTC, datetime
@@ -104,21 +102,6 @@ WANTED = {
     'pause_seconds_sum{kind="failure",phase="total"}': 0.9,
     'pause_seconds_count{kind="failure",phase="rendezvous"}': 1,
 }
-
-
-def test_a_month_old_job_is_told_as_it_is_now():
-    """Of a journal that tells steps each 43 minutes, a query over the last quarter of an hour would see none."""
-    now = [30 * 86400.0]
-    past = [{"time": 0.0, "event": "job_started", "job": "j", "workers": "1"}]
-    past += [{"time": 1.0, "event": "world_formed", "world": 1, "members": [0], "step": 0}]
-    metrics = Metrics(lambda: STATUS, past, clock=lambda: now[0])
-    productive, steps = [], StepLog(lambda event, fields: None, metrics.recorded, lambda: now[0], 0.0)
-    for second in range(1800):
-        now[0] += 1
-        steps.trained((StepReport(second + 1, 0, 0.5, 32, 0.1, 1.0, 1, 32, False),), Pace())
-        if second % 60 == 59:
-            productive.append(collected(metrics)["elasticdl_productive_seconds_total"])
-    assert {round(later - earlier) for earlier, later in itertools.pairwise(productive)} == {60}
 
 
 def test_a_job_that_waits_is_seen_to_wait_and_no_counter_falls():
@@ -264,16 +247,3 @@ def test_every_certificate_of_the_job_that_may_call_gets_metrics(server, papers,
 def test_strangers_do_not_even_get_an_answer(server, papers, own):
     with pytest.raises(OSError):  # noqa: PT011 - reset, closed or an alert of TLS, as it happens
         get(server, papers["digits", Role.METRICS], papers.get(own))
-
-
-def test_a_master_that_does_not_answer_is_said_to(papers):
-    def late():
-        raise TimeoutError
-
-    opened = MetricsServer(("127.0.0.1", 0), papers["digits", Role.MASTER], Metrics(late))
-    try:
-        assert get(opened, papers["digits", Role.METRICS], papers["digits", Role.METRICS])[0] == 500
-    finally:
-        opened.close()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", opened.server_port))

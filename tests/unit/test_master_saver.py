@@ -210,28 +210,6 @@ async def test_a_job_that_waits_for_its_state_to_be_saved_says_so(desk):
     assert desk.launcher.launched == [0]
 
 
-@pytest.mark.parametrize("where", ["mailbox", "queue"])
-@on(partial(at_a_desk, saves=False))
-async def test_whoever_waits_for_what_it_posted_goes_on_when_the_loop_has_ended(desk, where):
-    late = asyncio.create_task(desk.mailbox.settled())
-    if where == "queue":
-        await desk.post()
-    await desk.leave()
-    await late
-    await desk.mailbox.settled()
-
-
-def test_what_a_store_raises_besides_oserror_ends_the_master():
-    async def run():
-        desk = Desk()
-        desk.store.failures = [ZeroDivisionError("a bug")]
-        desk.mailbox.post(e.Tick())
-        with pytest.raises(ZeroDivisionError):
-            await desk.loop.run()
-
-    asyncio.run(asyncio.wait_for(run(), 30))
-
-
 @on(at_a_desk)
 async def test_numbers_that_only_grow_are_saved_from_time_to_time_and_when_the_master_leaves(desk):
     before = len(desk.store.saved)

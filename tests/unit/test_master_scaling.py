@@ -166,10 +166,6 @@ def test_of_others_the_nearest_tell_and_one_alone_nothing():
             {1: 1.0, 2: 0.5, 3: 0.6}, 2,
             "2 workers do 2.0 times the work of one (each does 1.00 of one worker, measured); one more adds nothing, measured",
         ),
-        (
-            {1: 1.0, 2: 1.3}, 2,
-            "2 workers do 0.8 times the work of one (each does 0.38 of one worker, measured); one more would make the job slower",
-        ),
         ({3: 1.0}, 3, "only 3 workers were measured, so what fewer or more would do is not known"),
         ({3: 1.0}, 4, ""),
     ],
@@ -277,13 +273,3 @@ def test_what_does_not_pay_is_given_up_and_tried_again_soon_and_then_seldom():
         now += backoff
         assert policy.decide(good, situation(2, now=now))
         assert policy.target == 3
-
-
-def test_what_did_not_pay_waits_for_its_time_though_its_measurement_is_forgotten():
-    policy = WorkerTarget(0.6, 2)
-    policy.decide(Believed(1.0, 0.5, measured={1, 2}), situation(2))
-    assert policy.target == 1
-    assert policy.decide(Believed(1.0), situation(1, now=FIRST_BACKOFF - 1))
-    assert policy.reason == "stays at 1: a further worker does not pay, and is not yet tried again"
-    policy.decide(Believed(1.0), situation(1, now=FIRST_BACKOFF))
-    assert policy.target == 2

@@ -16,7 +16,6 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.values import Phase
 from elasticdl.master.shell.calls import Server, TokenAccess
 from elasticdl.master.shell.loop import NoStore
-from elasticdl.master.shell.observers import Observers
 from elasticdl.master.shell.serve import Master, RelievedError, logging_to
 
 
@@ -99,17 +98,6 @@ def test_a_master_that_leaves_does_not_end_the_workers(tmp_path, when):
         run.to_the_end()
     assert set(run.launcher.calls) == (set() if when == "at once" else {"keep"})
     assert not run.job_dir.status.exists()
-
-
-def test_an_observer_that_raises_again_and_again_is_told_on_and_complained_of_once(caplog):
-    ears = Ears(broken=True)
-    both = Observers([ears, other := Ears()])
-    for event in ["stop_requested"] * 50 + ["phase"] + ["stop_requested"] * 50:
-        both.recorded(event, {})
-    both.recorded("job_finished", {})
-    assert ears.heard == ["phase", "job_finished"]
-    assert other.heard == [*["stop_requested"] * 50, "phase", *["stop_requested"] * 50, "job_finished"]
-    assert [r.message for r in caplog.records] == ["Ears has raised"]
 
 
 def test_a_full_disk_under_the_masters_log_is_told_once_and_stops_nothing(capfd):
