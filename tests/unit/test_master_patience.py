@@ -26,46 +26,30 @@ class Training:
         self.draw = random.Random(seed)
         self.steps = [float(line) * scale for line in MEASURED.read_text().split()]
         self.workers, self.steps_per_epoch = workers, steps_per_epoch
-        self.validation, self.checkpoint = validation, checkpoint
-        self.step = self.epoch = self.steps_epoch = 0
-        self.progress = [0] * workers
-        self.waiting = [False] * workers
-        self.ready = [0.0] * workers  # when each comes to the collective
-        self.stuck = None
-        self._begin(0.0, extra=compile)
+        self.validation, self.checkpoint, self.stuck = validation, checkpoint, None
+        self.step = self.epoch = 0
+        self.begin(compile)
 
-    def _begin(self, now, extra=0.0):
-        """A step, which takes longer now and then."""
-        noise = [self._burst() if self.draw.random() < 1e-3 else 0.0 for _ in range(self.workers)]
-        self.ready = [now + extra + self.draw.choice(self.steps) + more for more in noise]
-        self.waiting = [False] * self.workers
+    def begin(self, at):
+        """A step, which takes longer now and then: by somebody else's load, a disk's or a network's, with a heavy tail."""
+        late = [self._burst() if self.draw.random() < 1e-3 else 0.0 for _ in range(self.workers)]
+        self.ready = [at + self.draw.choice(self.steps) + more for more in late]  # when each comes to the collective
 
     def _burst(self):
-        """Of somebody else's load, a disk's or a network's, with a heavy tail."""
         return min(LONGEST_BURST, 0.5 * self.draw.paretovariate(1.2))
 
     def advance(self, until):
-        """Everything that happens till then."""
-        while True:
-            for worker in range(self.workers):
-                if not self.waiting[worker] and self.ready[worker] <= until and worker != self.stuck:
-                    self.waiting[worker] = True
-                    self.progress[worker] += 1
-            if not all(self.waiting):
-                return
-            self._end_step(max(self.ready))
-
-    def _end_step(self, now):
-        self.step += 1
-        self.steps_epoch = self.epoch
-        self.progress = [count + 1 for count in self.progress]
-        extra = 0.0
-        if self.step % 100 == 0:
-            extra += self.checkpoint * self.draw.lognormvariate(0.0, 0.5)
-        if self.step % self.steps_per_epoch == 0:
-            self.epoch += 1
-            extra += self.validation * self.draw.lognormvariate(0.0, 0.25)
-        self._begin(now, extra)
+        """Everything that happens till then; who waits."""
+        while all(here := [at <= until and n != self.stuck for n, at in enumerate(self.ready)]):
+            self.step += 1
+            now, self.told_epoch = max(self.ready), self.epoch
+            if self.step % 100 == 0:
+                now += self.checkpoint * self.draw.lognormvariate(0.0, 0.5)
+            if self.step % self.steps_per_epoch == 0:
+                self.epoch += 1
+                now += self.validation * self.draw.lognormvariate(0.0, 0.25)
+            self.begin(now)
+        return here
 
 
 class LongRun(Play):
@@ -78,12 +62,11 @@ class LongRun(Play):
         training, end = self.training, self.now + seconds
         while self.now < end:
             self.now += BEAT
-            training.advance(self.now)
-            for worker in range(training.workers):
-                self.say(worker, m.Heartbeat(1, training.step, training.progress[worker], training.waiting[worker]))
+            for worker, waits in enumerate(training.advance(self.now)):
+                self.say(worker, m.Heartbeat(1, training.step, 2 * training.step + waits, waits))
             if training.step > self.reported:
                 self.reported = training.step
-                told = (training.step, training.steps_epoch, 0.5, 32, 0.1, 0.1, 1, 32 * training.step, False)
+                told = (training.step, training.told_epoch, 0.5, 32, 0.1, 0.1, 1, 32 * training.step, False)
                 self.say(0, m.Progress((m.StepReport(*told),), 0, 0))
             self.alarms += [(self.now, alarm) for alarm in self.do("tick")]
 
