@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from elasticdl.master.core.events import FoundWorker, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.master.core.events import FoundWorker, StacksFound, WorkerExited, WorkerPlaced
 from elasticdl.master.shell import agents as module
 from elasticdl.master.shell.agents import Agents
 from elasticdl.places.base import Place, PlaceEnding, PlaceState
@@ -13,7 +13,6 @@ from elasticdl.proto import elasticdl_pb2 as pb
 from tests.stories import check, parts_of, settings_of, told_in
 
 AT_ONCE, NEVER = 0.0, 1000.0  # seconds
-FLAGS = ("short", "keep")
 
 # All times are over at once; `patient`: that for agents to come never is. An agent gets what it is ordered: `a start` and so on.
 STORIES = """
@@ -28,16 +27,6 @@ an end is reported once and may be forgotten when it is saved
   begin; a comes; start 0 in a; a started 0 -> a start; placed 0 on node-a at host-a
   unsaved; a ended 0 code 3: Traceback -> exited 0 crashed 3: exit code 3 | Traceback
   saved; a comes untold 0 code 3 -> a end of stream; a end_taken
-how an end is judged
-  begin; a comes; start 0 in a; a ended 0 code -9 short -> a start; a end_taken;
-      exited 0 out_of_memory -9: ...memory was short...
-  start 0 in a; a ended 0 code 137 short -> a start; a end_taken; exited 0 out_of_memory 137: ...memory was short...
-  start 0 in a; a ended 0 code -15 short -> a start; a end_taken; exited 0 killed -15: SIGTERM
-  start 0 in a; a ended 0 code 3 short -> a start; a end_taken; exited 0 crashed 3: exit code 3
-  start 0 in a; a ended 0 code -9 -> a start; a end_taken; exited 0 killed -9: SIGKILL
-  start 0 in a; a ended 0 code 1 because no-such-file -> a start; a end_taken;
-      exited 0 crashed 1: can't start it: no-such-file
-  start 0 in a; a ended 0 code 0 -> a start; a end_taken; exited 0 clean 0: exit code 0
 
 a worker whose agent is late counts as found where the earlier master had it, so that others need not wait (patient)
   begin a b remembering 3:a 4:elsewhere -> found 3 in a on node-a
@@ -121,8 +110,8 @@ class Desk:
                 self.agents.lost(name)
             case "saved" | "unsaved", *_:
                 self.saved = what == "saved"
-            case "close", *kept:
-                await self.agents.close(keep=bool(kept))
+            case ["close"]:
+                await self.agents.close()
             case name, "comes", *first:
                 self.comes(name, given(first))
             case name, "closes":
@@ -154,13 +143,11 @@ class Desk:
 
 
 def given(words):
-    rest = iter(words)
-    return {word: word if word in FLAGS else next(rest) for word in rest}
+    return dict(zip(words[::2], words[1::2], strict=True))
 
 
 def ended(worker, how, output):
-    short, problem = "short" in how, how.get("because", "")
-    return pb.Ended(worker_id=int(worker), code=int(how["code"]), out_of_memory=short, problem=problem, output=output)
+    return pb.Ended(worker_id=int(worker), code=int(how["code"]), output=output)
 
 
 def taken(line):
@@ -177,8 +164,6 @@ def in_words(report):
             return f"placed {worker} on {node} at {host}"
         case WorkerExited(worker, cause, code, detail, output):
             return f"exited {worker} {cause} {code}: {detail}" + (f" | {output}" if output else "")
-        case WorkerPending(worker, reason):
-            return f"pending {worker}: {reason}"
         case StacksFound(worker, text, state):
             return f"stacks {worker}: {text or state}"
         case PlaceEnding(name):

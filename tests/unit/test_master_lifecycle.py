@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl.master.core.transitions import ROWS, WORKERS, Trigger
-from elasticdl.master.core.values import LIVE, WorkerState
+from elasticdl.master.core.values import WorkerState
 from scripts.draw_states import draw_worker_core, draw_workers
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -24,12 +24,6 @@ def test_no_row_contradicts_another():
     assert len(WORKERS) == sum(len(states) for states, *_ in ROWS)
 
 
-@pytest.mark.parametrize("state", LIVE)
-def test_whatever_a_worker_does_it_may_leave_finish_fail_be_given_up_and_exit(state):
-    for trigger in (Trigger.DRAIN, Trigger.LET_GO, Trigger.FINISH, Trigger.FAIL, Trigger.GIVE_UP, Trigger.EXIT):
-        assert (state, trigger) in WORKERS
-
-
 @pytest.mark.parametrize("state", [state for state in WorkerState if state not in GONE])
 def test_every_process_ends(state):
     assert WORKERS[state, Trigger.EXIT][0] in GONE
@@ -40,9 +34,3 @@ def test_whoever_has_finished_stays_so_unless_training_goes_on_without_it():
     for (state, trigger), (following, _) in WORKERS.items():
         if state in done and trigger is not Trigger.REOPEN:
             assert following in done
-
-
-def test_nobody_works_on_after_the_job_was_ended():
-    after = {state for state in WorkerState if (state, Trigger.DISMISS) in WORKERS}
-    assert after == {*LIVE, WorkerState.DRAINING}
-    assert {WORKERS[state, Trigger.DISMISS][0] for state in after} == {WorkerState.DRAINING}

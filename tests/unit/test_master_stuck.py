@@ -35,18 +35,10 @@ one whose stack moves is named later and not killed for an hour (2-3)
   wait 600 -> ...; broken 1 for 0 1; kill 2; ...
 if all are stuck at once their state is not thrown away (2-3)
   0-2 learn; 0-2 stand; wait 360 -> dump 0 1 2; read 0 1 2; dump 0 1 2; read 0 1 2
-who does the same as all others a bit slower is not killed as soon as one waits (2-3)
-  0-2 learn; 0-2 stand; wait 10.3; 0-2 show: train.py:80 in validate; wait 300; 0 goes; 0 beats; 0 waits; wait 299
-      -> dump 0 1 2; dump 0 1 2; ...
-  1 2 answer: train.py:80 in validate; wait 3 -> broken 1 for 0; kill 1 2; ...
 while some have returned another may be writing the result of a script (2-3)
   0-2 learn; 1 2 wait; 0 stands; 1 2 beat ending; wait 119 -> nothing
   wait 2 -> dump 0
   0 shows: train.py:90 in export; wait 178 -> nothing
-who ends the first epoch alone is not blamed before its heartbeat says that it is through (2-3)
-  0-2 train; 0 epoch 0; 0-2 at 1; 0-2 at 2; 0-2 at 3; wait 5; 1 2 wait; 0 stands; wait 70; 0 epoch 1; jump 1; tick;
-      jump 1; tick -> nothing
-  0-2 go; wait 1 -> nothing; longest = 7...
 
 of a silent worker its launcher tells before it is killed (2-3, progress_timeout=10)
   0-2 train; 2 silent; wait 7.5 -> read 2
