@@ -1,29 +1,16 @@
 """What benchmarks and storms conclude from what they have seen: pauses, lost steps, and a training that a storm has changed."""
 
-import itertools
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from kubernetes import client
 
-from benchmarks.experiments.pods import Fact, PodTimes, facts_of
 from benchmarks.steps import Step, gap_between, split_at
 from benchmarks.storm import training
-from benchmarks.storm.driver import Kind, schedule
 from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH, Wrong, check_journal, compare, undisturbed
 from benchmarks.storm.zoo import watched_softmax
 from elasticdl.elastic.core.plan import epoch_order
 
 # ---- storms ----
-
-
-@pytest.mark.parametrize("count", [1, len(Kind), 100])
-def test_a_schedule_has_as_many_disturbances_as_asked_for_and_each_kind_before_any_again(count):
-    brought = [each.kind for moment in schedule(3, count) for each in moment.disturbances]
-    assert len(brought) == count
-    assert len(set(brought)) == min(count, len(Kind))
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +97,7 @@ def test_a_journal_that_shows_a_crash_or_a_loss():
             check_journal([*sound, entry])
 
 
-# ---- pauses, and times of pods ----
+# ---- pauses ----
 
 
 def steps(world, first, *times):
@@ -139,28 +126,3 @@ def test_steps_redone_and_lost_are_counted(ahead, behind, redone, lost):
     late = before if ahead == behind else before[:-1]
     gap = gap_between([(before, steps("2", ahead, 1.0)), (late, steps("2", max(ahead, behind), 1.0))], 0.25)
     assert (gap.redone, gap.lost) == (redone, lost)
-
-
-def pod(state, deleted):
-    metadata = {"name": "one", **({"deletionTimestamp": "2026-01-01T00:00:00Z"} if deleted else {})}
-    statuses = [{"name": "main", "state": {state: {"a": 1}}}]
-    return {
-        "metadata": metadata,
-        "spec": {"nodeName": "n0"},
-        "status": {"phase": "Pending", "containerStatuses": statuses},
-    }
-
-
-@given(st.lists(st.tuples(st.sampled_from(["waiting", "running", "terminated"]), st.booleans()), min_size=1))
-def test_a_fact_has_the_time_at_which_it_was_first_seen(changes):
-    clock, first = itertools.count(1.0), {}
-    core = client.CoreV1Api(client.ApiClient(client.Configuration(host="https://nobody.invalid")))
-    times = PodTimes(core, "n", lambda: next(clock))
-    for number, change in enumerate(changes, 1):
-        times.see({"one": pod(*change)})
-        for fact in facts_of(pod(*change)):
-            first.setdefault(fact, float(number))
-    assert times.all()["one"] == first
-    times.see({})
-    gone = dict.fromkeys((Fact.ENDED, Fact.GONE), len(changes) + 1.0)
-    assert times.all()["one"] == gone | first

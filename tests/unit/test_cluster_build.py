@@ -11,7 +11,6 @@ import pytest
 
 from tests.cluster import build
 from tests.cluster.build import CLUSTER
-from tests.cluster.recipes import BuildError, Unavailable
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE = 60.0
@@ -67,21 +66,6 @@ def begun():
 
 def left():
     return sorted(path.name for path in build.cache_folder().glob("kubernetes-*") if path.is_dir())
-
-
-@pytest.mark.parametrize(
-    ("line", "error", "words"),
-    [
-        (FAILS, Unavailable, "Go's modules are not to be had: dial tcp"),
-        ("[ $1 = mod ] || { echo full; exit 2; }", BuildError, "go build: full"),
-    ],
-)
-def test_what_fails_is_said_in_a_line_and_leaves_nothing(go, line, error, words):
-    go.obey(line)
-    with pytest.raises(error, match=words) as caught:
-        build.require([CLUSTER], print)
-    assert "\n" not in str(caught.value)
-    assert left() == []
 
 
 def test_two_at_once_build_one_program_that_is_many_by_its_first_argument(go):

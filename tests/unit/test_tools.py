@@ -1,13 +1,10 @@
-"""The developers' tools, in small: how an environment is made, Horovod's wheel, the demo's sums, a release, the images."""
+"""The developers' tools, in small: how an environment is made, Horovod's wheel, the demo's sums, the images."""
 
 from __future__ import annotations
 
-import gzip
 import importlib
-import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -36,52 +33,6 @@ def script(monkeypatch):
     yield importlib.import_module
     for name in names:
         sys.modules.pop(name, None)
-
-
-def program(path, text):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/bash\n{text}\n")
-    path.chmod(0o755)
-    return path
-
-
-# ---- scripts/setup.sh ----
-
-# Keeps a record of what it was asked to do, and pretends to have done it.
-INTERPRETER = """case "$*" in
-    *version_info*) exit {too_old} ;;
-    *"import ensurepip"*) exit {bare} ;;
-    *Python.h*) exit {bare} ;;
-    "scripts/make_environment.py --is-made"*) exit 1 ;;
-    scripts/make_environment.py*) echo "$*" >>record ;;
-esac"""
-INSTALLS = ["apt-get update -q", "apt-get install -y -q --no-install-recommends python3-venv python3-dev"]
-
-
-@pytest.mark.parametrize(
-    ("lacks", "user", "code", "said", "did"),
-    [
-        ("", 1000, 0, "", ["scripts/make_environment.py demo"]),
-        ("too_old", 1000, 1, "3.11.2 or newer is needed: set PYTHON to one", []),
-        ("bare", 1000, 1, "setup: these are missing: python3-venv python3-dev; install them", []),
-        ("bare", 0, 0, "setup: installing python3-venv", [*INSTALLS, "scripts/make_environment.py demo"]),
-    ],
-)
-def test_the_interpreter_that_is_named_makes_the_environment(tmp_path, lacks, user, code, said, did):
-    """With a pretended apt-get."""
-    (tmp_path / "scripts").mkdir()
-    shutil.copy(ROOT / "scripts" / "setup.sh", tmp_path / "scripts")
-    python = program(
-        tmp_path / "python", INTERPRETER.format(**{each: int(each == lacks) for each in ("too_old", "bare")})
-    )
-    program(tmp_path / "bin/apt-get", 'echo "apt-get $*" >>record')
-    program(tmp_path / "bin/id", f"echo {user}")
-    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "PYTHON": str(python)}
-    command = ["scripts/setup.sh", "demo"]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280, check=False)
-    record = tmp_path / "record"
-    assert (done.returncode, record.read_text().splitlines() if record.exists() else []) == (code, did), done.stderr
-    assert said in done.stderr
 
 
 # ---- scripts/make_environment.py ----
@@ -216,19 +167,6 @@ def test_what_the_demo_says_of_the_steps_is_what_the_journal_counts(script):
     refused("counts 19 steps, and the last one has the number 20", lambda: said(19, 0), ValueError)
 
 
-def test_a_demo_whose_job_heeds_no_request_ends_it_by_force(script, monkeypatch):
-    demo = script("demo")
-    monkeypatch.setattr(demo, "STOP_SECONDS", 0.2)
-    deaf = "trap '' INT TERM; echo ready; exec sleep 600"
-    with subprocess.Popen(["sh", "-c", deaf], stdout=subprocess.PIPE) as job:
-        try:
-            assert job.stdout.readline() == b"ready\n"
-            demo.end(job, False)
-            assert job.poll() == -signal.SIGKILL
-        finally:
-            job.kill()
-
-
 # ---- releases and pins ----
 
 
@@ -246,17 +184,6 @@ def test_all_that_a_release_or_an_environment_is_made_with_is_pinned():
     assert {pin for pin in pins("release.txt") if "==" not in pin} <= {pin.partition("==")[0] for pin in locked}
     oldest = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
     assert (oldest, "sys.version_info < (3, 11, 2)" in (ROOT / "scripts/setup.sh").read_text()) == (">=3.11.2", True)
-
-
-def test_the_bill_of_materials_has_plotlys_script_with_its_version(script):
-    release = script("release")
-    root = {"ref": "root", "dependsOn": ["rich==15"]}
-    bill = {"metadata": {"component": {"bom-ref": "root"}}, "components": [], "dependencies": [root]}
-    made = json.loads(release.with_plotly(bill, (ROOT / release.PLOTLY).read_bytes()))
-    (plotly,) = made["components"]
-    assert f" {plotly['version']}, with its licence" in (ROOT / "CONTRIBUTING.md").read_text()
-    assert made["dependencies"][0] == {"ref": "root", "dependsOn": [plotly["purl"], "rich==15"]}
-    refused("does not say its version", lambda: release.with_plotly({}, gzip.compress(b"")), release.ReleaseError)
 
 
 # ---- docker/ ----
@@ -289,16 +216,6 @@ def test_an_image_is_of_exact_versions_and_copies_what_exists(text):
     let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert sources == let_in
     assert all((ROOT / source).exists() for source in sources), sources
-
-
-def test_torch_for_cuda_is_refused_in_the_image_for_cpus(tmp_path):
-    program(tmp_path / "pip", "echo Name: torch; echo 'Requires: filelock, nvidia-nccl-cu13'")
-    [check] = [command for command in rests(IMAGES[".cpu"], "RUN") if "pip show torch" in command]
-    for allowed in ("0", "1"):
-        env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TORCH_INDEX_URL": "https://a/b", "ALLOW_CUDA": allowed}
-        done = subprocess.run(["sh", "-c", check], env=env, capture_output=True, text=True, timeout=280, check=False)
-        assert done.stderr.startswith("torch from https://a/b is made for CUDA (7 GB): " if allowed == "0" else "")
-        assert done.returncode == int(allowed == "0")
 
 
 def test_the_image_that_zoos_are_based_on_is_told_how_to_make_and_has_what_the_zoo_needs():

@@ -3,9 +3,7 @@
 import importlib
 import pickle
 import shutil
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -26,19 +24,6 @@ SAMPLES = 103  # not a multiple of the five batches
 def zoo(monkeypatch):
     monkeypatch.syspath_prepend(str(ZOO))
     return importlib.import_module
-
-
-@pytest.mark.parametrize(
-    ("module", "mode", "path", "words"),
-    [
-        ("digits.cnn_torch", "test", "", "mode 'test'"),
-        ("digits.cnn_torch", "training", "/data", "/data: "),
-        ("cifar10.resnet20_torch", "evaluation", "", "--validation_data is missing"),
-        ("cifar10.resnet20_keras", "test", "", "mode 'test'"),
-    ],
-)
-def test_wrong_arguments_are_refused(zoo, module, mode, path, words):
-    refused(words, lambda: zoo(module).dataset(mode, path), ValueError)
 
 
 # -- CIFAR-10 --
@@ -120,43 +105,11 @@ def test_an_archive_or_a_batch_cut_short_or_missing_is_refused(zoo, tmp_path, fm
     refuse(tmp_path / "absent", "absent")
 
 
-def test_training_images_are_crops_and_flips_drawn_from_the_frameworks_generator(zoo, tmp_path):
-    resnet, of_keras = zoo("cifar10.resnet20_torch"), zoo("cifar10.resnet20_keras")
-    packed = zoo("cifar10.generate").generate(tmp_path, "binary", SAMPLES, seed=3)
-    torchs, kerass = (each.dataset("training", str(packed)) for each in (resnet, of_keras))
-
-    def drawn():
-        torch.manual_seed(5)
-        np.random.seed(5)
-        return torch.stack([torchs[3][0] for _ in range(60)]), kerass.__getitems__([3] * 60)[0]
-
-    first, again = drawn(), drawn()
-    assert all(map(np.array_equal, first, again))
-    margin = np.pad(kerass.inputs[3], ((4, 4), (4, 4), (0, 0)))
-    windows = [margin[y : y + 32, x : x + 32] for y in range(9) for x in range(9)]
-    views = [view for window in windows for view in (window, window[:, ::-1])]
-    raw = (first[0] * resnet.DEVIATION + resnet.MEAN).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
-    for images, allowed in ((raw.numpy(), views), (first[1], map(of_keras._scaled, views))):
-        found = {image.tobytes() for image in images}
-        assert found <= {view.tobytes() for view in allowed}
-        assert len(found) > 30
-
-
 def test_resnet20_is_the_one_of_the_paper(zoo):
     ours, theirs = (zoo(f"cifar10.resnet20_{name}").custom_model() for name in ("keras", "torch"))
     assert sum(parameter.numel() for parameter in theirs.parameters()) == 269_722
     assert sum(np.prod(weight.shape) for weight in ours.trainable_weights) == 269_722
     assert sum(isinstance(module, torch.nn.Conv2d | torch.nn.Linear) for module in theirs.modules()) == 20
-
-
-def test_the_callback_multiplies_the_published_schedule_by_the_number_of_workers(zoo, monkeypatch):
-    epochs = {0: 1e-3, 35: 1e-3, 36: 5e-4, 41: 2e-4, 60: 2e-4, 61: 1e-4, 80: 1e-4, 81: 1e-5}
-    sized, callbacks = SimpleNamespace(size=lambda: 3), SimpleNamespace(LearningRateScheduler=lambda schedule: schedule)
-    monkeypatch.setitem(sys.modules, "horovod", SimpleNamespace(torch=sized))
-    monkeypatch.setitem(sys.modules, "horovod.torch", sized)
-    monkeypatch.setitem(sys.modules, "elasticdl.callbacks", callbacks)
-    (schedule,) = zoo("cifar10.resnet20_torch").callbacks()
-    assert {epoch: schedule(epoch) / 3 for epoch in epochs} == pytest.approx(epochs)
 
 
 # -- the digits and the census --

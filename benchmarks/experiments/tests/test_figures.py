@@ -2,104 +2,28 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmarks import experiment1, experiment1_peers
 from benchmarks.experiment1_peers import JOIN, KILL, LEAVE, SIGNALS, Course, Happened, rate, summary, useful_steps
-from benchmarks.experiments.convergence.course import Result
 from benchmarks.experiments.convergence.curves import Curve, band, difference, verdict
-from benchmarks.experiments.convergence.plan import CIFAR10, DIGITS, Job, Kind, Policy, draw_changes
-from benchmarks.experiments.convergence.plan import Step as RecordedStep
+from benchmarks.experiments.convergence.plan import Kind, Policy
 from benchmarks.experiments.convergence.resnet20 import GRID, LIMIT, TERMS, AddedExactly
-from benchmarks.experiments.gang import SCHEDULER, SIZE, place
-from benchmarks.experiments.measures import Change, Work, first_use, gpu_seconds, mean_gpus, work_conserving
+from benchmarks.experiments.measures import Change, Work, work_conserving
 from benchmarks.experiments.pods import Fact
 from benchmarks.experiments.serving.demand import PUBLISHED, Autoscaler, LoadPlan, Rule, parse_curve, scalings
 from benchmarks.experiments.serving.outcome import TARGETS, Seen, lags_for_serving, lags_for_training, measured
 from benchmarks.experiments.serving.service import Request
 from benchmarks.experiments.training import JobRun
-from benchmarks.experiments.zoo.pace import VARIABLE, at_pace, updated_at_pace
 from benchmarks.experiments.zoo.step_log import LoggedStep
 from benchmarks.harness import flat, judge
 from benchmarks.peers.run import PeerChange
 from benchmarks.steps import Gap, Step
-from elasticdl.elastic.core.plan import BatchPlan
-
-# ---- what all share: held GPUs, gangs, and the pace of a simulated GPU ----
-
-TWO_JOBS = [Change(1, "a", 4), Change(10, "a", 0), Change(12, "b", 2), Change(14, "b", 4), Change(20, "b", 0)]
-
-
-def test_a_series_of_held_gpus():
-    assert gpu_seconds(TWO_JOBS, 20) == 9 * 4 + 2 * 2 + 6 * 4
-    assert gpu_seconds(TWO_JOBS, 13, "b") == 2
-    assert mean_gpus(TWO_JOBS, 20) == pytest.approx(64 / 20)
-    assert (first_use(TWO_JOBS, "b"), first_use(TWO_JOBS, "c")) == (12, None)
-
-
-def pod(name, *, job="j", gpus=1, node=None, phase="Pending"):
-    container = {"resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}
-    labels = {"elasticdl.org/job": job, "elasticdl.org/role": "worker"}
-    spec = {"containers": [container], "schedulerName": SCHEDULER, **({"nodeName": node} if node else {})}
-    whole = {"name": name, "namespace": "n", "labels": labels, "annotations": {SIZE: "2"}}
-    return {"metadata": whole, "spec": spec, "status": {"phase": phase}}
-
-
-A, B = [pod("a0"), pod("a1")], [pod("b0", job="k", gpus=2), pod("b1", job="k", gpus=2)]
-
-
-@pytest.mark.parametrize(
-    ("pods", "capacity", "placed"),
-    [
-        pytest.param([*A, *B], {"x": 1, "y": 1}, {"a0": "x", "a1": "y"}, id="the first fits"),
-        pytest.param([*B, *A], {"x": 2, "y": 1}, {"a0": "x", "a1": "x"}, id="who does not fit takes nothing"),
-        pytest.param(A[:1], {"x": 6}, {}, id="not all are there"),
-        pytest.param([pod("o", job="o", gpus=2, node="x", phase="Running"), *A], {"x": 3}, {}, id="held"),
-    ],
-)
-def test_a_gang_is_placed_whole_or_not_at_all(pods, capacity, placed):
-    assert place(pods, capacity) == placed
-
-
-@pytest.mark.parametrize(("ago", "expected"), [(100, 500), (200, 600)])
-def test_a_simulated_gpu_takes_its_time_of_which_an_update_just_before_is_a_part(monkeypatch, ago, expected):
-    clock, sleeps = [1000.0], []
-    monkeypatch.setenv(VARIABLE, "100")
-    monkeypatch.setattr(time, "sleep", sleeps.append)
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    model = at_pace(torch.nn.Linear(3, 1), free_first_step=False)
-    optimizer = updated_at_pace(torch.optim.SGD(model.parameters(), lr=0.1))
-    for _ in range(2):
-        model(torch.ones(6, 3)).sum().backward()
-        optimizer.step()
-        clock[0] += ago
-    model(torch.ones(6, 3)).sum().backward()
-    assert sleeps == [600, expected, expected]
-
 
 # ---- the first: two jobs ----
 
 PLAN = experiment1.Plan(gpus=6, workers=4, second_after=120, job_gpu_seconds=1800, scale=1)
-works = st.lists(st.builds(Work, st.floats(0, 100), st.floats(0.1, 500), st.integers(1, 8)), min_size=1, max_size=5)
-
-
-@given(works, st.integers(1, 10))
-def test_a_schedule_without_overhead_is_as_fast_as_can_be_and_no_faster(jobs, gpus):
-    # 120 s with 4, then 330 s in which the second has 2, then the second alone with 4.
-    assert work_conserving([Work(0, 1800, 4), Work(120, 1800, 4)], 6) == pytest.approx([450, PLAN.bound()])
-    ends, now = work_conserving(jobs, gpus), 0.0
-    for job, end in zip(jobs, ends, strict=True):
-        assert end - job.submitted >= job.gpu_seconds / min(job.most_gpus, gpus) - 1e-6, "no job is faster than alone"
-    first = min(job.submitted for job in jobs)
-    assert (max(ends) - first) * gpus >= sum(job.gpu_seconds for job in jobs) - 1e-6, "no GPU works twice"
-    for job in sorted(jobs, key=lambda each: each.submitted):
-        now = max(now, job.submitted) + job.gpu_seconds / min(job.most_gpus, gpus)
-    assert max(ends) <= now + 1e-6, "as fast as one after the other"
 
 
 def ideal(name, submitted, start, workers, ended):
@@ -113,6 +37,8 @@ def ideal(name, submitted, start, workers, ended):
 
 
 def test_a_perfect_elastic_run_is_at_its_bound():
+    # 120 s with 4, then 330 s in which the second has 2, then the second alone with 4.
+    assert work_conserving([Work(0, 1800, 4), Work(120, 1800, 4)], 6) == pytest.approx([450, PLAN.bound()])
     first, second = ideal("first", 0, 0, {0: 4}, 450), ideal("second", 120, 120, {120: 2, 450: 4}, 735)
     series = [Change(0, "first", 4), Change(120, "second", 2), Change(450, "first", 0), Change(450, "second", 4)]
     elastic = experiment1.measured(PLAN, [*series, Change(735, "second", 0)], [first, second])
@@ -178,25 +104,11 @@ def test_the_numbers_of_a_system():
 
 # ---- the second: training beside serving ----
 
-RULE = Rule(per_replica=4.0, least=1, most=7, patience=3)
-
-
-def looks(replicas, *rates):
-    """The replicas after each look."""
-    autoscaler, found = Autoscaler(RULE, replicas), []
-    for each in rates:
-        autoscaler = autoscaler.look(each)
-        found.append(autoscaler.replicas)
-    return found
-
 
 def test_the_published_curve_has_the_published_replicas():
     plan = LoadPlan(parse_curve(PUBLISHED, 1.0, 5.0), every=5.0, window=10.0, seed=1)
-    reached = [(each.time, each.replicas) for each in scalings(plan, Autoscaler(RULE, 2))]
-    assert [replicas for _, replicas in reached] == [3, 6, 7, 6, 5, 3, 2]
-    assert reached[-1][0] < 460
-    assert looks(2, 100.0) == [7], "up at once, and no more than the most"
-    assert looks(5, 4.0, 11.0, 8.0, 8.0) == [5, 5, 3, 3], "down after a while, and only as far"
+    reached = scalings(plan, Autoscaler(Rule(per_replica=4.0, least=1, most=7, patience=3), 2))
+    assert [each.replicas for each in reached] == [3, 6, 7, 6, 5, 3, 2]
 
 
 def times(**given):
@@ -281,17 +193,6 @@ def curve(kind, seed, accuracies, losses=(1.0, 0.5)):
     return Curve(Policy.BATCH, kind, seed, tuple(accuracies), tuple(losses), (2,) * len(losses))
 
 
-def test_a_curve_is_of_all_steps_and_epochs_of_a_job():
-    job = Job(Policy.RATE, Kind.TWO, 3, epochs=2)
-    made = tuple(RecordedStep(number, 2, 1 / number, 0.002) for number in (1, 2, 3))
-    journal = tuple({"event": "evaluation", "epoch": n, "metrics": {"accuracy": 0.5 + n / 4}} for n in range(2))
-    assert Curve.of(Result(job, made, journal)).accuracies == (0.5, 0.75)
-    with pytest.raises(ValueError, match=r"rate-2-3: recorded the steps \[1, 3\]"):
-        Curve.of(Result(job, (made[0], made[2]), journal))
-    with pytest.raises(ValueError, match="evaluated after the epochs"):
-        Curve.of(Result(job, made, journal[:1]))
-
-
 def test_differences_are_between_jobs_of_one_seed_and_the_verdict_is_of_the_last_accuracies():
     curves = [curve(Kind.TWO, 0, [0.5, 1.0]), curve(Kind.FOUR, 0, [0.25, 1.0], [1.0, 0.25])]
     others = [curve(Kind.TWO, 1, [0, 0], [9.0, 9.0])]
@@ -303,17 +204,6 @@ def test_differences_are_between_jobs_of_one_seed_and_the_verdict_is_of_the_last
     assert (found, verdict(fixed)) == (pytest.approx({"gap": 0.02, "spread_of_fixed": 0.06}), None)
     over = band([curve(Kind.TWO, 0, [0.2, 0.9]), curve(Kind.TWO, 1, [0.4, 0.7])])
     assert (over.mean, over.low, over.high) == (pytest.approx((0.3, 0.8)), (0.2, 0.7), (0.4, 0.9))
-
-
-@pytest.mark.parametrize("recipe", [DIGITS, CIFAR10])
-def test_micro_batches_are_the_same_for_any_number_of_workers_and_changes_follow_from_the_seed(recipe):
-    for workers in (2, 3, 4):
-        plan = BatchPlan.equal(range(recipe.global_batch), workers)
-        every = [each for rank in range(workers) for each in plan.mine(rank, recipe.micro_batch)]
-        assert {each.samples for each in every} == {recipe.micro_batch}
-    changes = draw_changes(recipe, Policy.RATE, 5, 4, 1)
-    assert changes == draw_changes(recipe, Policy.RATE, 5, 4, 1) != draw_changes(recipe, Policy.RATE, 5, 4, 2)
-    assert {change.workers for change in changes} <= {2, 3, 4}
 
 
 def gradients(exact):
