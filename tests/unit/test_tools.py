@@ -9,9 +9,7 @@ import signal
 import subprocess
 import sys
 import tomllib
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -68,23 +66,6 @@ def test_an_environment_is_made_once_until_something_that_it_is_made_from_change
     assert asked("demo") == 1
     assert asked("demos") == 2
     assert capsys.readouterr().err == "setup: demos: expected demo, or nothing\n"
-
-
-def test_a_set_up_that_fails_half_way_leaves_no_stamp_and_no_temporary_files(environment, monkeypatch):
-    class Breaks:
-        def run(self, title, command):
-            (Path(os.environ["TMPDIR"]) / "pip-unpack").mkdir()
-            raise environment.SetupError(title)
-
-        @contextmanager
-        def beside(self, title, command, variables):
-            yield SimpleNamespace(result=lambda: "horovod.whl")
-
-    monkeypatch.setattr(environment, "enough_disk", lambda *demand: None)
-    stamp = environment.stamp(environment.DEMO)
-    stamp.write_text("of an earlier one")
-    refused(r"\w", lambda: environment.make(environment.DEMO, "inputs", Breaks()), environment.SetupError)
-    assert (stamp.exists(), environment.SCRATCH.exists()) == (False, False)
 
 
 def test_a_set_up_that_is_told_to_end_takes_its_programs_with_it(tmp_path):
