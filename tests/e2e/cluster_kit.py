@@ -28,17 +28,7 @@ DEADLINE = 200.0
 _TAIL = 1500  # bytes of a record that hold at least its last two lines
 
 # What a job consists of. Every namespace has some of its own: of those only the job's are meant.
-KINDS: dict[str, tuple[type, str]] = {
-    "pods": (client.CoreV1Api, "list_namespaced_pod"),
-    "jobs": (client.BatchV1Api, "list_namespaced_job"),
-    "services": (client.CoreV1Api, "list_namespaced_service"),
-    "secrets": (client.CoreV1Api, "list_namespaced_secret"),
-    "config maps": (client.CoreV1Api, "list_namespaced_config_map"),
-    "service accounts": (client.CoreV1Api, "list_namespaced_service_account"),
-    "roles": (client.RbacAuthorizationV1Api, "list_namespaced_role"),
-    "role bindings": (client.RbacAuthorizationV1Api, "list_namespaced_role_binding"),
-    "network policies": (client.NetworkingV1Api, "list_namespaced_network_policy"),
-}
+KINDS = ("Pod", "Job", "Service", "Secret", "ConfigMap", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy")
 
 
 class CommandLine:
@@ -64,12 +54,8 @@ class CommandLine:
 
 def objects_in(cluster: Cluster, namespace: str) -> set[str]:
     """All that is in a namespace, by kind and name."""
-    api = cluster.client()
-    return {
-        f"{kind}: {each.metadata.name}"
-        for kind, (group, listing) in KINDS.items()
-        for each in getattr(group(api), listing)(namespace).items
-    }
+    place = Client(cluster.client(), namespace)
+    return {f"{kind}: {each['metadata']['name']}" for kind in KINDS for each in place.list(kind)}
 
 
 @contextmanager
@@ -134,12 +120,8 @@ class WatchedJob:
         """Its own, not that of its pod: a container of this cluster has no processes of its own."""
         return psutil.Process(self._started()[worker]["pid"])
 
-    def masters(self) -> list[Any]:
-        """The pods of a master that run and are not told to leave; for a while after a death, none."""
-        return self.running("master")
-
     def running(self, role: str) -> list[Any]:
-        """Such pods."""
+        """Pods that run and are not told to leave; for a while after a death there is no master."""
         selector = f"elasticdl.org/job={self.name},elasticdl.org/role={role}"
         found: Any = self.core.list_namespaced_pod(self.namespace, label_selector=selector)
         return [each for each in found.items if each.status.phase == "Running" and not each.metadata.deletion_timestamp]
@@ -186,7 +168,13 @@ class WatchedJob:
     def finish(self) -> list[Entry]:
         """Wait until the job has ended, well; its whole journal."""
         self._slow.unlink()  # from now on it is as fast as it can
-        wait_for(f"end of job {self.name}", self._has_ended, self.describe)
+        master = (f"{self.name}-master", self.namespace)
+        read: Any = client.BatchV1Api(self.core.api_client).read_namespaced_job
+
+        def has_ended() -> bool:
+            return any(each.type in ("Complete", "Failed") for each in read(*master).status.conditions or ())
+
+        wait_for(f"end of job {self.name}", has_ended, self.describe)
         story = self.elasticdl.journal(self.name)
         end = story[-1]
         assert (end["event"], end["phase"]) == ("job_finished", "succeeded"), self.describe()
@@ -200,10 +188,6 @@ class WatchedJob:
         left = {entry["worker"] for entry in entries if entry["event"] == "worker_left"}
         return {e["worker"]: e for e in entries if e["event"] == "worker_started" and e["worker"] not in left}
 
-    def _has_ended(self) -> bool:
-        job: Any = client.BatchV1Api(self.core.api_client).read_namespaced_job(f"{self.name}-master", self.namespace)
-        return any(each.type in ("Complete", "Failed") for each in job.status.conditions or ())
-
     def check_training(self) -> None:
         """No step or sample was lost or made twice, and every loss that any worker has seen is that of PyTorch alone."""
         compare(self._losses.iterdir(), self._record.glob("worker-*.jsonl"), self.epochs)
@@ -213,8 +197,5 @@ def _last_commit(path: Path) -> Entry | None:
     with path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
         lines = file.read().decode().splitlines(keepends=True)
-    for line in reversed(lines):
-        if line.startswith('{"commit"') and line.endswith("\n"):
-            found: Entry = json.loads(line)
-            return found
-    return None
+    commits = [line for line in lines if line.startswith('{"commit"') and line.endswith("\n")]
+    return json.loads(commits[-1]) if commits else None

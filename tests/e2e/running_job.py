@@ -34,10 +34,10 @@ def run_cli(
     home: Path, *arguments: str, timeout: float = DEADLINE, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
-    return _run([*ELASTICDL, *arguments], {"ELASTICDL_HOME": str(home), **(env or {})}, timeout)
+    return run([*ELASTICDL, *arguments], {"ELASTICDL_HOME": str(home), **(env or {})}, timeout)
 
 
-def _run(command: list[str], env: Mapping[str, str], timeout: float = DEADLINE) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], env: Mapping[str, str], timeout: float = DEADLINE) -> subprocess.CompletedProcess[str]:
     how = {"capture_output": True, "text": True, "cwd": REPOSITORY, "timeout": timeout}
     return subprocess.run(command, env={**os.environ, **env}, check=False, **how)
 
@@ -150,13 +150,6 @@ def committed(path: Path) -> int:
     """The newest step that this worker's record says was applied."""
     lines = [line for line in path.read_text().splitlines() if line.startswith('{"commit"') and line.endswith("}")]
     return int(lines[-1].split(":")[1].split(",")[0]) if lines else 0
-
-
-def run_alone(script: Path, *arguments: object, code: int = 0, **env: str) -> str:
-    """What a script says that runs without a job and ends with this code."""
-    done = _run([sys.executable, str(script), *map(str, arguments)], env)
-    assert done.returncode == code, done.stderr
-    return done.stdout if code == 0 else done.stderr
 
 
 def read_curve(path: Path) -> list[tuple[float, ...]]:

@@ -82,7 +82,9 @@ class Storm:
             case Kind.RESTART_API_SERVER:
                 self._cluster.restart_api_server(LONGEST_OUTAGE * pick)
             case Kind.KILL_MASTER | Kind.DELETE_MASTER | Kind.DELETE_MASTER_NOW:
-                master = wait_for("a master", lambda: [pod for pod in job.masters() if job.process(pod)], job.describe)
+                master = wait_for(
+                    "a master", lambda: [pod for pod in job.running("master") if job.process(pod)], job.describe
+                )
                 self._end(kind, master[0])
             case _:
                 number = sorted(workers)[int(pick * len(workers))]
@@ -140,7 +142,7 @@ class Storm:
     def _is_given_up(self, node: str) -> bool:
         found: Any = self._job.core.read_node(node)
         ready = next(each.status for each in found.status.conditions if each.type == "Ready")
-        pods = [*self._job.running("worker"), *self._job.masters()]
+        pods = [*self._job.running("worker"), *self._job.running("master")]
         return ready != "True" and not any(pod.spec.node_name == node for pod in pods)
 
     def _note(self, *workers: int) -> None:

@@ -117,7 +117,7 @@ def job(cluster, namespace, tmp_path) -> Iterator[WatchedJob]:
 @pytest.fixture
 def prometheus(job, program, tmp_path) -> Iterator[Collector]:
     job.wait_for_step(1)
-    (master,) = job.masters()
+    (master,) = job.running("master")
     keys = tmp_path / "keys"
     secret: Any = job.core.read_namespaced_secret(f"{NAME}-metrics-tls", job.namespace)
     (keys / secret.metadata.name).mkdir(parents=True)

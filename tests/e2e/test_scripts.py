@@ -1,13 +1,15 @@
 """Scripts of every front end as whole jobs: whatever becomes of the workers and of the job, the model is that of one device."""
 
+import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from running_job import DEADLINE, QUICK_KERAS, REPOSITORY, read_curve, run_alone, start
+from running_job import DEADLINE, QUICK_KERAS, REPOSITORY, read_curve, run, start
 
 from elasticdl.job.jobdir import kept_states
 from tests.documents.reading import changed, read
@@ -36,21 +38,26 @@ def environment(name):
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
 
+def run_alone(name, folder):
+    return run([sys.executable, *map(str, FRONT_ENDS[name][0]), str(folder)], environment(name))
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """What a front end's script does on one device: its folder, made once."""
     made = {}
 
-    def run(name):
+    def folder_of(name):
         if name not in made:
             made[name] = tmp_path_factory.mktemp("alone")
-            run_alone(*FRONT_ENDS[name][0], made[name], **environment(name))
+            done = run_alone(name, made[name])
+            assert done.returncode == 0, done.stderr
         return made[name]
 
-    return run
+    return folder_of
 
 
-def run(home, name, workers, folder):
+def start_script(home, name, workers, folder):
     script, engine = FRONT_ENDS[name]
     folder.mkdir(exist_ok=True)
     command = ["--num_workers", workers, "--collective", engine, "--", "python", *map(str, script), str(folder)]
@@ -88,7 +95,7 @@ def test_workers_that_come_and_go_do_not_show(alone, tmp_path, name):
     expected, folder = alone(name), tmp_path / "elastic"
     folder.mkdir()
     (folder / "slow").touch()
-    with run(tmp_path, name, "2", folder) as job:
+    with start_script(tmp_path, name, "2", folder) as job:
 
         def wait_for_rows():
             job.wait_for_rows(curve_of(folder))
@@ -124,7 +131,7 @@ def test_the_only_worker_leaves_its_state_to_the_next_and_a_stopped_job_to_anoth
     expected, folder = alone(name), tmp_path / "parts"
     folder.mkdir()
     (folder / "slow").touch()
-    with run(tmp_path, name, "1", folder) as job:
+    with start_script(tmp_path, name, "1", folder) as job:
         job.wait_for_rows(folder / "curve")
         job.signal(0, signal.SIGTERM)
         job.wait_for("its heir", lambda: any(0 not in world["members"] for world in job.entries("world_formed")))
@@ -135,7 +142,7 @@ def test_the_only_worker_leaves_its_state_to_the_next_and_a_stopped_job_to_anoth
         assert f"  kept in {kept['path']}: the same command, with --job_name job, goes on from there\n" in job.output
         said = job.output
     (folder / "slow").unlink()
-    with run(tmp_path, name, "2", folder) as job:
+    with start_script(tmp_path, name, "2", folder) as job:
         assert job.finish() == 0, job.describe()
         # Unless the trainer has just written a checkpoint of its own.
         resumed = [] if name == "trainer" and kept["step"] % 10 == 0 else [kept["step"]]
@@ -148,11 +155,37 @@ def test_the_only_worker_leaves_its_state_to_the_next_and_a_stopped_job_to_anoth
         assert len(told) == len(set(told)) >= len(read_curve(folder / "curve")) - 2
 
 
+@pytest.mark.slow
+def test_a_checkpoint_of_lightnings_is_resumed_as_by_lightning_itself(alone, tmp_path):
+    folders = [tmp_path / "alone", tmp_path / "elastic"]
+    for folder in folders:
+        folder.mkdir()
+        shutil.copy(alone("lightning") / "kept" / "epoch=4.ckpt", folder / "begun.ckpt")
+    assert run_alone("lightning", folders[0]).returncode == 0
+    with start_script(tmp_path, "lightning", "2", folders[1]) as job:
+        assert job.finish() == 0, job.describe()
+    require_same(folders[1], folders[0], missing=0)
+
+
+@pytest.mark.slow
+def test_the_last_checkpoint_is_written_though_its_writer_was_lost_over_it(alone, tmp_path):
+    expected, folder = alone("trainer"), tmp_path / "elastic"
+    folder.mkdir()
+    (folder / "dies").touch()
+    with start_script(tmp_path, "trainer", "1-2", folder) as job:
+        assert job.finish() == 0, job.describe()
+        assert not job.entries("warning"), "states and random streams are those of one device on all workers"
+    require_same(folder, expected, missing=1)
+    assert not (folder / "dies").exists()
+    (written,) = (folder / "out").glob("checkpoint-*/trainer_state.json")
+    assert json.loads(written.read_text())["global_step"] == 120
+
+
 def test_a_newcomer_that_sets_another_rate_is_refused_and_the_job_goes_on(alone, tmp_path):
     expected, folder = alone("plain"), tmp_path / "elastic"
     folder.mkdir()
     (folder / "slow").touch()
-    with run(tmp_path, "plain", "1-2", folder) as job:
+    with start_script(tmp_path, "plain", "1-2", folder) as job:
         job.wait_for_world(size=2)
         job.wait_for_rows(folder / "curve")
         (folder / "other").touch()

@@ -6,6 +6,8 @@ Rank 0 adds a line to FOLDER/curve after each step, and writes FOLDER/end. While
 the later it is: what a test waits for comes before the last step.
 """
 
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -100,7 +102,7 @@ def library():
 
 
 def lightning():
-    """With validation, a log and checkpoints."""
+    """With validation, a log and checkpoints; goes on from FOLDER/begun.ckpt if it is there."""
     import lightning
     from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.loggers import CSVLogger
@@ -128,6 +130,9 @@ def lightning():
                 made(self.global_step, self.current_epoch, self.trainer.callback_metrics["loss_step"])
             wait(self.global_step)
 
+        def predict_step(self, batch, number):
+            return self.layer(batch[0])
+
         def configure_optimizers(self):
             return torch.optim.Adam(self.parameters(), lr=0.01)
 
@@ -141,15 +146,18 @@ def lightning():
         callbacks=[ModelCheckpoint(folder / "kept", filename="{epoch}", monitor="val_loss", save_top_k=2)],
         enable_progress_bar=False,
     )
-    trainer.fit(module, DataLoader(data, batch_size=BATCH, shuffle=True), DataLoader(data, batch_size=50))
+    begun, whole = folder / "begun.ckpt", DataLoader(data, batch_size=50)
+    loader = DataLoader(data, batch_size=BATCH, shuffle=True)
+    trainer.fit(module, loader, whole, ckpt_path=begun if begun.exists() else None)
+    predicted = float(torch.cat(trainer.predict(module, whole)).sum())
     if trainer.is_global_zero:
         kept = sorted(path.name for path in (folder / "kept").iterdir())
         metrics = {name: round(float(value), 4) for name, value in sorted(trainer.callback_metrics.items())}
-        ended(module, trainer.global_step, trainer.current_epoch, metrics, kept)
+        ended(module, trainer.global_step, trainer.current_epoch, metrics, kept, round(predicted, 2))
 
 
 def trainer():
-    """Looks for its own latest checkpoint, as Hugging Face's examples do."""
+    """Looks for its own latest checkpoint, as Hugging Face's examples do. Who writes the last is killed if FOLDER/dies is there."""
     from transformers import TrainerCallback, TrainingArguments
 
     from elasticdl.elastic.transformers import Trainer
@@ -169,13 +177,20 @@ def trainer():
                 made(state.global_step, state.epoch)
             wait(state.global_step)
 
+    class Mortal(Trainer):
+        def _save_optimizer_and_scheduler(self, output_dir):
+            if self.state.global_step == self.state.max_steps and (folder / "dies").exists():
+                (folder / "dies").unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+            super()._save_optimizer_and_scheduler(output_dir)
+
     out = folder / "out"
     out.mkdir(exist_ok=True)
     quiet = {"report_to": [], "use_cpu": True, "logging_steps": 1, "eval_strategy": "epoch"}
     saves = {"save_strategy": "steps", "save_steps": 10, "save_total_limit": 1}
     size = {"per_device_train_batch_size": BATCH, "num_train_epochs": EPOCHS, "learning_rate": 0.01}
     rows = [{"x": one, "labels": other} for one, other in zip(x, y, strict=True)]
-    ours = Trainer(
+    ours = Mortal(
         model=Model(),
         args=TrainingArguments(output_dir=str(out), **size, **saves, **quiet),
         train_dataset=rows,
