@@ -64,13 +64,13 @@ def start_script(home, name, workers, folder):
     return start(home, "run", *command, **environment(name))
 
 
-def curve_of(folder):
-    return next((path for path in (folder / "curve", folder / "log.csv") if path.exists()), folder / "curve")
+def rows_of(folder):
+    return read_curve(folder / "log.csv") or read_curve(folder / "curve")
 
 
 def require_same(ours, theirs, missing):
     """Each step once, but for so many at most whose rank 0 was lost before it had written them; and the same end."""
-    mine, expected = read_curve(curve_of(ours)), {row[0]: row for row in read_curve(curve_of(theirs))}
+    mine, expected = rows_of(ours), {row[0]: row for row in rows_of(theirs)}
     steps = [row[0] for row in mine]
     assert steps == sorted(set(steps)), "a step was made twice"
     assert len(expected) - missing <= len(mine) <= len(expected)
@@ -98,7 +98,8 @@ def test_workers_that_come_and_go_do_not_show(alone, tmp_path, name):
     with start_script(tmp_path, name, "2", folder) as job:
 
         def wait_for_rows():
-            job.wait_for_rows(curve_of(folder))
+            made = len(rows_of(folder))
+            job.wait_for("3 steps", lambda: len(rows_of(folder)) >= made + 3)
 
         wait_for_rows()
         job.scale(3)
