@@ -3,6 +3,7 @@
 import queue
 import signal
 import sys
+from pathlib import Path
 
 import grpc
 import pytest
@@ -73,3 +74,27 @@ def test_sigterm_stops_the_job_and_a_second_signal_at_once(tmp_path):
         job.process.send_signal(signal.SIGINT)  # several of the others within a second would count as one
         assert job.finish() == 143
         assert job.processes() == []
+
+
+FILLS = "import os, time\nif os.environ['ELASTICDL_WORKER_ID'] == '0': b'1' * (1 << 30)\ntime.sleep(1000)"
+
+
+@pytest.fixture
+def group(tmp_path):
+    """A control group with half a gigabyte of memory."""
+    made = Path("/sys/fs/cgroup", "memory" if Path("/sys/fs/cgroup/memory").is_dir() else "", tmp_path.name)
+    try:
+        made.mkdir()
+        limit = made / ("memory.limit_in_bytes" if made.parent.name == "memory" else "memory.max")
+        limit.write_text(str(1 << 29))
+    except OSError as error:
+        pytest.skip(f"no control group can be made: {error}")
+    yield made
+    made.rmdir()
+
+
+def test_a_worker_out_of_memory_is_told_and_replaced(tmp_path, group):
+    with start(tmp_path, "run", "--num_workers", "1", "--stop_grace", "1", "--", sys.executable, "-c", FILLS) as job:
+        (group / "cgroup.procs").write_text(str(job.process.pid))
+        job.wait_for("another worker", lambda: any(each["worker"] == 1 for each in job.entries("worker_started")))
+        assert job.entries("worker_left")[0]["cause"] == "out_of_memory", job.describe()
