@@ -4,7 +4,6 @@ import gc
 import os
 import signal
 from collections import defaultdict
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,7 +23,6 @@ for _profile, _examples in (("quick", 25), ("thorough", 150)):
 
 # Seconds that one test may take on two idle cores, by its ring; what takes longer is listed, and no failure.
 BUDGETS = {"tests/e2e": 20.0, "tests/contract": 10.0, "tests/simulation": 10.0, "tests/unit": 1.0}
-CLUSTERS = {"cluster", "full_cluster"}  # fixtures
 SECONDS = "elasticdl/seconds"  # in pytest's cache: how long each file took when it was last run
 
 
@@ -68,7 +66,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     cluster comes last: its programs may be in the making until then. Each file's own order stays."""
     cache: pytest.Cache | None = getattr(config, "cache", None)
     seconds: dict[str, float] = cache.get(SECONDS, {}) if cache else {}
-    clusters = {item.location[0] for item in items if CLUSTERS & set(getattr(item, "fixturenames", ()))}
+    clusters = {item.location[0] for item in items if "cluster" in getattr(item, "fixturenames", ())}
 
     def place(item: pytest.Item) -> tuple[bool, float, float]:
         file = item.location[0]
@@ -81,20 +79,6 @@ def pytest_collection_finish() -> None:
     """What all the imports have left is not searched for garbage again and again: it takes longer than many a test."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """The next file goes to the process that is free, and stays there with its fixtures; so do all that share the whole
-    cluster, which takes long to start."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByFile(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.split("::", 1)[0]
-            return "full cluster" if "full_cluster" in file else file
-
-    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
-from benchmarks.processes import Processes, wait_until
+from benchmarks.processes import Failed, Processes, wait_until
 from benchmarks.storm.lasting_master import Host
-from tests.cluster.full.network import in_namespace, run_ip
 
 # Out of a range that is meant for tests and routed nowhere.
 MASTER = Host("198.18.0.1")
@@ -19,6 +19,7 @@ SWITCH = "switch"
 # Nobody has this address: what is sent to it is lost without a word, as with a cut cable.
 NOWHERE = "02:00:00:00:00:01"
 UP_SECONDS = 30.0
+IP_SECONDS = 20.0
 DISK_BYTES = 1 << 20
 MOUNT_SECONDS = 20.0
 # States of sockets that somebody still uses, in the kernel's tables.
@@ -32,11 +33,10 @@ class Network:
         """``processes`` hold the namespaces.
 
         Raises:
-            Failed: the namespaces do not come up.
-            ControlPlaneError: their interfaces can't be made.
+            Failed: the namespaces do not come up, or their interfaces can't be made.
         """
         up = ["link set lo up", f"link add {SWITCH} type bridge", f"link set {SWITCH} up"]
-        run_ip([*up, f"addr add {MASTER.address}/24 dev {SWITCH}"])
+        _ip(MASTER, [*up, f"addr add {MASTER.address}/24 dev {SWITCH}"])
         self.hosts = [self._add_host(number, processes) for number in range(2, 2 + hosts)]
 
     def cut(self, one: Host, other: Host) -> None:
@@ -64,7 +64,7 @@ class Network:
         wait_until(lambda: os.readlink(f"/proc/{holder.pid}/ns/net") != own, UP_SECONDS, what)
         host, port = Host(f"198.18.0.{number}", holder.pid), f"port{number}"
         pair = f"link add {port} type veth peer name {_interface(host)} netns {host.pid}"
-        run_ip([pair, f"link set {port} master {SWITCH} up"])
+        _ip(MASTER, [pair, f"link set {port} master {SWITCH} up"])
         up = [f"link set {each} up" for each in ("lo", _interface(host))]
         _ip(host, [*up, f"addr add {host.address}/24 dev {_interface(host)}"])
         return host
@@ -75,7 +75,16 @@ def _interface(host: Host) -> str:
 
 
 def _ip(host: Host, lines: list[str]) -> None:
-    in_namespace(host.pid or os.getpid(), lines)
+    """Have `ip` do all of it, in the host's network namespace.
+
+    Raises:
+        Failed: it can't.
+    """
+    command = ["nsenter", f"--net=/proc/{host.pid or os.getpid()}/ns/net", "ip", "-batch", "-"]
+    how: Any = {"capture_output": True, "text": True, "timeout": IP_SECONDS, "check": False}
+    done = subprocess.run(command, input="\n".join(lines), **how)
+    if done.returncode:
+        raise Failed(f"ip failed: {done.stderr.strip()}; it was told: {'; '.join(lines)}")
 
 
 class Disk:

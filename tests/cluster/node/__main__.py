@@ -1,5 +1,6 @@
 """`python -m tests.cluster.node SETTINGS`: be one node until killed."""
 
-from tests.cluster.node.node import Node, ProcessNodeSettings
+from tests.cluster.node.node import Node
+from tests.cluster.settings import NodeSettings
 
-Node(ProcessNodeSettings.told()).run()
+Node(NodeSettings.told()).run()
