@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from elasticdl.common.errors import UserError
 from elasticdl.common.reason import (
     MOST_LINES,
     PACKAGE,
@@ -49,12 +48,10 @@ NOTHING = "which says nothing, raised by"
     [
         ("raise ValueError('first\\nsecond')", "train.py:1: ValueError: first"),
         ("x = 1\nassert x > 1", f"train.py:2: AssertionError, {NOTHING} `assert x > 1`"),
-        ("raise RuntimeError('')", f"train.py:1: RuntimeError, {NOTHING} `raise RuntimeError('')`"),
         ("raise RuntimeError(' \\n\\n  at last\\nmore')", "train.py:1: RuntimeError: at last"),
         ("raise RuntimeError('\\n one\\n two\\n\\n three')", "train.py:1: RuntimeError: one two"),
         ("import json\njson.loads('')", "train.py:2: JSONDecodeError: Expecting value: line 1 column 1 (char 0)"),
         ("compile('x = ', 'mine.py', 'exec')", "mine.py:1: SyntaxError: invalid syntax (mine.py, line 1)"),
-        (f"{OURS}raise UserError('call init first')", "train.py:2: call init first"),
         (f"{OURS}raise UserError('mine.py:7: call init first')", "mine.py:7: call init first"),
         (f"raise RuntimeError({GUARD!r})", f"train.py:1: RuntimeError: {GUARDED}"),
     ],
@@ -66,12 +63,6 @@ def test_a_reason_is_the_place_the_type_what_was_said_and_what_helps(code, line,
     with pytest.raises(Exception) as caught:  # noqa: PT011 - any
         exec(compile(code, str(script), "exec"), {})
     assert reason(caught.value) == line
-
-
-def test_what_never_was_in_a_users_file_has_no_place():
-    assert reason(ValueError("no")) == "ValueError: no"
-    assert reason(ValueError()) == "ValueError, which says nothing"
-    assert reason(UserError("")) == "UserError, which says nothing"
 
 
 STRUCTURE = "The structure of `inputs` doesn't match the expected structure.\nExpected: x\nReceived: inputs={'a': 1}"
@@ -87,9 +78,9 @@ def wrapped(text):
     ("error", "line"),
     [
         (ValueError("first\nsecond"), "ValueError: first"),
+        (ValueError(), "ValueError, which says nothing"),
         (ValueError(LOADER), "ValueError: no image"),
         (ValueError(wrapped("no such shape")), "ValueError: no such shape"),
-        (KeyError(wrapped("right")), "KeyError: right"),
         (ValueError(wrapped(STRUCTURE)), f"ValueError: {FLAT}"),
         (OSError("{{function_node __wrapped__X_device_/device:CPU:0}} 7 is not in [0, 5) [Op:X] name: "), "OSError: 7 is not in [0, 5)"),
     ],
@@ -111,8 +102,6 @@ NESTED = (
     ("code", "told"),
     [
         ("raise ValueError('no such file\\nin there')", "train.py:1: ValueError: no such file"),
-        ("raise KeyboardInterrupt", "train.py:1: KeyboardInterrupt"),
-        ("assert 1 > 2", "train.py:1: AssertionError"),
         (NESTED, "train.py:3: JSONDecodeError: Expecting value: line 1 column 1 (char 0)"),
         ("x = (", "train.py:1: SyntaxError: '(' was never closed"),
         ("import os\nos.environ['LOCAL_RANK']", f"train.py:2: KeyError: 'LOCAL_RANK'; {TORCHRUN}"),
@@ -150,8 +139,7 @@ WORDS = [
 ]
 WHY = [*(f"line {number}" for number in range(9)), "terminate called", "  what():  CUDA error: out of memory"]
 TRACKER = (
-    "/lib/multiprocessing/resource_tracker.py:224: UserWarning: resource_tracker: There appear to be 14 leaked ones\n"
-    "  warnings.warn(\n"
+    "/lib/resource_tracker.py:224: UserWarning: resource_tracker: There appear to be 14 leaked ones\n  warnings.warn(\n"
 )
 SHELL = "run.sh: line 2: 17 Segmentation fault      (core dumped) python train.py\n"
 
@@ -159,7 +147,7 @@ SHELL = "run.sh: line 2: 17 Segmentation fault      (core dumped) python train.p
 @pytest.mark.parametrize(
     ("log", "told"),
     [
-        *((f"{CRASH}{after}", WORDS) for after in ("", TRACKER, SHELL, TRACKER + SHELL)),
+        *((f"{CRASH}{after}", WORDS) for after in ("", TRACKER + SHELL)),
         ("\n".join([*WHY, CRASH]), [*WHY[-5:], *WORDS]),
         (f"{CRASH}goes on\n", []),
         ("step 1\n", []),
@@ -186,15 +174,11 @@ LOAD, MAIN = Line(USERS, 31, "load"), Line(USERS, 99, "main")
         ((WAIT,), "threading.py:320 in wait"),
         ((), ""),
     ],
-    ids=["the user's", "a library's", "any", "none"],
 )
 def test_the_innermost_line_is_where_it_stands(lines, where):
     assert Stack(lines).where == where
-
-
-def test_the_users_lines_come_first_and_there_are_not_too_many():
-    lines = describe(Stack((WAIT, *(Line(USERS, n, "f") for n in range(200)))))
-    assert (lines[0], len(lines)) == ("/home/me/train.py:0 in f", MOST_LINES)
+    many = describe(Stack((WAIT, *(Line(USERS, n, "f") for n in range(200)))))
+    assert (many[0], len(many)) == ("/home/me/train.py:0 in f", MOST_LINES), "the user's come first"
 
 
 def test_what_faulthandler_writes_of_a_process_that_holds_pythons_lock(tmp_path):
