@@ -1,6 +1,5 @@
 """A job on a cluster is followed through a change of its masters: what each tells, what is the matter with one, and what is kept."""
 
-import copy
 import json
 import threading
 from contextlib import contextmanager
@@ -67,38 +66,56 @@ def deaf(monkeypatch):
 # ---- what is the matter with a master ----
 
 
-def pod(state=None, **status):
-    status = {"containerStatuses": [{"name": "elasticdl", "state": state}], **status} if state else status
-    return {"metadata": {"name": "m"}, "spec": {} if status.get("conditions") else {"nodeName": "n"}, "status": status}
+def event(when, reason, message="", kind="Warning"):
+    return {"lastTimestamp": f"2026-01-01T00:00:{when:02}Z", "type": kind, "reason": reason, "message": message}
 
 
-NO_START, LOG = "its container can't be started on node n: ", "; its log: kubectl logs -n default m"
-FAILED = {"phase": "Failed"}
-UNSCHEDULED = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes"}
+def waits(reason, message=""):
+    return {"containerStatuses": [{"name": "elasticdl", "state": {"waiting": {"reason": reason, "message": message}}}]}
+
+
+def ended(code, message):
+    state = {"terminated": {"exitCode": code, "message": message}}
+    return {"phase": "Failed", "containerStatuses": [{"name": "elasticdl", "state": state}]}
+
+
+def pod(status):
+    spec = {} if "conditions" in status else {"nodeName": "n"}
+    return {"metadata": {"name": "m", "uid": "u", "creationTimestamp": "1"}, "spec": spec, "status": status}
+
+
+MADE = event(1, "SuccessfulCreate", kind="Normal")
+REFUSED = event(2, "FailedCreate", 'Error creating: pods "m-x" is forbidden: exceeded quota: q')
+UNMOUNTED = event(3, "FailedMount", "the server is not there")
+STARTING, EVICTED = waits("ContainerCreating"), {"phase": "Failed", "reason": "Evicted"}
+UNSCHEDULED = {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes"}]}
 NOT_YET, ANSWERS_NOT = "its master's pod is not there yet", "its master does not answer at the moment"
-
-
-def missing(why, *, lasting=False):
-    return Waiting(f"the image can't be pulled: {why}", image=True, lasting=lasting, node="n")
+QUOTA = "the cluster does not take its master's pod: exceeded quota: q"
+NO_START, IMAGE = "its container can't be started on node n: ", "the image can't be pulled: "
 
 
 @pytest.mark.parametrize(
-    ("seen", "trouble"),
+    ("status", "events", "reason"),
     [
-        (None, NOT_YET),
-        (pod({"waiting": {"reason": "ErrImagePull", "message": "no\nsuch"}}), missing("no such")),
-        (pod({"waiting": {"reason": "InvalidImageName"}}), missing("InvalidImageName", lasting=True)),
-        (pod({"waiting": {"reason": "ContainerCreating"}}), "its master is starting"),
-        (pod({"waiting": {"reason": "E", "message": "no key"}}), f"its master waits: {NO_START}no key"),
-        (pod({"terminated": {"exitCode": 137, "message": "at work"}}, **FAILED), "its master ended: SIGKILL"),
-        (pod({"terminated": {"exitCode": 2, "message": "a\nb\n"}}, **FAILED), f"its master ended: exit code 2: b{LOG}"),
-        (pod(conditions=[UNSCHEDULED]), "its master has no place yet: 0/2 nodes"),
-        (pod(phase="Failed", reason="Evicted"), "its master ended: Evicted"),
+        (None, [], NOT_YET),
+        (waits("ErrImagePull", "no\nsuch"), [], f"{IMAGE}no such"),
+        (waits("InvalidImageName"), [], f"{IMAGE}InvalidImageName"),
+        (STARTING, [], "its master is starting"),
+        (waits("E", "no key"), [], f"its master waits: {NO_START}no key"),
+        (ended(137, "at work"), [], "its master ended: SIGKILL"),
+        (ended(2, "a\nb\n"), [], "its master ended: exit code 2: b; its log: kubectl logs -n default m"),
+        (UNSCHEDULED, [], "its master has no place yet: 0/2 nodes"),
+        # Where only an event says it.
+        (None, [MADE, REFUSED], QUOTA),
+        (None, [REFUSED, {**MADE, "lastTimestamp": "2026-01-01T00:00:09Z"}], NOT_YET),
+        (EVICTED, [MADE, REFUSED], QUOTA),
+        (EVICTED, [MADE], "its master ended: Evicted"),
+        (STARTING, [UNMOUNTED], "its master waits: it can't be started on node n: the server is not there"),
+        (STARTING, [UNMOUNTED, event(4, "Pulling", "Pulling image", "Normal")], "its master is starting"),
     ],
 )
-def test_what_is_the_matter_with_a_master(seen, trouble):
-    found = why_no_master(seen)
-    assert (found.reason if isinstance(trouble, str) else found) == trouble
+def test_why_there_is_no_master_is_told(status, events, reason):
+    assert one_job(master=status and pod(status), events=events).status().reason == reason
 
 
 @pytest.mark.parametrize(
@@ -118,46 +135,11 @@ def test_a_job_without_a_master_is_shown_as_it_was_last(deaf, kept, master, phas
     assert seen.reason.startswith(reason)
 
 
-def event(when, reason, message="", kind="Warning"):
-    return {"lastTimestamp": f"2026-01-01T00:00:{when:02}Z", "type": kind, "reason": reason, "message": message}
-
-
-MADE = event(1, "SuccessfulCreate", kind="Normal")
-REFUSED = event(2, "FailedCreate", 'Error creating: pods "m-x" is forbidden: exceeded quota: q')
-UNMOUNTED = event(3, "FailedMount", "the server is not there")
-STARTING, EVICTED = (
-    pod({"waiting": {"reason": "ContainerCreating"}})["status"],
-    {"phase": "Failed", "reason": "Evicted"},
-)
-QUOTA = "the cluster does not take its master's pod: exceeded quota: q"
-
-
-@pytest.mark.parametrize(
-    ("status", "events", "reason"),
-    [
-        (None, [MADE, REFUSED], QUOTA),
-        (None, [REFUSED, {**MADE, "lastTimestamp": "2026-01-01T00:00:09Z"}], NOT_YET),
-        (EVICTED, [MADE, REFUSED], QUOTA),
-        (EVICTED, [MADE], "its master ended: Evicted"),
-        (STARTING, [UNMOUNTED], "its master waits: it can't be started on node n: the server is not there"),
-        (STARTING, [UNMOUNTED, event(4, "Pulling", "Pulling image", "Normal")], "its master is starting"),
-    ],
-)
-def test_why_there_is_no_master_is_told_where_only_an_event_says_it(status, events, reason):
-    seen = {**copy.deepcopy(RUNNING), "spec": {"nodeName": "n"}, "status": status} if status else None
-    if seen:
-        seen["metadata"]["uid"] = "u"
-    assert one_job(master=seen, events=events).status().reason == reason
-
-
 def test_who_may_not_reach_a_master_and_who_has_none_is_told_what_helps(deaf):
     line = "you may not reach the master: it takes the right to get pods/portforward in namespace lab"
     refused(line, one_job(master=RUNNING).status)
-    line = (
-        f"job digits has no master at the moment: {NOT_YET}; `elasticdl status digits` tells when it has; "
-        "`elasticdl delete digits` ends it without one"
-    )
-    refused(line, one_job().master().__enter__)
+    line = f"job digits has no master at the moment: {NOT_YET}; `elasticdl status digits` tells when it has; "
+    refused(f"{line}`elasticdl delete digits` ends it without one", one_job().master().__enter__)
 
 
 @pytest.mark.parametrize(("phase", "code"), [(Phase.SUCCEEDED, 0), (Phase.STOPPED, 0), (Phase.FAILED, 1)])
@@ -168,25 +150,25 @@ def test_the_job_of_a_master_that_was_told_to_stop_is_complete(phase, code):
 # ---- who follows ----
 
 
-def watching():
-    return MasterWatch(one_job(), image_timeout=60.0)
+def missing(why, message=""):
+    return why_no_master(pod(waits(why, message)))
 
 
 def test_an_image_is_waited_for_as_long_as_told_and_from_the_beginning_after_it_was_there():
-    late, starting = missing("Back-off"), Waiting("its master is starting")
-    view, given_up = watching(), []
+    late, starting = missing("ErrImagePull", "Back-off"), why_no_master(pod(STARTING))
+    view, given_up = MasterWatch(one_job(), image_timeout=60.0), []
     for now, why in ((5, late), (64, late), (65, late), (70, starting), (71, late), (130, late), (131, late)):
         try:
             view.look(NoMasterError(why), float(now))
         except JobFailedError:
             given_up.append(now)
     assert given_up == [65, 131]
-    lasting = NoMasterError(missing("InvalidImageName", lasting=True))
+    lasting = NoMasterError(missing("InvalidImageName"))
     told = "^job digits: the image can't be pulled: InvalidImageName; `elasticdl delete digits` removes it$"
-    refused(told, lambda: watching().look(lasting, 0.0), JobFailedError)
+    refused(told, lambda: MasterWatch(one_job(), image_timeout=60.0).look(lasting, 0.0), JobFailedError)
 
 
-IMAGE, CLOSED, BUSY = "the image can't be pulled: ", "the master did not answer: Socket closed", "the cluster is busy"
+CLOSED, BUSY = "the master did not answer: Socket closed", "the cluster is busy"
 REACHED, OVER = "its master is reached again", (5.0, "the master of a job that is over")
 
 
@@ -195,8 +177,13 @@ REACHED, OVER = "its master is reached again", (5.0, "the master of a job that i
     [
         # An image is tried for again and again, and two reasons take turns.
         (
-            [Waiting("quota"), Waiting("quota"), *map(missing, ("not found", "Back-off") * 2), Waiting("starting")],
-            ["quota", f"{IMAGE}not found", f"{IMAGE}Back-off", "starting"],
+            [
+                Waiting("quota"),
+                Waiting("quota"),
+                *[missing("E", "x"), missing("ErrImagePull", "Back-off")] * 2,
+                Waiting("starting"),
+            ],
+            ["quota", f"its master waits: {NO_START}x", f"{IMAGE}Back-off", "starting"],
         ),
         # One that runs and is not reached is tried again all the time: its first seconds are no news.
         ([(5.0, CLOSED), (14.9, CLOSED)], []),
@@ -275,8 +262,7 @@ def test_a_job_is_followed_through_a_change_of_masters_each_entry_once_and_at_it
     assert [each for each in heard if isinstance(each, str)] == [*first, second[2], second[4], entry(NUMBERS + 3)]
 
 
-@pytest.mark.parametrize("leaves", [True, False])
-def test_while_a_master_hangs_as_its_job_ends_whoever_follows_can_leave_or_is_told_its_end(monkeypatch, leaves):
+def test_while_a_master_hangs_as_its_job_ends_whoever_follows_is_told_its_end(monkeypatch):
     hung_up, begun = threading.Event(), threading.Event()
 
     class Hanging(Masters):
@@ -293,12 +279,9 @@ def test_while_a_master_hangs_as_its_job_ends_whoever_follows_can_leave_or_is_to
             begun.wait()
             return "it has ended"
 
-    if not leaves:
-        monkeypatch.setattr(job_handle, "JOIN_SECONDS", 0.1)
+    monkeypatch.setattr(job_handle, "JOIN_SECONDS", 0.1)
     with Hanging(monkeypatch).following(statuses=True) as following:
         course = iter(following)
-        assert next(course) is None
-        assert not hung_up.is_set(), "its end was waited for"
-        if not leaves:
-            assert [each.phase for each in course if isinstance(each, pb.JobStatus)] == ["succeeded"]
+        assert (next(course), hung_up.is_set()) == (None, False), "its end was waited for"
+        assert [each.phase for each in course if isinstance(each, pb.JobStatus)] == ["succeeded"]
     assert hung_up.is_set()
