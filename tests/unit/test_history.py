@@ -215,21 +215,17 @@ def test_what_is_damaged_or_unknown_is_left_out_and_remarked():
     assert sum(cut.spent.wall.values()) == pytest.approx(cut.until - cut.began) == pytest.approx(6)
 
 
-def test_what_sums_gradients_is_known_from_the_end_too():
-    end = line(20, "job_finished", phase="succeeded", steps=9, collective="horovod", compared=8, compared_workers=2)
-    found = read([*START, TRAINED, end][9:])
-    assert (found.collective, found.compared) == ("horovod", (8, 2))
-    began = line(6, "collective", worker=0, engine="torch")
-    assert read([*START, began, TRAINED, finished(20)]).collective == "torch"  # as the end of an older version
-
-
 def test_advice_and_trouble_are_kept_as_they_come():
-    lines = [*START, line(6, "advice", text="4 would do", curve=[{"workers": 2, "speedup": 1.8, "measured": True}, [1], {"workers": 3}]),
+    told = {"collective": "horovod", "compared": 8, "compared_workers": 2}
+    lines = [*START, line(6, "collective", worker=0, engine="torch"), line(6, "advice", text="4 would do", curve=[{"workers": 2, "speedup": 1.8, "measured": True}, [1], {"workers": 3}]),
              line(7, "worker_stuck", worker=0, host="h", seconds=31, where="train.py:31 in load", stack=["a"]),
              line(8, "worker_recovered", worker=0), line(9, "decision", workers=2, reason="enough")]  # fmt: skip
     history = read(lines)
     assert (history.advice, history.speedup) == ("4 would do", [SpeedupRow(workers=2, speedup=1.8, measured=True)])
     assert (history.target, history.decision, history.wanted) == (2, "enough", "1-4")
+    assert history.collective == read([*lines, finished(20)]).collective == "torch"  # as the end of an older version
+    over = read([*lines, line(20, "job_finished", phase="succeeded", steps=9, **told)])
+    assert (over.collective, over.compared) == ("horovod", (8, 2))
     marks = [(mark.event, mark.text) for mark in history.marks]
     assert marks[0] == ("phase", "running")
     assert [event for event, _ in marks[1:]] == ["worker_stuck", "worker_recovered", "decision"]

@@ -140,26 +140,23 @@ def test_what_is_written_aside_goes_through_no_link_and_leaves_nothing_behind(tm
 def test_ctrl_c_ends_the_dashboard_and_once_more_at_once(home, monkeypatch, capsys):
     """The second, as while a master does not answer."""
 
-    def press_ctrl_c():
-        os.kill(os.getpid(), signal.SIGINT)
-
     class Pressed(LiveServer):
+        hangs = False
+
         def url(self, *job):
-            threading.Timer(0.3, press_ctrl_c).start()
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
             return super().url(*job)
+
+        def close(self):
+            super().close()
+            if self.hangs:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(PATIENCE)
 
     monkeypatch.setattr("elasticdl.cli.commands.look.LiveServer", Pressed)
     assert main(["dashboard", "j"]) == 0
     assert "/job/-/j/\nuntil Ctrl-C" in capsys.readouterr().out
-    close = LiveServer.close
-
-    def hang(server):
-        close(server)
-        press_ctrl_c()
-        time.sleep(PATIENCE)
-
-    monkeypatch.setattr(Pressed, "close", hang)
-    began = time.monotonic()
+    Pressed.hangs, began = True, time.monotonic()
     assert main(["dashboard"]) == 130
     assert time.monotonic() - began < PATIENCE / 2
 
