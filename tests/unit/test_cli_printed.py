@@ -6,8 +6,6 @@ import io
 import json
 import random
 import re
-import subprocess
-import sys
 import threading
 from datetime import datetime
 
@@ -177,21 +175,6 @@ def test_a_mark_is_found_in_the_midst_of_a_line_and_however_it_is_read():
         before, mark, rest = split_at_mark(other)
         assert (before + rest, mark, rest) == (other, None, b"")
     assert without_marks(f"a{line.decode()}b\n{line.decode()}") == "ab\n"
-
-
-def test_a_worker_marks_each_of_its_files_after_what_it_has_printed(tmp_path):
-    code = (
-        "from elasticdl.elastic.core.protocol import Member, World\n"
-        "from elasticdl.elastic.training.job import print_mark\n"
-        "print('before', flush=False)\n"
-        "print_mark(7, World.of(2, (Member(7, 'h', 0, False),), 0, ''))\n"
-        "print('after')\n"
-    )
-    with (tmp_path / "out").open("ab") as out, (tmp_path / "err").open("ab") as err:
-        subprocess.run([sys.executable, "-c", code], stdout=out, stderr=err, check=True, timeout=DEADLINE)
-    for name, text in {"out": "before\nafter\n", "err": ""}.items():
-        before, mark, after = split_at_mark((tmp_path / name).read_bytes())
-        assert (mark[1:], (before + after).decode()) == ((7, 0, 2), text)
 
 
 # ---- where it goes ----

@@ -106,15 +106,6 @@ $ scale done 3  ! job done is not running: it has succeeded
 # a process that got the number of a dead master is not the master
 + new one + file jobs/one/master.json {"address": "127.0.0.1:1", "token": "secret", "pid": 1, "started": 1}
 $ stop one  ! job one is not running: its master died without saving a final status
-# stop asks, and waits until the job has ended
-+ runs live + obeys live file jobs/live/status.json {"jobName": "live", "phase": "stopped", "step": "4"}
-$ stop  > job live stopped at step 4  = stop checkpoint
-# who stops at once keeps nothing
-+ runs live + obeys live file jobs/live/status.json {"jobName": "live", "phase": "stopped", "step": "4"}
-$ stop --now  > job live stopped at step 4  = stop now
-# a stop without a checkpoint
-+ runs live + obeys live file jobs/live/status.json {"jobName": "live", "phase": "stopped", "step": "4"}
-$ stop --no_checkpoint  > job live stopped at step 4  = stop
 # a job that does not stop is not waited for forever, also one of a newer version, whose options may be others
 + runs live + gone jobs/live/job.json + file jobs/live/job.json {"job_name": "live", "of_next_year": 1, "stop_grace": 0.1}
 $ stop live  ! job live has not ended ...`elasticdl stop live --now` ends it at once...  ? 1  = stop checkpoint
@@ -123,6 +114,15 @@ $ stop live  ! job live has not ended ...`elasticdl stop live --now` ends it at 
 + file jobs/live/job.json {"stop_grace": "never"}
 $ stop live  ! job live was made by another version, or its specification is damaged: ...
 """
+
+STOPPING = "\n".join(
+    f"""
+# stop waits until the job has ended{flag}
++ runs live + obeys live file jobs/live/status.json {{"jobName": "live", "phase": "stopped", "step": "4"}}
+$ stop{flag}  > job live stopped at step 4  = stop{told}
+"""
+    for flag, told in (("", " checkpoint"), (" --now", " now"), (" --no_checkpoint", ""))
+)
 
 FOLLOWING = r"""
 # a status that is followed shows the course of the job, and how it ended, of which the stream has told nothing
@@ -280,7 +280,7 @@ $ zoo push -x  ! No such option...
 """
 
 
-@pytest.mark.parametrize("session", sessions(LOOKING + ASKING + FOLLOWING + DAMAGED + CLUSTER + ZOO))
+@pytest.mark.parametrize("session", sessions(LOOKING + ASKING + STOPPING + FOLLOWING + DAMAGED + CLUSTER + ZOO))
 def test_a_session(session, scene, capfd, monkeypatch):
     monkeypatch.setattr(commands, "CLOSING_TIME", 0.0)
     play(session, scene, capfd)
