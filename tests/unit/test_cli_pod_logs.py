@@ -26,42 +26,31 @@ FORBIDDEN = NotDoneError(403, 'you may not read the log of w-1: User "u" cannot 
 class Log(io.BytesIO):
     """It breaks off at a null byte, as when the API server is gone."""
 
-    def __init__(self, text, closed=lambda: None):
+    def __init__(self, text):
         super().__init__(text.removesuffix("\0").encode())
-        self.data, self._breaks, self._closed = self.getvalue(), text.endswith("\0"), closed
+        self.data, self._breaks = self.getvalue(), text.endswith("\0")
 
     def __next__(self):
         if self._breaks and self.tell() == len(self.data):
             raise urllib3.exceptions.ProtocolError("broken")
         return super().__next__()
 
-    def close(self):
-        self._closed()
-        super().close()
-
-    def shutdown(self):
-        pass
+    def shutdown(self): ...
 
 
 class Pods:
-    """The logs of some workers' pods, which have ended: of each text, or what it is at each reading.
+    """The logs of some workers' pods, which have ended: of each text, or what it is at each reading. ``unread``: those whose logs can't be
+    read, with the error; ``entry``: more about where worker 5 was started, by the journal that is kept."""
 
-    Args:
-        unread: The pods whose logs can't be read, with the error.
-        entry: More about where worker 5 was started, by the journal that is kept.
-    """
-
-    def __init__(self, *logs, role="worker", unread=None, entry=None):
+    def __init__(self, *logs, unread=None, entry=None):
         self._logs = {f"w-{number}": [log] if isinstance(log, str) else list(log) for number, log in enumerate(logs)}
-        self._role, self._unread = role, unread or {}
+        self._unread, self.read = unread or {}, set()
         self._journal = dump_entry({"time": 1.0, "event": "worker_started", "worker": 5, **(entry or {})})
-        self.reading, self.most, self.read = set(), 0, set()
 
     def list(self, kind, *, label_selector="", field_selector=""):
         found = []
         for number, name in enumerate(self._logs if kind == "Pod" else ()):
-            labels = {"elasticdl.org/role": self._role}
-            labels |= {"elasticdl.org/worker": str(number)} if self._role == "worker" else {}
+            labels = {"elasticdl.org/role": "worker", "elasticdl.org/worker": str(number)}
             if "worker=" not in label_selector or label_selector.endswith(f"worker={number}"):
                 owner = [{"kind": "Job", "name": "job-master"}]
                 about = {"name": name, "uid": name, "labels": labels, "ownerReferences": owner, "creationTimestamp": ""}
@@ -78,10 +67,8 @@ class Pods:
         if pod in self._unread:
             raise self._unread[pod]
         self.read.add(pod)
-        self.reading.add(pod)
-        self.most = max(self.most, len(self.reading))
         readings = self._logs[pod]
-        return Log(readings.pop(0) if readings[1:] else readings[0], lambda: self.reading.discard(pod))
+        return Log(readings.pop(0) if readings[1:] else readings[0])
 
     def is_read_to_its_end(self):
         return not any(readings[1:] for readings in self._logs.values())
