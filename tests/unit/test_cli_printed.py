@@ -108,18 +108,23 @@ def _home(tmp_path, monkeypatch):
 @pytest.mark.parametrize("seed", range(40))
 def test_what_was_printed_by_whoever_had_rank_0_is_shown_once_however_worlds_and_looks_come(seed, is_late):
     """Also if the journal is heard later than what the workers print."""
-    draw = random.Random(seed)
-    job, printed, in_order, members, leaving, number, ids = Job(), [], [], [], [], 0, 0
+    draw, job, ids = random.Random(seed), Job(), 0
+    printed, members, leaving = (
+        [],
+        [],
+        [],
+    )  # printed: what is to be shown, each line with its worker and whether it has rank 0
     job.unheard = [] if is_late else None
-    for _ in range(60):
+
+    def prints(worker, text):
+        job.print(worker, f"{worker}: {text}\n")
+        if worker == members[0] or worker in leaving:
+            printed.append((f"{worker}: {text}", worker, worker == members[0]))
+
+    for number in range(60):
         match draw.choice(("print", "print", "print", "look", "hear", "world", "left")):
             case "print" if members:
-                worker = draw.choice([*members, *leaving])
-                job.print(worker, f"worker {worker} line {(number := number + 1)}\n")
-                if worker == members[0] or worker in leaving:
-                    printed.append(f"worker {worker} line {number}")
-                if worker == members[0]:
-                    in_order.append(f"worker {worker} line {number}")
+                prints(draw.choice([*members, *leaving]), f"line {number}")
             case "look":
                 job.look()
             case "hear":
@@ -130,25 +135,22 @@ def test_what_was_printed_by_whoever_had_rank_0_is_shown_once_however_worlds_and
                 newcomers = list(range(ids, ids := ids + 2))
                 job.launched(*newcomers)
                 before = members[:1]
-                members = (
-                    draw.sample([*members, *newcomers], draw.randint(1, len(members) + 1)) if members else newcomers
-                )
+                members = draw.sample([*members, *newcomers], draw.randint(1, len(members) + 1) if members else 2)
+                members = members if before else newcomers
                 job.world(*members)
                 if not before:
-                    job.print(members[0], f"worker {members[0]} begins\n")
-                    printed.append(f"worker {members[0]} begins")
+                    prints(members[0], "begins")
                 # Only of rank 0 it is of interest what it prints while it leaves.
                 leaving = [each for each in before if each not in members]
     job.hear()
-    job.look()
-    shown = job.shown.texts[OUT].splitlines()
-    assert sorted(shown) == sorted(printed)
-    assert [line for line in shown if line in in_order] == in_order
-    for worker in {line.split()[1] for line in printed}:
-        of_it = f"worker {worker} "
-        assert [each for each in shown if each.startswith(of_it)] == [
-            each for each in printed if each.startswith(of_it)
-        ]
+    shown = job.look().splitlines()
+    assert sorted(shown) == sorted(line for line, _, _ in printed)
+    assert [line for line in shown if (line, int(line.split(":")[0]), True) in printed] == [
+        line for line, _, is_first in printed if is_first
+    ]
+    for worker in range(ids):
+        own = [line for line, writer, _ in printed if writer == worker]
+        assert [line for line in shown if line.startswith(f"{worker}:")] == own
 
 
 def test_all_workers_have_their_names_before_each_line():

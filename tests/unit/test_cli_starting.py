@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
-import os
-import select
 import sys
 from types import SimpleNamespace
 
@@ -20,12 +17,11 @@ from elasticdl.cli import folder_run
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.cluster_run import Submission
 from elasticdl.cli.folder_job import handle_of
-from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.common.errors import UnreachableError
 from elasticdl.common.reason import shown
 from elasticdl.job import jobdir
 from elasticdl.job.jobdir import JobDir, MasterAddress, jobs_root
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube import manifests
 from elasticdl.kube.client import FORBIDDEN, NoAnswerError, NotDoneError
 
 
@@ -64,25 +60,6 @@ def test_a_folder_has_to_be_one_that_can_be_made_and_written_and_nothing_is_left
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("ending", ["", "sys.exit(2)"])
-def test_what_the_users_module_starts_does_not_outlive_the_check(monkeypatch, tmp_path, ending):
-    alive = tmp_path / "alive"
-    os.mkfifo(alive)
-    reader = os.open(alive, os.O_RDONLY | os.O_NONBLOCK)
-    start = f"subprocess.Popen(['sleep', '60'], stdout=open({str(alive)!r}, 'w'), stderr=subprocess.DEVNULL)"
-    code = f"import subprocess, sys; {start}; print('wrong', file=sys.stderr); {ending}"
-    (tmp_path / "pretend_check.py").write_text(code)
-    monkeypatch.setattr(folder_run, "CHECK_MODULE", "pretend_check")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    try:
-        with pytest.raises(UserError) if ending else contextlib.nullcontext(), folder_run.checked_as_worker(JobSpec()):
-            pass
-        closed, _, _ = select.select([reader], [], [], 10)
-        assert closed, "the process still has its end of the pipe"
-    finally:
-        os.close(reader)
-
-
 # ---- on a cluster ----
 
 
@@ -92,20 +69,6 @@ def cluster(**answers):
     return SimpleNamespace(
         **{"namespace": "lab", "create": lambda manifest, dry_run=False: manifest, **usual, **answers}
     )
-
-
-def test_without_volcano_a_gang_is_warned_of_and_has_no_group():
-    said, made = [], []
-    place = cluster(
-        serves=lambda group: group != "scheduling.volcano.sh",
-        create=lambda manifest, dry_run=False: made.append(manifest) or manifest,
-    )
-    submission = Submission(place, parts(gang=True, queue="volcano=lab", num_workers="3"), said.append)
-    submission.check()
-    assert said == ["warning: --queue volcano=lab: the cluster has no Volcano to heed it"]
-    assert "PodGroup" not in {each["kind"] for each in manifests.companions(submission.parts)}
-    (worker,) = [each for each in made if each["metadata"]["labels"].get("elasticdl.org/role") == "worker"]
-    assert "scheduling.k8s.io/group-name" not in worker["metadata"]["annotations"], "its group may not be there yet"
 
 
 @pytest.mark.parametrize("there", [True, False, None], ids=["there", "missing", "whoever may not look can use it"])

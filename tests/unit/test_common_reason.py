@@ -126,28 +126,32 @@ def test_an_exception_that_was_caught_long_before_the_end_is_none():
     assert last_line("") == ""
 
 
-CRASH = (
-    "Fatal Python error: Segmentation fault\n\nCurrent thread 0x01 (most recent call first):\n"
-    '  File "/a/train.py", line 3 in load\n  File "<frozen importlib._bootstrap>", line 241 in _call\n'
-    '  File "/a/train.py", line 9 in <module>\n\nExtension modules: numpy._core, torch._C (total: 2)\n'
-)
 WORDS = [
     "Fatal Python error: Segmentation fault",
     "Current thread 0x01 (most recent call first):",
     '  File "/a/train.py", line 3 in load',
     '  File "/a/train.py", line 9 in <module>',
 ]
+CRASH = f"""{WORDS[0]}
+
+{WORDS[1]}
+{WORDS[2]}
+  File "<frozen importlib._bootstrap>", line 241 in _call
+{WORDS[3]}
+
+Extension modules: numpy._core, torch._C (total: 2)
+"""
 WHY = [*(f"line {number}" for number in range(9)), "terminate called", "  what():  CUDA error: out of memory"]
-TRACKER = (
+AFTER = (
     "/lib/resource_tracker.py:224: UserWarning: resource_tracker: There appear to be 14 leaked ones\n  warnings.warn(\n"
+    "run.sh: line 2: 17 Segmentation fault      (core dumped) python train.py\n"
 )
-SHELL = "run.sh: line 2: 17 Segmentation fault      (core dumped) python train.py\n"
 
 
 @pytest.mark.parametrize(
     ("log", "told"),
     [
-        *((f"{CRASH}{after}", WORDS) for after in ("", TRACKER + SHELL)),
+        (CRASH + AFTER, WORDS),
         ("\n".join([*WHY, CRASH]), [*WHY[-5:], *WORDS]),
         (f"{CRASH}goes on\n", []),
         ("step 1\n", []),
