@@ -15,9 +15,7 @@ from unittest.mock import patch
 
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core import events as e
-from elasticdl.master.core import events as i
 from elasticdl.master.core import sizing
-from elasticdl.master.core import sizing as worker_target
 from elasticdl.master.core.job_core import Job
 from elasticdl.master.core.sizing import MeasuredSteps, Observation
 from elasticdl.master.core.values import Settings
@@ -56,9 +54,9 @@ class MasterCore:
 
     def __init__(self, settings: Settings, snapshot: JobSnapshot | None) -> None:
         self.job = Job(settings, snapshot)
-        self.watch: Callable[[e.Event, Sequence[i.Instruction]], None] | None = None
+        self.watch: Callable[[e.Event, Sequence[e.Instruction]], None] | None = None
 
-    def step(self, event: e.Event, now: float) -> list[i.Instruction]:
+    def step(self, event: e.Event, now: float) -> list[e.Instruction]:
         instructions = self.job.step(event, now)
         check_job(self.job)
         if self.watch is not None:
@@ -88,8 +86,7 @@ def impatient(draw: random.Random, measures: Callable[[], bool]) -> Iterator[Non
         return tuple(found)
 
     with (
-        patch.multiple(worker_target, FIRST_BACKOFF=0.1, NEXT_BACKOFF=0.3, SHORT=0.0),
-        patch.multiple(sizing, FIRST_SECONDS=0.05, LONGEST_SECONDS=0.8),
+        patch.multiple(sizing, FIRST_BACKOFF=0.1, NEXT_BACKOFF=0.3, SHORT=0.0, FIRST_SECONDS=0.05, LONGEST_SECONDS=0.8),
         patch.multiple(
             MeasuredSteps, enough=property(lambda steps: steps.workers > 0 and measures()), observations=observations
         ),
@@ -98,7 +95,7 @@ def impatient(draw: random.Random, measures: Callable[[], bool]) -> Iterator[Non
 
 
 # Instructions that a person who follows a history need not see.
-QUIET_INSTRUCTIONS = (i.Record, i.SaveState, i.NewSteps)
+QUIET_INSTRUCTIONS = (e.Record, e.SaveState, e.NewSteps)
 
 
 class SaveRequest:
@@ -129,7 +126,7 @@ class _Journal:
         """Nobody reads it."""
 
 
-Act = i.Instruction | SaveRequest | Callable[[], None]
+Act = e.Instruction | SaveRequest | Callable[[], None]
 
 
 class LoopDriver:
@@ -160,7 +157,7 @@ class LoopDriver:
     def next_act(self) -> Act | None:
         return None if self._acts.empty() else self._acts.get_nowait()
 
-    def act(self, instruction: i.Instruction) -> None:
+    def act(self, instruction: e.Instruction) -> None:
         coroutine = self._loop.act(instruction)
         try:
             coroutine.send(None)

@@ -159,11 +159,9 @@ class Checks:
             raise Violation(
                 ONCE, f"step {plan.step} of epoch {plan.epoch} follows {model}: {site.missing(model)} are missing"
             )
-        self._refuse_older(world)
-
-    def _refuse_older(self, world: World) -> None:
-        """A world may train on after a later one has begun only while those in it are being ended."""
-        published = self._worlds[world.version]
+        published = self._worlds[
+            world.version
+        ]  # it may train on after a later one only while those in it are being ended
         if published.number < self._trained:
             alive = [each.worker_id for each in published.processes if each.alive and not each.doomed]
             if alive:
@@ -235,11 +233,9 @@ class Checks:
         """A master has given it up."""
         if Phase.STOPPED in self._accepted:
             return
-        if not (process.disturbed or self.master_disturbed or process.told_at is not None or self._slow(process)):
+        excused = process.disturbed or self.master_disturbed or process.told_at is not None
+        if not excused and process.core.state is not WorkerState.PREPARING:
             raise Violation(SPARED, f"worker {process.worker_id}, {process.core.state}")
-
-    def _slow(self, process: Process) -> bool:
-        return process.core.state is WorkerState.PREPARING
 
     def launched(self, master: Master) -> None:
         """A master asks for one more worker."""

@@ -21,19 +21,8 @@ if TYPE_CHECKING:
 LONGEST_CUT = 3.0
 _READINGS = tuple(Reading)
 _TO_STREAMS = (Kind.CUT, Kind.FLICKER, Kind.TEAR, Kind.BREAK)
-_ON_WORKERS = frozenset(
-    (
-        Kind.KILL,
-        Kind.LOSE_NODE,
-        Kind.FREEZE,
-        Kind.TERMINATE,
-        Kind.RAISE,
-        Kind.CRASH,
-        Kind.EXIT,
-        Kind.DRIFT,
-        *_TO_STREAMS,
-    )
-)
+_ENDS = (Kind.KILL, Kind.LOSE_NODE, Kind.FREEZE, Kind.TERMINATE, Kind.RAISE, Kind.CRASH, Kind.EXIT)
+_ON_WORKERS = frozenset((*_ENDS, *_TO_STREAMS, Kind.DRIFT))
 _ON_MASTERS = frozenset((Kind.KILL_MASTER, Kind.AGED_MASTER, Kind.BLANK_MASTER, Kind.SECOND_MASTER))
 _TERMINATIONS = (ExitCause.KILLED, ExitCause.PREEMPTED, ExitCause.EVICTED)
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core import events as e
-from elasticdl.master.core import events as i
 from elasticdl.master.core.values import World
 from elasticdl.master.core.worker_record import JobSnapshot, Snapshot
 from elasticdl.master.shell.calls import Sessions, to_event
@@ -186,12 +185,12 @@ class Master:
                 if not act.done:
                     self._awaited = act
                     self.site.clock.after(SLOW_SAVE_SECONDS, self._lose_patience, act)
-            elif isinstance(act, i.EndJob):
+            elif isinstance(act, e.EndJob):
                 self.site.end(act.phase, act.reason)
             elif callable(act):
                 act()
             else:
-                if isinstance(act, i.Tell) and isinstance(act.message, World):
+                if isinstance(act, e.Tell) and isinstance(act.message, World):
                     self.site.checks.published(self, act.message)
                 self._loop.act(act)
 

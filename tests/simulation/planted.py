@@ -21,7 +21,6 @@ from elasticdl.elastic.core.training_step import Position, Vote
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.job import messages as m
 from elasticdl.master.core import events as e
-from elasticdl.master.core import events as i
 from elasticdl.master.core.fleet import Fleet, Losses, Streak
 from elasticdl.master.core.values import World as MastersWorld
 from elasticdl.master.core.worker_record import JobSnapshot
@@ -98,8 +97,8 @@ def _unsaid(kind: type) -> Planting:
     return _each(WorkerCore, change)
 
 
-def _tells(each: i.Instruction, kind: type) -> bool:
-    return isinstance(each, i.Tell) and isinstance(each.message, kind)
+def _tells(each: e.Instruction, kind: type) -> bool:
+    return isinstance(each, e.Tell) and isinstance(each.message, kind)
 
 
 def _without(kind: type) -> Planting:
@@ -150,8 +149,8 @@ def _claims_no_state(event: p.Event, each: p.Instruction) -> p.Instruction:
     return each
 
 
-def _last_first(event: e.Event, each: i.Instruction) -> i.Instruction:
-    if isinstance(each, i.Tell) and isinstance(each.message, MastersWorld):
+def _last_first(event: e.Event, each: e.Instruction) -> e.Instruction:
+    if isinstance(each, e.Tell) and isinstance(each.message, MastersWorld):
         return replace(each, message=replace(each.message, members=each.message.members[::-1]))
     return each
 
@@ -281,7 +280,7 @@ PLANTED = (
     PlantedFault("the last in a world is first", _each(MasterCore, _last_first), range(50)),
     PlantedFault("members are not told of a change", _without(m.Change), range(50)),
     PlantedFault("members are not told that their world is broken", _without(m.Broken), range(500)),
-    PlantedFault("who is given up is not killed", _without(i.KillWorker), range(500)),
+    PlantedFault("who is given up is not killed", _without(e.KillWorker), range(500)),
     PlantedFault("workers are not told that the job ends", _without(m.StopWork), range(500), slow=True),
     PlantedFault(
         "the world is not remembered over a restart", _method(MasterCore, "snapshot", _forgets_world), range(1000)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from elasticdl.elastic.core import protocol as p
 from elasticdl.job import messages as m
 from elasticdl.master.core import events as e
-from elasticdl.master.core import events as i
 from tests.simulation.adapter import QUIET_INSTRUCTIONS
 from tests.simulation.clock import Clock
 
@@ -41,7 +40,7 @@ class Trace:
     def order(self, process: Process, instruction: p.Instruction) -> None:
         self._add(f"worker {process.worker_id}", f"  -> {instruction}")
 
-    def decision(self, master: Master, event: e.Event, instructions: Sequence[i.Instruction]) -> None:
+    def decision(self, master: Master, event: e.Event, instructions: Sequence[e.Instruction]) -> None:
         if not isinstance(event.said if isinstance(event, e.FromWorker) else event, _QUIET_MASTER):
             self._add(f"master {master.generation}", str(event))
         for instruction in instructions:

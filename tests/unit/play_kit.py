@@ -191,9 +191,7 @@ class Play:
                 self.post(e.Tick())
             case "wait":
                 self.wait(numbers[0])
-            case (
-                "take" | "learn"
-            ):  # steps are told of, each of so many seconds, or so that each member does that part of one's work
+            case "take" | "learn":  # steps of so many seconds, or so that each member does that part of one's work
                 members = self.worlds[max(self.worlds)]
                 seconds = numbers[0] if verb == "take" else 1.0 / (len(members) * numbers[0])
                 first = self.job.training.step + 1

@@ -28,11 +28,20 @@ a worker that overstays its leave is killed and one that has finished is not (1-
   wait 0.2 -> broken 1 for 0; kill 1: had not left 30 s after it was to
   1 killed -> worker_left cause = frozen
   3 connects; 3 drains; wait 31; 3 killed -> kill 3; worker_left cause = frozen, frozen
+one that leaves may take its time to end once its session has (2-3)
+  0 1 2 train; 2 drains; 2 cut; 0 1 ask; wait 20 -> change 1 for 0 1; launch 3; world 2: 0 1
+  wait 11 -> kill 2: had not left 30 s after it was to
+the users own program has time from its first word (1-2, own_program)
+  tick; 0 1 placed; wait 5000; 0 connects; wait 599 -> launch 0 1; read 0 1
+  wait 5 -> dump 0; kill 0: not ready 600 s after its start; launch 2
 one that has not asked may be importing and one that has must beat (1-2, heartbeat_timeout=2)
   tick; 0 1 connect; 0 1 silent; wait 4 -> launch 0 1
   0 1 ask; wait 1.5 -> world 1: 0 1; read 0 1
   1 beats; wait 0.4 -> nothing
   wait 0.2 -> broken 1 for 1; kill 0: no heartbeat for 2 s
+a broken connection has nothing to do with importing (1-1, heartbeat_timeout=2)
+  tick; 0 connects; 0 silent; 0 cut; wait 1.8; 0 connects; wait 4 -> launch 0; read 0
+  0 cut; wait 2.2 -> read 0; kill 0: no connection for 2 s; launch 1
 
 what the cluster did tells more than what came of it (1-4)
   for CAUSE in preempted, evicted, node_lost
@@ -45,6 +54,9 @@ of several things that befell a worker one is its end (1-6)
       worker_left reason = ..., deleted: x, why
   4 fails itself trained: no; 4 clean -> worker_left cause = ..., crashed; worker_left reason = ..., no
   5 silent; wait 310; 5 deleted -> worker_left cause = ..., frozen; worker_left reason = ..., no heartbeat for 300 s
+one that was given up as it was late has crashed (1-1, start_timeout=20)
+  tick; 0 connects; wait 22; 0 deleted -> worker_left cause = crashed;
+      worker_left reason = not ready 20 s after its start
 one that has finished has finished whatever comes (1-2)
   0 1 train; 1 finishes; 1 evicted: x -> worker_left cause = finished; worker_left reason = finished
 

@@ -8,6 +8,8 @@ from elasticdl.master.core import events as e
 from tests.stories import told_in
 
 JOBS = """
+workers of a training that goes on are counted on, so each worker of its journal has a number of its own (2-3, first_worker=7)
+  tick -> launch 7 8 9: asked for
 the journal tells where a worker was started (1-2)
   tick; 0 placed on node-a in pod-0; 1 placed -> worker_started host = node-a, h; worker_started place = pod-0, -
 a killed worker breaks the world and is replaced (2-3)
@@ -28,6 +30,11 @@ a job that insists on its workers says how it would go on and does so at once (2
   1 killed; 0 asks broken -> phase = waiting;
       reason = 1 of at least 2 workers ready... `elasticdl scale digits 1-2` goes on with fewer
   scale 1-2 -> world 2: 0; launch 2; phase = running; reason =
+whoever asks a job that waits for more workers does not make it wait longer (2-2)
+  0 1 train
+  1 killed; 0 asks broken; scale 3 -> scale_requested workers = 2-3
+  2 comes; wait 1 -> phase = running
+  scale 3 -> limits = 3
 a master that was held up blames nobody (2-3)
   0 1 2 train
   wait 1; jump 60; tick; wait 1 -> nothing
@@ -89,6 +96,9 @@ the only worker waits for its replacement unless there is no place for one (1-1)
 of pods that can leave the state nowhere the last stays though no replacement has a place (1-1, image=job:1)
   0 trains
   0 drains lingering; 1 pend: no node -> launch 1
+of pods that can leave it somewhere the last leaves (1-1, image=job:1, checkpoint_dir=s3://b)
+  0 trains
+  0 drains lingering; 1 pend: no node -> launch 1; drain 0
 one that waits for its replacement is stopped with the job (1-1)
   0 trains
   0 at 5; 0 drains lingering; stop: enough -> launch 1; stop with checkpoint 0; kill 1

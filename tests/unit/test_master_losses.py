@@ -27,6 +27,10 @@ a person sees why replacements wait and is told once (1-1)
   leap 2; 4 evicted -> launch 4; reason = ...replacements wait 4 s...
   leap 30; 5 evicted: detail; leap 30; 6 evicted; leap 30 -> reason = workers are starting
   -> warning message = replacements wait 8 s: 6 workers in a row were lost before training, the last evicted: detail
+one that is lost while others wait shares their wait (1-2)
+  tick; 0 evicted; 2 evicted; 1 killed; 3 evicted -> launch 0 1; launch 2; launch 3
+  jump 0.6; tick -> launch 4
+  wait 0.5 -> launch 5
 replacements are kept off a node that loses one after another until a worker of it trains (1-2)
   tick; 1 evicted on n1; 2 evicted on n1; leap 1 -> launch 0 1; launch 2; launch away from n1 3
   3 placed on n1; 0 3 come; leap 1; 0 evicted on n2; 3 asks -> world 1: 0 3; broken 1 for 3; world 2: 3
@@ -39,9 +43,19 @@ newcomers that cannot start at once share a wait (1-3, heartbeat_timeout=1000)
   5 6 fail: data; 5 6 crashed; leap 1.3 -> launch 7; launch 8
   7 8 fail: data; 7 8 crashed; leap 2.6 -> launch 9; launch 10
   9 fails: data; 9 crashed; leap 1.9 -> nothing
+a job that has too few without them fails for that reason and keeps its state (2-2)
+  0 1 train
+  0 steps 1 2; 1 leaves; 0 asks; tick -> change 1 for 0; launch 2
+  2 fails: data; 2 crashed; leap 30; 3 fails: data; 3 crashed; leap 30; 4 fails: data; 4 crashed; leap 30 -> launch 3;
+      launch 4; launch 5
+  5 fails: data; 5 crashed; leap 30; 6 fails: data; 6 crashed; leap 30 -> launch 6; launch 7; phase = waiting
+  7 fails: KeyError; 7 crashed -> stop with checkpoint 0: 6 workers in a row could not start, last worker 7: KeyError...
 what the code of a worker raises that has trained ends the job (1-2)
   0 1 train
   0 steps 1 2; 0 fails trained: KeyError -> broken 1 for 1; stop 1: KeyError
+what the code of a worker raises before anybody has trained ends the job (1-2)
+  0 1 train
+  0 fails: KeyError -> broken 1 for 1; stop 1: KeyError
 
 who runs for ten seconds without a session is shown with the command for its log (2-2, job_name=digits)
   tick; 0 comes; 1 placed on node-a; wait 9.9 -> launch 0 1; remark 1 =

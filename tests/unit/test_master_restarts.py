@@ -51,6 +51,12 @@ a member that is away is waited for as long as the world trains and its standbys
 a worker is waited for long if nobody shows that the new masters address is known (1-1)
   wait 2; die; 0 silent; rise; wait 7.5 -> launch 0; world 1: 0
   wait 1 -> kill 0: ...; launch 1
+a master that was held up while it listened misses nobody for it (2-4)
+  wait 2; die; rise; tick; 0 connects; jump 7; tick; wait 5 -> launch 0 1 2 3; world 1: 0 1 2 3; members = 0 1 2 3
+a worker that a master without memory has found is waited for by the next one too (1-2)
+  wait 2; 0 away; die; rise blank; wait 1; die; rise; wait 1 -> launch 0 1; world 1: 0 1;
+      reason = ...waits for workers...
+  0 away 0; wait 2 -> broken 1 for ...; world 2: 0 1; warning = 0
 one that left in the absence counts as no crash (2-4)
   wait 2; die; 3 leaves; rise; wait 6; die; 4 leaves; rise; wait 6; die; 5 leaves; rise; wait 6; die; 6 leaves; rise;
       wait 6 -> members = 2 0 1 7

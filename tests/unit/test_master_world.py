@@ -49,6 +49,9 @@ ranks go by state then step then old rank then id (2-6)
   0 1 2 train
   3 comes; wait 0.4
   0 asks stateless step 0; 2 asks step 8; 1 asks step 7 -> world 2: 2 1 0 3
+an ask about an earlier world changes nothing (2-4)
+  0 1 train
+  0 asks left 0 broken -> nothing; members = 0 1
 of two at one step the one of the later world leads (1-2)
   0 1 train
   0 cut; 1 asks step 4 broken -> world 2: 1
@@ -80,6 +83,9 @@ of members that are all told to leave the last stays until a newcomer has its st
   1 asks -> world 2: 1
   0 clean; 2 comes; wait 0.4; 1 asks -> change 2 for 1; world 3: 1 2
   2 at 7; 2 drains lingering -> nothing; state 2 = member
+one that is told while newcomers have not got its state yet stays (1-2)
+  tick; 0 comes; wait 0.4; 1 comes; wait 0.4; 0 asks step 7 -> world 1: 0; change 1 for 0; world 2: 0 1
+  0 drains lingering -> nothing; state 0 = member
 
 no world without state is formed while the last who has it may be writing it (1-4)
   0 trains
@@ -91,6 +97,10 @@ one that leaves and is ahead of all who are ready may have finished and is waite
   0 drains; 1 connects -> broken 1 for 1: the others went on while it was cut off
   1 asks step 5 broken -> nothing; reason = waits for a worker that leaves: it may have finished
   0 finishes -> reason = training is complete
+one that leaves and is no further is not waited for (1-4)
+  0 1 train
+  0 at 5; 0 drains -> change 1 for 1
+  1 asks step 5 broken -> broken 1 for 0; world 2: 1
 no world without state is formed before one that was cut off with it is given up (1-4, heartbeat_timeout=2)
   0 1 train
   2 comes; 0 cut; 1 killed -> nothing; reason = waits for a worker that was cut off: it may have the state
@@ -116,6 +126,15 @@ no deadline runs while the state can not be saved (1-4, stop_grace=3, progress_t
   0 1 train
   1 drains; stalled: the store is down; wait 20; saved; wait 1 -> state 0 = member; state 1 = draining
   wait 2.5 -> broken 1 for 0; kill 1: had not left 3 s after it was to
+the end of a job has its grace once the state is saved (1-4, stop_grace=3)
+  0 trains
+  stop: enough; stalled: the store is down; wait 20; saved; wait 2 -> stop with checkpoint 0: enough; kill 1 2 3: enough
+  wait 2 -> kill 0 1 2 3: had not left 3 s after it was to
+who is no member has made no step (2-3)
+  0 1 train
+  0 steps 1 2; 2 connects
+  2 7 step 90 of 90; 2 7 step 90 of 90 -> step = 2; total_steps = 1000
+  1 steps 3 -> step = 3
 """
 
 
