@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl.job import messages as m
-from elasticdl.job.facts import Facts
-from elasticdl.job.journal import dump_entry, read_journal
-from elasticdl.job.messages import Pace
+from elasticdl.job.journal import dump_entry
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core import events as i
 from elasticdl.master.core.job_core import Job
@@ -17,7 +15,7 @@ from elasticdl.master.core.values import Settings
 from elasticdl.master.core.worker_record import MOST_EPOCHS, Training
 from elasticdl.master.shell.calls import to_event
 from elasticdl.master.shell.journal_file import Journal
-from elasticdl.master.shell.observers import TensorBoard, summarize
+from elasticdl.master.shell.observers import TensorBoard
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
@@ -65,23 +63,15 @@ def test_the_loss_of_an_epoch_is_the_mean_over_its_samples_and_told_once_with_it
     assert Told().epochs(31, epoch=1, loss=2.0, ends=True) == [{"epoch": 1, "step": 31, "loss": 2.0}], "after a load"
 
 
-def test_where_no_step_ends_an_epoch_the_next_one_or_the_end_does():
+def test_an_epochs_end_tells_when_the_states_were_last_compared_also_where_no_step_ends_it():
     told = Told()
-    assert told.epochs(1, 2) == []
-    assert told.epochs(3, epoch=1) == [{"epoch": 0, "step": 2, "loss": 0.75}]
-    assert told.epochs(3, epoch=1) == []
-    done = m.Finished(3, 2, {"accuracy": 0.5})
+    assert told.epochs(1, 2, 3, 4, loss=1.0, compared=[3, 0, 2, 0]) == []
+    ended = {"epoch": 0, "step": 4, "loss": 1.0, "compared": 2, "compared_workers": 2}
+    assert told.epochs(5, epoch=1) == [ended]
+    done = m.Finished(5, 2, {"accuracy": 0.5})
     assert [r.fields["epoch"] for r in told.training.finish(done)] == [1]
     assert told.training.finish(done) == []
     assert told.training.metrics == {"accuracy": 0.5}
-
-
-def test_an_epochs_end_tells_when_the_states_were_last_compared():
-    told = Told()
-    assert told.epochs(1, compared=3) == []
-    assert (told.training.compared_step, told.training.compared_workers) == (0, 3)
-    (fields,) = told.epochs(1, 2, 3, 4, loss=1.0, compared=[3, 0, 2, 0], ends=[False, False, False, True])
-    assert fields == {"epoch": 0, "step": 4, "loss": 1.0, "compared": 2, "compared_workers": 2}
 
 
 @pytest.mark.parametrize(
@@ -133,7 +123,7 @@ def test_the_numbers_go_on_where_an_earlier_master_was():
     assert (fields["epoch"], fields["step"], fields["loss"]) == (1, 8, 6.5)
 
 
-# ---- the journal, the summary and TensorBoard ----
+# ---- the journal and TensorBoard ----
 
 
 @pytest.mark.parametrize("opened", [Journal, lambda path: TensorBoard(str(path / "below"))])
@@ -147,66 +137,6 @@ def test_what_cannot_be_written_is_reported_once_and_stops_nothing(opened, caplo
             book.recorded("pause", {"world": size, "kind": "grow", "total": 0.25})
     book.close()
     assert len([r for r in caplog.records if r.levelname == "ERROR"]) == 1
-
-
-def test_the_summary_tells_the_whole_story(tmp_path):
-    journal = Journal(tmp_path / "journal.jsonl")
-    curve = [{"workers": 1, "speedup": 1.0, "measured": True}]
-    for event, fields in (
-        ("world_formed", {"world": 1, "members": [0, 1], "step": 0, "reason": "start", "seconds": 0.1}),
-        ("world_formed", {"world": 2, "members": [0], "step": 1, "reason": "1 leaves", "seconds": 0.1}),
-        ("pause", {"world": 2, "worker": 0, "kind": "shrink", "total": 0.2}),
-        ("world_broken", {"world": 2, "reason": "worker 0 killed"}),
-        ("advice", {"text": "1 worker: one more would ...", "curve": curve}),
-        ("decision", {"workers": 1, "reason": "stays at 1"}),
-    ):
-        journal.append(event, fields)
-    told = Told()
-    told.steps(1, 2, now=11.0)
-    told.training.compared_step, told.training.compared_workers = 1, 2
-    journal.append("job_finished", {"phase": "stopped", "reason": "enough", **told.training.achieved()})
-    journal.close()
-    summary = summarize(Facts().read((tmp_path / "journal.jsonl").read_text().splitlines()).conclude(), 5.0)
-    (remark,), worlds, (pause,) = (summary.pop(name) for name in ("remarks", "worlds", "pauses"))
-    assert remark.startswith("the beginning of the journal is missing")
-    assert set(summary.pop("time")) == {"wall", "workers"}
-    first, second, paused, broken, *_ = (entry["time"] for entry in read_journal(tmp_path / "journal.jsonl"))
-    names = ("version", "members", "reason", "step", "formed_at", "ended_at")
-    assert [tuple(world[name] for name in names) for world in worlds] == [
-        (1, [0, 1], "start", 0, first, second),
-        (2, [0], "1 leaves", 1, second, broken),
-    ]
-    shown = {name: pause[name] for name in ("time", "world", "kind", "workers", "total", "steps_torn")}
-    assert shown == {"time": paused, "world": 2, "kind": "shrink", "workers": 1, "total": 0.2, "steps_torn": 0}
-    names = ("status", "reason", "steps", "samples", "compared", "wall_time")
-    assert [summary[name] for name in names] == ["stopped", "enough", 2, 64, {"step": 1, "workers": 2}, 5.0]
-    advice = {"advice": "1 worker: one more would ...", "curve": curve, "workers": 1, "decision": "stays at 1"}
-    assert summary["scaling"] == advice
-
-
-def test_scalars_reach_tensorboard(tmp_path):
-    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    board = TensorBoard(str(tmp_path))
-
-    def train(*steps, samples=32):
-        told = (m.StepReport(step, 0, 1 / step, samples, 0.1, 0.05, 1, 32 * step, False) for step in steps)
-        board.trained(tuple(told), Pace())
-
-    board.recorded("world_formed", {"members": [0, 1, 2]})
-    train(1, 2)
-    board.recorded("pause", {"world": 2, "kind": "grow", "total": 0.25})
-    board.recorded("evaluation", {"step": 2, "metrics": {"accuracy": 0.5}})
-    board.recorded("evaluation", {"step": 1 << 40, "metrics": {"huge": 1e300}})
-    train(3, samples=0)  # of which no loss is drawn
-    board.close()
-    events = accumulators.EventAccumulator(str(tmp_path))
-    events.Reload()
-    found = {tag: [(s.step, s.value) for s in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-    assert found["loss"] == [(1, 1.0), (2, 0.5)]
-    assert found["world_size"] == [(1, 3.0), (2, 3.0), (3, 3.0)]
-    assert found["pause/total"] == [(2, 0.25)]
-    assert found["evaluation/accuracy"] == [(2, 0.5)]
-    assert found["evaluation/huge"] == [(1 << 40, float("inf"))]
 
 
 # ---- what workers say ----
