@@ -1,7 +1,6 @@
 """When a master's state is saved, what waits for that, and what happens if it fails."""
 
 import asyncio
-import math
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -35,11 +34,11 @@ def impatient(monkeypatch):
 class Store(NoStore):
     """Saves when its gate is open, after so many failures."""
 
-    def __init__(self, news_seconds=math.inf):
-        self.news, self.saved, self.failures, self.gate = news_seconds, [], [], asyncio.Event()
-        self.gate.set()
+    news_seconds = 1.0
 
-    news_seconds = property(lambda store: store.news)
+    def __init__(self):
+        self.saved, self.failures, self.gate = [], [], asyncio.Event()
+        self.gate.set()
 
     async def save(self, snapshot):
         await self.gate.wait()
@@ -59,9 +58,9 @@ class Books(Observer):
 class Desk:
     """A loop between a mailbox and a store. Worker 0 has a session."""
 
-    def __init__(self, news_seconds=math.inf):
+    def __init__(self):
         self.now = 100.0
-        self.store, self.launcher, self.books, self.mailbox = Store(news_seconds), NoPlace(), Books(), Mailbox()
+        self.store, self.launcher, self.books, self.mailbox = Store(), NoPlace(), Books(), Mailbox()
         self.sessions = Sessions()
         self.outbox = self.sessions.open(0)
         self.job = Job(Settings(WorkerRange(minimum=1, maximum=1)))
@@ -96,21 +95,18 @@ class Desk:
         self.running.cancel()
         await asyncio.wait({self.running})
 
-    def messages(self):
-        queue = self.outbox.waiting
-        return [queue.get_nowait() for _ in range(queue.qsize())]
-
     def told(self):
-        return [message.WhichOneof("body") for message in self.messages()]
+        queue = self.outbox.waiting
+        return [queue.get_nowait().WhichOneof("body") for _ in range(queue.qsize())]
 
     def noted(self, event):
         return [fields for name, fields in self.books.entries if name == event]
 
 
 @asynccontextmanager
-async def at_a_desk(saves=True, news_seconds=math.inf):
+async def at_a_desk(saves=True):
     """The loop begins with a tick of its own, so worker 0 is launched as soon as that is saved."""
-    desk = Desk(news_seconds)
+    desk = Desk()
     if not saves:
         desk.store.gate.clear()
     desk.running = asyncio.create_task(desk.loop.run())
@@ -189,7 +185,7 @@ async def test_numbers_that_only_grow_are_saved_from_time_to_time_and_when_the_m
     assert desk.store.saved[-1].job.training.step == 101
 
 
-@on(partial(at_a_desk, news_seconds=1.0))
+@on(at_a_desk)
 async def test_what_happens_together_is_saved_together(desk):
     before = len(desk.store.saved)
     for pause in (0.2, 0.2, 1.0):
