@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import signal
 import subprocess
@@ -23,49 +22,12 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["option
 
 @pytest.fixture
 def script(monkeypatch):
-    """A program of scripts/, as a module of this test's own."""
+    """Imports a program of scripts/."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
-    names = ("build_horovod", "demo", "make_environment", "release", "setup_steps")
-    for name in names:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    yield importlib.import_module
-    for name in names:
-        sys.modules.pop(name, None)
+    return importlib.import_module
 
 
 # ---- scripts/make_environment.py ----
-
-
-@pytest.fixture
-def environment(script, monkeypatch, tmp_path):
-    """The program in a checkout of its own, with an environment whose interpreter works."""
-    for name in ("TMPDIR", "PIP_NO_CACHE_DIR", "PIP_DISABLE_PIP_VERSION_CHECK"):  # it sets these
-        monkeypatch.setenv(name, os.environ.get(name, ""))
-    made = script("make_environment")
-    monkeypatch.setattr(made, "ROOT", tmp_path)
-    monkeypatch.chdir(tmp_path)
-    for name in ("requirements/lock.txt", "pyproject.toml", *made.INPUTS[1:]):
-        Path(name).parent.mkdir(exist_ok=True)
-        Path(name).touch()
-    (made.VENV / "bin").mkdir(parents=True)
-    (made.VENV / "bin" / "python").symlink_to(sys.executable)
-    return made
-
-
-def test_an_environment_is_made_once_until_something_that_it_is_made_from_changes(environment, monkeypatch, capsys):
-    def asked(*words):
-        return environment.main(["--is-made", *words])
-
-    assert asked("demo") == 1
-    environment.stamp(environment.ALL).write_text(environment.inputs_hash())
-    assert asked() == asked("demo") == 0, "the whole environment serves the demo"
-    monkeypatch.setenv("TORCH_INDEX_URL", "https://example.com/cpu")
-    assert asked("demo") == 1
-    monkeypatch.delenv("TORCH_INDEX_URL")
-    Path("requirements/lock.txt").write_text("torch==2.14.0\n")
-    assert asked("demo") == 1
-    assert asked("demos") == 2
-    assert capsys.readouterr().err == "setup: demos: expected demo, or nothing\n"
 
 
 def test_a_set_up_that_is_told_to_end_takes_its_programs_with_it(tmp_path):
@@ -107,31 +69,6 @@ def test_a_wheel_for_both_frameworks_serves_torch_alone_and_not_the_other_way_ro
     assert (horovod.cached(tmp_path, TORCH, ""), horovod.cached(tmp_path, TORCH, "NCCL")) == (exact, None)
     (wider / WHEEL).unlink()
     assert horovod.cached(tmp_path, BOTH, "") is None, "a folder without a wheel is none"
-
-
-@pytest.mark.parametrize("fails", [True, False])
-def test_a_build_leaves_a_whole_wheel_or_none_and_removes_what_a_killed_one_has_left(
-    script, monkeypatch, tmp_path, fails
-):
-    horovod = script("build_horovod")
-
-    def compiled(source, out, log, env, lock):
-        out.mkdir()
-        if fails:
-            raise horovod.BuildError("the build of Horovod failed")
-        (out / WHEEL).touch()
-
-    monkeypatch.setattr(horovod, "fetch_source", lambda into: into)
-    monkeypatch.setattr(horovod, "apply_edits", lambda source: None)
-    monkeypatch.setattr(horovod, "build_environment", lambda frameworks, gpu_operations: {})
-    monkeypatch.setattr(horovod, "compile_wheel", compiled)
-    put(tmp_path, f"{horovod.SCRATCH}of-a-killed-one")
-    if fails:
-        refused("the build of Horovod failed", lambda: horovod.build(tmp_path, [], TORCH, ""), horovod.BuildError)
-    else:
-        assert horovod.build(tmp_path, [], TORCH, "") == horovod.cached(tmp_path, TORCH, "")
-    left = ["build.lock"] if fails else ["build.lock", horovod.cache_key(TORCH, "")]
-    assert sorted(path.name for path in tmp_path.iterdir()) == left
 
 
 # ---- scripts/demo.py ----
