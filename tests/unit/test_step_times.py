@@ -1,7 +1,7 @@
 """What a worker's steps go into, as it measures them."""
 
 import statistics
-import types
+from unittest import mock
 
 import pytest
 import torch
@@ -64,33 +64,18 @@ def test_what_is_slow_for_once_is_no_median():
 
 
 def test_a_device_is_asked_for_its_times_and_never_waited_for(monkeypatch):
-    clock = [0.0]
-
-    class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
-            self.reached = False
-
-        def query(self):
-            return self.reached
-
-        def elapsed_time(self, other):
-            return 1e3 * (other.at - self.at)
-
-    def record_event(event):
-        event.at = clock[0]
-        return event
-
-    stream = types.SimpleNamespace(record_event=record_event)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+    begin, end = mock.Mock(), mock.Mock()
+    begin.elapsed_time.return_value, end.query.return_value = 750.0, False
+    stream = mock.Mock(**{"record_event.side_effect": [begin, end, mock.Mock()]})
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: enable_timing)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     timer = PassTimer(torch.device("cuda", 0))
     assert timer.seconds == 0.0
     timer.begin()
-    clock[0] = 0.75
     timer.end()
     assert timer.seconds == 0.0  # it is not through yet
-    timer._end.reached = True
+    end.query.return_value = True
     assert timer.seconds == 0.75
+    begin.elapsed_time.assert_called_once_with(end)
     timer.begin()
     assert timer.seconds == 0.0
