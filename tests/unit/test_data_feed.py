@@ -113,6 +113,8 @@ def test_csv_with_its_columns_and_records_of_several_arrays(tmp_path):
     records = open_custom(lambda data_origin, records_per_task: rows, "x", "training", {})
     inputs, labels = FeedDataset(records, pairs, "training").__getitems__([2, 0])
     assert (inputs.tolist(), labels.tolist()) == ([[8, 10], [0, 2]], [2, 0])
+    rows[2]["x"] = np.zeros(3)
+    refused("records differ in shape or structure .*; expected equal ones", lambda: records.read([0, 2]))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from refusal_kit import refused
 
 from elasticdl.common.errors import ArgumentError
+from elasticdl.data import Arrays
 from elasticdl.data import tfrecord as tfrecord_module
 from elasticdl.data.open import open_records
 from elasticdl.data.storage import MOST_OPEN, Storage, find_files
@@ -192,7 +193,17 @@ def test_text_by_line(tmp_path):
     assert open_records(str(tmp_path / "x.csv"), {"reader_type": "Text"}).read([0]).tolist() == [b"1,2"]
 
 
-# All of them
+# All of them, and arrays in memory
+
+
+def test_arrays_are_batches_in_the_order_that_is_asked_for():
+    inputs, labels = {"x": np.arange(8).reshape(4, 2), "y": np.arange(4) * 10}, np.arange(4) + 100
+    arrays = Arrays(inputs, labels, transform=lambda batch: {"x": batch["x"] + 1, "y": batch["y"]})
+    batch, found = arrays.__getitems__([3, 0])
+    assert (batch["x"].tolist(), batch["y"].tolist(), found.tolist()) == ([[7, 8], [1, 2]], [30, 0], [103, 100])
+    sample, label = arrays[2]
+    assert (sample["x"].tolist(), sample["y"], label, len(arrays)) == ([5, 6], 20, 102, 4)
+    refused("inputs y: 4 rows, but there are 3 labels", lambda: Arrays({"y": labels}, labels[:3]), ValueError)
 
 
 def test_what_is_not_there_is_refused(tmp_path):
@@ -200,6 +211,7 @@ def test_what_is_not_there_is_refused(tmp_path):
     assert "--data_reader_params: unknown colums; expected reader_type, columns" in refusal(path, colums=["x"])
     assert "--data_reader_params: sep=3" in refusal(path, sep=3)
     assert "no column 'age'; its columns are x" in refusal(path, columns=["age"])
+    assert "1 fields in the first line, but there are 2 names" in refusal(path, columns=["x", "y"], header=False)
     for index in (-1, 2):
         with pytest.raises(IndexError):
             open_records(str(path), {}).read([index])
