@@ -4,8 +4,6 @@ import socket
 import threading
 
 import pytest
-from cluster_users import make_owners
-from kubernetes import client
 
 from elasticdl.kube.job_pods import forwarded
 from elasticdl.kube.names import Role, labels
@@ -25,12 +23,9 @@ while True:
 """
 
 
-def start_echo(cluster, place, pods, owners, name):
+def start_echo(pods, name):
     env = [{"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
-    container = {"name": "elasticdl", "image": cluster.image, "command": ["python", "-c", ECHO], "env": env}
-    metadata = {"name": name, "labels": labels("j", Role.MASTER), "ownerReferences": owners[:1]}
-    pod = {"metadata": metadata, "spec": {"restartPolicy": "Never", "containers": [container]}}
-    client.CoreV1Api(cluster.client()).create_namespaced_pod(place.namespace, pod)
+    pods.create(name, {"command": ["python", "-c", ECHO], "env": env}, labels=labels("j", Role.MASTER))
     pods.said(name, "listening")
 
 
@@ -52,14 +47,6 @@ def say(address, data):
         return found
 
 
-def is_left():
-    """Threads of a port-forward that do not end."""
-    mine = [thread for thread in threading.enumerate() if "port" in thread.name or "process_request" in thread.name]
-    for thread in mine:
-        thread.join(10)
-    return [thread.name for thread in mine if thread.is_alive()]
-
-
 def connected(address):
     host, _, port = address.rpartition(":")
     connection = socket.create_connection((host, int(port)), 10)
@@ -67,9 +54,8 @@ def connected(address):
     return connection
 
 
-def test_it_leads_to_the_master_and_to_its_successor_and_ends_with_what_goes_through_it(cluster, place, pods):
-    owners = make_owners(cluster.client(), place.namespace, "j")
-    start_echo(cluster, place, pods, owners, "first")
+def test_it_leads_to_the_master_and_to_its_successor_and_ends_with_what_goes_through_it(place, pods):
+    start_echo(pods, "first")
     with forwarded(place, "j") as address:
         assert say(address, b"hello") == b"hello"
         big = bytes(range(256)) * 4096
@@ -77,7 +63,7 @@ def test_it_leads_to_the_master_and_to_its_successor_and_ends_with_what_goes_thr
         pods.delete("first", grace_period_seconds=0)
         pods.gone("first")
         assert say(address, b"hello") == b""
-        start_echo(cluster, place, pods, owners, "second")
+        start_echo(pods, "second")
         connection = connected(address)
         connection.sendall(b"x")
         assert connection.recv(1) == b"x"
@@ -85,4 +71,7 @@ def test_it_leads_to_the_master_and_to_its_successor_and_ends_with_what_goes_thr
         assert connection.recv(1) == b""
     with pytest.raises(ConnectionRefusedError):
         connected(address)
-    assert is_left() == []
+    mine = [thread for thread in threading.enumerate() if "port" in thread.name or "process_request" in thread.name]
+    for thread in mine:
+        thread.join(10)
+    assert not [thread.name for thread in mine if thread.is_alive()]

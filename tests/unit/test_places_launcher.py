@@ -366,13 +366,6 @@ def test_what_follows(story):
         check(line, scene.follows())
 
 
-def test_a_worker_is_launched_once():
-    scene = Scene()
-    scene.happens("found a ready / 4 a")
-    with pytest.raises(ValueError, match="4"):
-        scene.happens("launch 4")
-
-
 def may_happen(scene, launched):
     """Each as a line of a story."""
     there, workers = sorted(scene.places.places), scene.starter.started
