@@ -11,8 +11,6 @@ from kubernetes import client
 
 from elasticdl.cli.cluster_run import make_parts
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube.names import job_reference, state_name
-from elasticdl.places.worker_pods import owner_references
 
 JOB = "digits"
 KINDS = ("Job", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "ConfigMap", "NetworkPolicy")
@@ -63,19 +61,3 @@ def authority_of(cluster):
     if "certificate-authority-data" in found:
         return base64.b64decode(found["certificate-authority-data"])
     return Path(cluster.kubeconfig).parent.joinpath(found["certificate-authority"]).read_bytes()
-
-
-def make_owners(api, namespace, job_name):
-    """A Job that starts nothing by itself, and the state that it owns: without them pods would be collected as garbage."""
-    body = {
-        "metadata": {"name": f"{job_name}-master"},
-        "spec": {
-            "parallelism": 0,
-            "template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "none", "image": "none"}]}},
-        },
-    }
-    made = client.BatchV1Api(api).create_namespaced_job(namespace, body)
-    job = {"metadata": {"name": made.metadata.name, "uid": made.metadata.uid}}
-    metadata = {"name": state_name(job_name), "ownerReferences": [job_reference(job)]}
-    state = client.CoreV1Api(api).create_namespaced_config_map(namespace, {"metadata": metadata})
-    return owner_references(job, {"metadata": {**metadata, "uid": state.metadata.uid}})
