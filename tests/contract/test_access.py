@@ -407,3 +407,6 @@ def test_a_call_that_the_table_does_not_know_is_refused_to_all(local_master, mon
     monkeypatch.delitem(ALLOWED, "Status")
     with connect(local_master.endpoint(TOKEN)) as client, pytest.raises(RefusedError, match="certificate of nobody"):
         client.status()
+    with open_channel(local_master.endpoint(TOKEN).address, TOKEN) as channel, pytest.raises(grpc.RpcError) as unknown:
+        channel.unary_unary("/elasticdl.Master/Nonsense")(b"", metadata=metadata(TOKEN), timeout=DEADLINE)
+    assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -11,13 +11,14 @@ from functools import partial
 import psutil
 import pytest
 from agent_kit import acting, place
-from fork_kit import Scene, launcher_of, run_all
+from fork_kit import Scene, forking, launcher_of, run_all
 
 from elasticdl.common.process_group import tethered
 from elasticdl.job.jobdir import JobDir, MasterAddress
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.master.core.events import (
     ExitCause,
+    LauncherFailed,
     StacksFound,
     WorkerExited,
     WorkerPending,
@@ -176,6 +177,13 @@ def test_what_a_worker_prints_is_in_its_log_and_why_it_has_ended_in_the_report(t
     report, log = run_worker(tmp_path, script), tmp_path / "0.log"
     assert report.detail == f"{told}; its log: {log}"
     assert log.read_text().splitlines()[-1] == report.output.splitlines()[-1]
+
+
+@on(partial(forking, modules=None))
+async def test_a_mistake_of_our_own_ends_the_job_and_is_not_waited_for(scene):
+    scene.launcher._starter._environment = lambda number, place: {}["a"]
+    await scene.launcher.launch(0)
+    assert (await scene.next(LauncherFailed)).reason == "workers are looked after no longer: KeyError: 'a'"
 
 
 def test_the_temporary_files_of_a_worker_that_is_killed_go_with_it(tmp_path, monkeypatch):

@@ -368,6 +368,15 @@ async def test_a_cluster_that_never_answers_is_unreachable(scene):
         await scene.places.found()
 
 
+@on(scene())
+async def test_a_pod_that_is_given_up_while_it_is_asked_for_is_deleted_when_it_comes(scene):
+    with scene.pods.lock:
+        scene.want(1)
+        await scene.called("create", name(0))
+        scene.places.give_back(name(0), at_once=True)
+    await play(scene, ["-> 0 lost: killed -9, ...; asks delete 0 1; pods"])
+
+
 # ---- how many requests a job makes, whatever the cluster does ----
 
 
