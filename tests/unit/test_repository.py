@@ -127,29 +127,10 @@ def test_the_front_ends_are_in_all_lists():
         assert f"reference/python/{each.name}.md" in site
 
 
-def recorded_events():
-    """Names in calls that put an entry into the journal, where they are written out, and all strings of what makes entries."""
-    named, strings = set(), set()
-    for path in MODULES:
-        parts = path.relative_to(ROOT / "elasticdl").parts
-        if parts[0] not in ("master", "elastic", "worker"):
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                strings.add(node.value)
-            if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-                name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-                journals = name == "append" and len(node.args) == 2
-                # Others, such as a library's trainer, may have a method of this name.
-                tells = name == "notify" and (path.stem == "session" or "session.notify" in ast.unparse(node.func))
-                if name == "Record" or tells or journals:
-                    named.add(node.args[0].value)
-    return named, strings
-
-
-def test_all_that_is_told_of_a_job_is_declared_and_all_that_is_declared_is_told():
-    """Which fields an entry has is looked at in each test of the core: see `play_kit.step`."""
-    named, strings = recorded_events()
-    assert named <= KINDS.keys()
-    assert len(named) > 20, "the calls are found"
-    assert KINDS.keys() <= strings
+def test_all_that_is_declared_of_a_job_is_told():
+    """What is told and not declared, or has other fields, is found in each test of the core: see `play_kit.step`."""
+    makers = [
+        path for path in MODULES if path.relative_to(ROOT / "elasticdl").parts[0] in ("master", "elastic", "worker")
+    ]
+    text = "".join(path.read_text() for path in makers)
+    assert {name for name in KINDS if f'"{name}"' not in text} == set()
