@@ -4,36 +4,143 @@ Only what the simulator would not find: that steps are torn and made again, that
 new master must know is in tests/simulation/planted.py.
 """
 
+from functools import partial
+
 import hypothesis
 import pytest
-from core_kit import (
-    GLOBAL_BATCH,
-    MADE,
-    ORDER,
-    S,
-    Worker,
-    batches_over,
-    bound,
-    commit,
-    counted,
-    entered,
-    given,
-    made,
-    plan,
-    step,
-    synced,
-    training,
-    vote,
-    voted,
-    world,
-)
 from hypothesis import strategies as st
 
 from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.plan import Progress, SampleOrder, StepPlan
-from elasticdl.elastic.core.worker import MAX_FRUITLESS_WORLDS
+from elasticdl.elastic.core.plan import BatchPolicy, Progress, SampleOrder, StepPlan
+from elasticdl.elastic.core.protocol import Member, World
+from elasticdl.elastic.core.training_step import Position, Vote, WorkerState
+from elasticdl.elastic.core.worker import MAX_FRUITLESS_WORLDS, WorkerCore
 from elasticdl.job import messages as m
+from tests.simulation.job_invariants import check_worker
+
+S = WorkerState
+ME, OTHER = 3, 5
+GLOBAL_BATCH = 20
+ORDER = SampleOrder(50, BatchPolicy(GLOBAL_BATCH, None))
+
+
+def world(version, size=2, rank=0, holders=0):
+    """The first so many hold the state."""
+    ids = [OTHER] * size
+    ids[rank] = ME
+    return World.of(version, tuple(Member(each, "h", 0, place < holders) for place, each in enumerate(ids)), rank)
+
+
+def plan(step):
+    """Of the first epoch: 20, 20 and 10 samples."""
+    samples = min(GLOBAL_BATCH, ORDER.samples - GLOBAL_BATCH * (step - 1))
+    position = GLOBAL_BATCH * (step - 1) + samples
+    return StepPlan(0, step, samples, Progress(0, position, step, position), ())
+
+
+def vote(samples=GLOBAL_BATCH, **said):
+    return Vote(**{"leaving": False, "samples": samples, "loss": 0.5, **said})
+
+
+# What the training thread does, with a worker and without an event.
+def bound(progress=None, order=ORDER):
+    def bind(worker):
+        if worker.core.state not in (S.WAITING, S.CONNECTING, S.LEAVING):  # else that thread is on its way to a world
+            worker.core.bind(Position(progress, order=order, keeper=worker))
+
+    return bind
+
+
+def synced(step=0):
+    def come_there(worker):
+        if worker.core.state is S.SYNCING:
+            worker.core.synced(Progress(step=step))
+        worker.do(p.Trigger.SYNCED)
+
+    return come_there
+
+
+def given(batch, changed=False):
+    return lambda worker: worker.core.begin(batch, lambda: changed)
+
+
+def voted(a_vote):
+    return lambda worker: worker.core.voted(a_vote, worker.now)
+
+
+def made(worker):
+    if pause := worker.core.step_made(0.1, worker.now):
+        worker.do(p.Said(pause))
+
+
+def commit(worker):
+    if worker.core.commit():
+        worker.do(p.WorldLeft("the members voted to leave this world"))
+
+
+def batches_over(worker):
+    worker.core.position.batch = None
+
+
+def counted(worker):
+    worker.core.count_step(worker.now)
+
+
+MADE = bound()
+
+
+def entered(version, size=2, step=0, holders=0):
+    """From the request to the training function."""
+    return [p.WorldPublished(world(version, size, holders=holders)), p.Trigger.CONNECTED, synced(step)]
+
+
+def step(number, **said):
+    batch = plan(number)
+    return [given(batch), voted(vote(batch.batch, **said)), made]
+
+
+class Worker:
+    """A core that is checked after each event, what it said and told to do, and what was kept of its state."""
+
+    def __init__(self, *events, **options):
+        self.core = WorkerCore(ME, **options)
+        self.now = 0.0
+        self.out = []
+        self.kept = []
+        self.do(*events)
+
+    def save(self, scope):
+        self.kept.append(scope)
+
+    def restore(self):
+        self.kept.append("back")
+
+    def do(self, *events):
+        """Returns what follows from the last of them."""
+        last = []
+        for event in events:
+            last = self._tell(event) if isinstance(event, p.Event) else event(self)
+            check_worker(self.core)
+        return last
+
+    def _tell(self, event):
+        """As the training thread does, and what it does then."""
+        if event is p.Trigger.READY:
+            self.core.position.leave()
+        out = self.core.step(event, self.now)
+        self.out += out
+        for each in out:
+            if isinstance(each, p.LeaveWorld):
+                self.core.position.undo() if each.broken else self.core.position.leave()
+        return out
+
+    def sent(self, kind):
+        return [each.message for each in self.out if isinstance(each, p.Send) and isinstance(each.message, kind)]
+
+
+def training(*events, size=2, **options):
+    return Worker(MADE, p.Trigger.READY, *entered(1, size), *events, **options)
 
 
 @pytest.mark.parametrize(("events", "trained"), [((), False), ((counted,), True)])
@@ -127,35 +234,7 @@ def test_a_setting_changed_after_the_commit_is_saved():
         worker.do(voted(vote(plan(number).batch)), made, commit)
 
 
-def test_a_step_on_too_few_samples_is_the_scripts_fault():
-    worker = training(given(plan(1)))
-    assert not worker.do(voted(vote(8)))
-    why = worker.core.position.disagreement(2, "call backward")
-    assert why == "step 1 was made on 8 samples instead of 20: call backward"
-
-
 # -- the end --
-
-
-def test_nobody_is_done_before_all_are():
-    worker = training(*step(1), commit)
-    assert worker.do(p.Trigger.RETURNED) == [p.Command.CAST_END_VOTE]
-    *_, complete = worker.do(voted(vote(0, ended=2)), p.Trigger.ALL_RETURNED)
-    assert complete == p.Command.COMPLETE
-    assert [each.step for report in worker.sent(m.Progress) for each in report.steps] == [1]
-
-
-@pytest.mark.parametrize("order", ["first", "last"])
-def test_functions_that_return_after_different_steps_are_refused(order):
-    worker = training(*step(1), commit)
-    worker.do(p.Trigger.RETURNED if order == "first" else given(plan(2)))
-    assert not worker.do(voted(vote(ended=1)))
-    position = worker.core.position
-    assert position.disagreement(2).startswith(
-        "1 of 2 workers ended their training after step 1 and the others go on: the training function"
-    )
-    position.order = None  # a loop that is nobody's function
-    assert "the scripts must leave their loops after the same step" in position.disagreement(2)
 
 
 def test_told_to_leave_after_the_last_step_it_ends_with_the_others_all_the_same():
@@ -187,19 +266,16 @@ def test_each_part_of_a_pause_is_what_it_took_and_the_ordinary_way_to_a_point_is
 
 
 @pytest.mark.parametrize("event", [p.Ordered(m.StopWork("no need", checkpoint=True)), p.MasterLost("no need")])
-def test_one_that_waits_leaves_at_once(event):
+def test_one_that_waits_leaves_at_once_and_has_failed_if_it_has_never_heard_a_master(event):
     worker = Worker(MADE, p.Trigger.READY, p.Welcomed(0.5))
-    (told,) = worker.do(event)
-    assert told == p.LeaveJob("no need", checkpoint=True, drained=False)
+    assert worker.do(event) == [p.LeaveJob("no need", checkpoint=True, drained=False)]
     assert worker.core.state is S.GONE
-
-
-def test_one_that_has_never_heard_a_master_has_failed():
-    worker = Worker(MADE, p.Trigger.READY)
-    assert worker.do(p.MasterLost("no way to it")) == [p.Fail(UnreachableError, "no way to it")]
+    if isinstance(event, p.MasterLost):
+        assert Worker(MADE, p.Trigger.READY).do(event) == [p.Fail(UnreachableError, "no need")]
 
 
 def test_the_only_member_lingers_until_another_has_its_state():
+    assert Worker(MADE, linger_seconds=10.0).do(p.Terminated("SIGTERM")) == [p.Send(m.Draining("SIGTERM"))]
     worker = training(*step(1), commit, p.Terminated("SIGTERM"), size=1, linger_seconds=10.0)
     assert worker.out[-1] == p.Send(m.Draining("SIGTERM", lingers=True))
     assert not worker.core.leaving
@@ -208,18 +284,9 @@ def test_the_only_member_lingers_until_another_has_its_state():
     assert worker.core.leaving
 
 
-def test_who_has_no_state_drains_at_once():
-    worker = Worker(MADE, linger_seconds=10.0)
-    assert worker.do(p.Terminated("SIGTERM")) == [p.Send(m.Draining("SIGTERM"))]
-    assert worker.core.leaving
-
-
 def test_the_last_of_a_world_in_which_all_leave_waits_for_the_next_and_knows_that_it_is_the_last():
-    def left_alone():
-        return training(
-            *step(1), commit, p.Terminated("SIGTERM"), p.WorldLeft("voted"), p.Trigger.CLOSED, linger_seconds=9
-        )
-
+    left = (*step(1), commit, p.Terminated("SIGTERM"), p.WorldLeft("voted"), p.Trigger.CLOSED)
+    left_alone = partial(training, *left, linger_seconds=9)
     worker = left_alone()
     assert worker.core.state is S.WAITING
     worker.now = 9.0

@@ -1,4 +1,4 @@
-"""What a worker tells its master unasked, and again when its stream is opened anew."""
+"""What a worker tells its master unasked, of pauses too, and again when its stream is opened anew."""
 
 import threading
 
@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from session_kit import FakeMaster
 
-from elasticdl.common.credentials import MASTER_TIMEOUT, Token, WorkerEnvironment
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import Progress
 from elasticdl.elastic.core.protocol import Member, World
-from elasticdl.elastic.core.reporting import KEPT_STEPS, Activity, Reporting
+from elasticdl.elastic.core.reporting import KEPT_STEPS, Activity, PauseClock, Reporting
 from elasticdl.elastic.core.training_step import Position, Vote
 from elasticdl.elastic.link.store import Refusal
 from elasticdl.job import messages as m
 
 PATIENCE = 30.0
+TICK = p.Trigger.TICK
 
 
 def world(version, rank=0):
@@ -68,16 +68,56 @@ def test_over_each_stream_rank_0_tells_every_step_once_and_nobody_else_tells_any
             assert sent == [] if rank else told == made
 
 
-def kinds(session):
-    return [type(message).__name__ for message in session.greet(())]
+# -- pauses --
+
+
+def paused(steps, *left, after, grew=False, resumed_before=None, resumed=None):
+    """``steps``: when they were done. ``left``: when the world was, and whether it broke. ``resumed``: after an evaluation."""
+    clock = PauseClock()
+    assert [clock.step_done(at, world_version=1, grew=False) for at in steps] == [None] * len(steps)
+    if resumed_before:
+        clock.resume(resumed_before)
+    for start, broken in left:
+        clock.left(start, broken=broken, torn=broken)
+        for stage, seconds in {"stopped": 0.01, "joined": 0.03, "started": 0.06, "synced": 0.10}.items():
+            clock.mark(stage, start + seconds)
+    if resumed:
+        clock.resume(resumed)
+    return clock.step_done(after, world_version=2, grew=grew)
+
+
+@pytest.mark.parametrize(
+    ("steps", "left", "after", "more", "kind", "total"),
+    [
+        ([1.0, 1.02, 1.04], [(1.05, True)], 1.18, {}, "failure", 1.18 - 1.04 - 0.02),
+        # Steps that are shorter with more workers make no pause negative.
+        ([1.0, 3.0, 5.0], [(5.0, False)], 6.1, {"grew": True}, "grow", 0.1),
+        # A second failure on the way belongs to the same pause.
+        ([1.0, 1.1], [(1.1, False), (1.5, True)], 1.7, {}, "failure", 0.6 - 0.1),
+        ([1.0, 1.1], [(1.1, False)], 5.15, {"resumed": 5.0}, "shrink", 0.15),
+        ([0.5, 0.6], [(9.0, False)], 9.2, {"resumed_before": 9.0, "grew": True}, "grow", 0.1),
+    ],
+)
+def test_a_pause_is_what_a_change_costs_beyond_a_step(steps, left, after, more, kind, total):
+    pause = paused(steps, *left, after=after, **more)
+    assert (pause.fields["kind"], pause.fields["total"]) == (kind, pytest.approx(total))
+    assert pause.fields["first_step"] >= 0
+    assert pause.fields["steps_torn"] == (kind == "failure")
+
+
+def test_a_newcomer_has_no_pause():
+    assert paused([], (0.0, False), after=0.5, grew=True) is None
+
+
+# -- over a session --
 
 
 @pytest.fixture
 def session():
     """A session that trains in world 7, if it is asked to."""
-    master = FakeMaster(world(7))
-    master.session.core.bind(Position(Progress(step=4), has_state=True))
-    return master.session
+    session = FakeMaster(world(7)).session
+    session.core.bind(Position(Progress(step=4), has_state=True))
+    return session
 
 
 def train(session):
@@ -85,28 +125,28 @@ def train(session):
     session.post(p.Trigger.CONNECTED)
     session.core.synced(Progress(step=4))
     session.post(p.Trigger.SYNCED)
+    session.store.put(("scope", "key"), b"value")
+
+
+def kinds(session, *kept):
+    return [type(message) for message in session.greet(kept)]
 
 
 def test_a_greeting_says_again_what_is_still_true(session):
-    assert kinds(session) == ["Hello"]
+    assert kinds(session) == [m.Hello]
     train(session)
-    session.store.put(("scope", "key"), b"value")
     session.core.voted(Vote(False, 8, 0.5), 1.0)
     session.core.step_made(0.1, 1.0)
-    assert kinds(session) == ["Hello", "KvPut", "Progress"]
-    hello = session.greet(())[0]
-    assert hello == m.Hello(world_version=7)
+    assert kinds(session) == [m.Hello, m.KvPut, m.Progress]
+    assert session.greet(())[0] == m.Hello(world_version=7)
     session.post(p.Ordered(m.Drain("SIGTERM")))
     session.say(m.Finished(5, 1, {}, together=True))
-    kept = m.Notice("warning", {})
-    greeting = session.greet([kept])
-    assert [type(each).__name__ for each in greeting] == ["Hello", "Progress", "Draining", "Notice", "Finished"]
+    assert kinds(session, m.Notice("warning", {})) == [m.Hello, m.Progress, m.Draining, m.Notice, m.Finished]
     assert session.has_last_word
 
 
 def test_between_worlds_a_greeting_asks_and_claims_none(session):
     train(session)
-    session.store.put(("scope", "key"), b"value")
     session.post(p.WorldLeft("enough"))
     session.post(p.Trigger.CLOSED)
     hello, ask = session.greet(())
@@ -119,56 +159,38 @@ def test_a_signal_in_the_midst_of_a_step_waits_for_its_turn(session, monkeypatch
 
     def step(event, now):
         seen.append(event)
-        if event is p.Trigger.TICK:
+        if event is TICK:
             session.post(p.Terminated("SIGTERM"))  # as a handler does, in the same thread
             assert seen == [event]
         return real_step(event, now)
 
     monkeypatch.setattr(session.core, "step", step)
-    session.post(p.Trigger.TICK)
-    assert seen == [p.Trigger.TICK, p.Terminated("SIGTERM")]
+    session.post(TICK)
+    assert seen == [TICK, p.Terminated("SIGTERM")]
     assert session.core.leaving
 
 
 def test_what_is_to_be_done_for_a_broken_world_is_done_without_the_lock(session):
+    """What wakes who waits in it may wait for a thread that posts."""
     train(session)
-    free = []
-
-    def look():
-        free.append(session._changed.acquire(blocking=False))
-        session._changed.release()
+    seen = []
 
     def break_collective(version):
-        other = threading.Thread(target=look)
+        other = threading.Thread(target=session.post, args=(TICK,), daemon=True)
         other.start()
         other.join(PATIENCE)
+        seen.append((version, other.is_alive()))
 
     session.break_collective = break_collective
-    session.post(p.Ordered(m.Broken(6, "not ours")))
-    assert free == []
-    session.post(p.Ordered(m.Broken(7, "a member is gone")))
-    assert free == [True]
+    for version in (6, 7):
+        session.post(p.Ordered(m.Broken(version, "a member is gone")))
+    assert seen == [(7, False)]
     with pytest.raises(Refusal):
         session.store.get(("scope", "missing"), timeout=0)
 
 
 def test_an_unexpected_error_of_the_heartbeat_ends_no_session_without_a_word(session, monkeypatch):
     real_step = session.core.step
-
-    def step(event, now):
-        if event is p.Trigger.TICK:
-            raise ZeroDivisionError("of the clock")
-        return real_step(event, now)
-
-    session.answers = []
-    session.post(p.Trigger.READY)
-    monkeypatch.setattr(session.core, "step", step)
+    monkeypatch.setattr(session.core, "step", lambda event, now: real_step(event, now if event is not TICK else 1 / 0))
     session._tick()
-    assert session.core.lost == "this worker's heartbeat has failed: ZeroDivisionError: of the clock"
-
-
-def test_how_long_a_worker_does_without_a_master_is_the_launchers_to_say():
-    variables = WorkerEnvironment("h:1", Token("t"), 3, "job.json", master_timeout=600.0).to_env()
-    assert WorkerEnvironment.from_env(variables).master_timeout == 600.0
-    del variables[MASTER_TIMEOUT]
-    assert WorkerEnvironment.from_env(variables).master_timeout == 30.0
+    assert session.core.lost == "this worker's heartbeat has failed: ZeroDivisionError: division by zero"
