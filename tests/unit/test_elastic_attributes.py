@@ -7,13 +7,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from elastic_kit import Board, Trainee, in_threads
 
-from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch_kit.torch_state import TENSORS
 from elasticdl.elastic.training.attributes import Attributes, Holder, is_scripts_own
-
-POLICY = BatchPolicy(20, None, 10)
 
 
 class Keeps:
@@ -70,15 +66,6 @@ def test_what_is_small_is_put_back_into_the_same_collections():
         assert kept.seen is seen
 
 
-def test_what_is_large_and_comes_within_a_step_stays():
-    kept = Keeps()
-    attributes = attributes_of(kept)
-    noted = attributes.note()
-    kept.features = torch.ones(5000)
-    attributes.put_back(noted)
-    assert kept.features[0] == 1, "nothing was copied that could come again"
-
-
 def test_what_cant_be_sent_is_named_once_by_its_type():
     kept, told = Keeps(), []
     attributes = attributes_of(kept, told.append)
@@ -92,17 +79,6 @@ def test_what_cant_be_sent_is_named_once_by_its_type():
         f"the callback Keeps: stream, a Generator, {what}",
         f"the callback Keeps: own, a Keeps, {what}",
     ]
-
-
-def test_what_a_forward_pass_may_read_is_compared():
-    board, told = Board(2), []
-    members = [Trainee(rank, board, POLICY) for rank in range(2)]
-    for member in members:
-        member.model.temperature, member.model.act = 1.0 + member.context.world.rank, torch.relu
-        member.state._check._tell = told.append
-    in_threads(lambda member: member.train(), members)
-    (line,) = told
-    assert line.startswith("after step 0 Sequential.temperature is 1 on worker 3 and 2 on worker 3: ")
 
 
 @pytest.mark.parametrize(
