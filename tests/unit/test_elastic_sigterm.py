@@ -19,31 +19,24 @@ def test_the_scripts_handler_is_called_too_whenever_it_was_set():
     session, called = FakeMaster().session, []
     sigterm = Sigterm(session)
     signal.signal(signal.SIGTERM, lambda *_: called.append("before"))
-    sigterm.listen()
-    sigterm.listen()
+    for _ in range(2):
+        sigterm.listen()
     terminate()
-    assert called == ["before"]
+    assert (called, sigterm.came) == (["before"], True)
     assert session.core.stopping is not None
-    assert sigterm.came
 
     ours = signal.getsignal(signal.SIGTERM)
-
-    def handle(number, frame):
-        called.append("after")
-        ours(number, frame)  # as a handler that respects what it finds
-
-    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGTERM, lambda *given: (called.append("after"), ours(*given)))  # it respects what it finds
     sigterm.listen()
     terminate()
     assert called == ["before", "after"]
 
 
 def test_a_handler_that_ends_the_process_does_not_end_it_in_the_middle_of_a_step():
-    session = FakeMaster().session
-
     def end(*_):
         raise SystemExit(0)
 
+    session = FakeMaster().session
     signal.signal(signal.SIGTERM, end)
     with Sigterm(session).listening():
         terminate()
