@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import psutil
 
-from elasticdl.common.credentials import LOGS, PLACE, Token, WorkerEnvironment
+from elasticdl.common.credentials import PLACE, Token, WorkerEnvironment
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.core.events import WorkerPending, WorkerPlaced
 from elasticdl.master.shell.agents import Agents
@@ -166,6 +166,3 @@ async def acting(tmp_path, worker=WORKER):
             await master.server.close()
     script = str(tmp_path / "worker.py")
     assert not [each for each in psutil.process_iter(["cmdline"]) if script in (each.info["cmdline"] or ())]
-
-
-__all__ = ["DEADLINE", "LOGS", "TOKEN", "Scene", "acting", "end_of", "place"]

@@ -9,6 +9,7 @@ import queue
 import signal
 import socket
 import threading
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -17,7 +18,6 @@ import numpy as np
 from elasticdl.elastic.collectives.opening import open_collective
 from elasticdl.elastic.core.protocol import Member, World, WorldBroken
 from elasticdl.elastic.link.store import Endpoint, KvStore
-from elasticdl.elastic.link.witness import Operations
 
 DEADLINE = 60.0
 ENGINES = ("horovod", "torch")
@@ -68,7 +68,7 @@ class Program:
         while True:
             name, arguments = self._todo.get()
             try:
-                result = getattr(self, f"do_{name}")(*arguments)
+                result = getattr(self, f"do_{name}", partial(self._call, name))(*arguments)
             except Exception as error:  # noqa: BLE001  the test looks at it
                 result = WorldBroken(str(error)) if isinstance(error, WorldBroken) else RuntimeError(repr(error))
             self._send("result", result)
@@ -90,6 +90,11 @@ class Program:
                 self.collective.break_world(*arguments)
             else:
                 self._todo.put((name, arguments))
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """What the collective does by itself."""
+        named = () if name in ("stop", "last_operations") else (f"of {name}",)
+        return getattr(self.collective, name)(*arguments, *named)
 
     # ---- what it can be told ----
 
@@ -118,14 +123,8 @@ class Program:
         """Those that the thread has opened, and those of them that are open."""
         return len(self._connections), sum(_is_open(*pair) for pair in self._connections)
 
-    def do_stop(self) -> None:
-        self.collective.stop()
-
     def do_sum(self, array: np.ndarray, name: str = "x") -> np.ndarray:
         return self.collective.sum(array, name)
-
-    def do_last_operations(self) -> Operations:
-        return self.collective.last_operations()
 
     def do_sum_tensors(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         """Of TensorFlow's own."""
@@ -176,18 +175,6 @@ class Program:
         total = torch.tensor([number])
         self.collective.sum_asked(total, "elastic.mean()")
         return float(total)
-
-    def do_broadcast(self, data: bytes) -> bytes:
-        return self.collective.broadcast_bytes(data, "b")
-
-    def do_gather(self, array: np.ndarray) -> list[np.ndarray]:
-        return self.collective.gather(array, "g")
-
-    def do_send(self, array: np.ndarray) -> np.ndarray:
-        return self.collective.send_array(array, 2, "s")
-
-    def do_barrier(self) -> None:
-        self.collective.barrier("barrier")
 
     def do_shorten_timeouts(self, seconds: float) -> None:
         from elasticdl.elastic.collectives import torch_distributed

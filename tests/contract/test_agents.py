@@ -6,7 +6,7 @@ import signal
 
 import psutil
 import pytest
-from agent_kit import DEADLINE, LOGS, TOKEN, acting, end_of, place
+from agent_kit import DEADLINE, TOKEN, acting, end_of, place
 
 from elasticdl.common.credentials import Token, WorkerEnvironment
 from elasticdl.common.errors import UserError
@@ -91,22 +91,7 @@ async def test_a_worker_outlives_its_master_and_its_end_is_told_to_the_next_unti
 
 
 @on(acting)
-async def test_a_place_that_is_told_to_end_lets_its_worker_leave_and_tells_that(scene, tmp_path):
-    master = await scene.master()
-    agent = await scene.agent(master.port, **{LOGS: str(tmp_path)})
-    await master.start_worker(0)
-    await scene.up(0)
-    agent.send_signal(signal.SIGTERM)
-    await master.next(PlaceEnding)
-    assert (await master.next(WorkerExited)).code == 7
-    code, out, _ = await end_of(agent)
-    assert (code, out) == (128 + signal.SIGTERM, "")
-    assert (tmp_path / "worker-0.log").read_text().endswith("told to leave\n")
-
-
-@pytest.mark.parametrize("by_master", [True, False])
-@on(acting)
-async def test_an_agent_that_does_not_get_ready_lets_its_worker_be_ended_and_leaves(scene, tmp_path, by_master):
+async def test_an_agent_that_does_not_get_ready_lets_its_worker_be_ended_and_leaves(scene, tmp_path):
     """As where a network file system hangs."""
     os.unlink(tmp_path / "job.json")
     os.mkfifo(tmp_path / "job.json")  # to read it never ends
@@ -117,13 +102,9 @@ async def test_an_agent_that_does_not_get_ready_lets_its_worker_be_ended_and_lea
     async with asyncio.timeout(DEADLINE):
         while b"starts when what it needs is imported" not in await agent.stderr.readline():
             pass
-    if by_master:
-        master.agents.end(0, None)
-        assert (await master.next(WorkerExited)).cause is ExitCause.KILLED
     agent.send_signal(signal.SIGTERM)
     await master.next(PlaceEnding)
-    if not by_master:
-        assert (await master.next(WorkerExited)).cause is ExitCause.KILLED
+    assert (await master.next(WorkerExited)).cause is ExitCause.KILLED
     assert (await end_of(agent))[0] == 128 + signal.SIGTERM
 
 

@@ -77,9 +77,9 @@ def test_bytes_of_all_lengths_go_from_rank_0_to_all_and_to_one_alone_and_from_al
     assert others == [[], []]
     for length in (0, 10, 1 << 14, 100_000):
         data = bytes(index % 251 for index in range(length))
-        assert group.all(members, "broadcast", [data, b"other", b""]) == [data] * 3
+        assert group.all(members, "broadcast_bytes", [data, b"other", b""]) == [data] * 3
         sent = np.arange(length, dtype=np.uint32).view(np.uint8)
-        root, other, receiver = group.all(members, "send", [sent, sent * 0, sent * 0])
+        root, other, receiver = group.all(members, "send_array", [sent, sent * 0, sent * 0], [2] * 3)
         assert receiver.tolist() == sent.tolist()
         assert len(root) == len(other) == 0
     group.all(members, "stop")
@@ -141,19 +141,6 @@ def test_who_leaves_and_a_late_break_of_the_world_before_are_no_harm(group: Grou
         member.tell("break", group.version - 1)
     time.sleep(0.2)
     group.all(members[1:], "barrier")
-
-
-@ALL_ENGINES
-def test_a_blocked_collective_is_broken_off_from_another_thread(group: Group) -> None:
-    members = group.add(2)
-    group.form(members)
-    for work in (("barrier",), ("exchange_for_ever", 1000)):
-        members[0].tell(*work)
-        time.sleep(0.2)
-        group.break_world(members[:1])
-        require_broken([members[0].result()])
-        group.break_world(members[1:])
-        require_next_world(group, members)
 
 
 @pytest.mark.parametrize("are_asked", [False, True])

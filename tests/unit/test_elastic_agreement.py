@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from refusal_kit import refused
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from elasticdl.common.errors import UserError
@@ -82,32 +83,6 @@ def test_the_first_difference_is_named_with_two_workers(epoch, samples, said):
     assert not found.refused
 
 
-def test_who_has_come_later_and_alone_differs_is_refused_alone():
-    def facts(worker, samples, trained):
-        return BatchFacts.of(worker, 0, 7, samples, trained=trained)
-
-    root, other = facts(0, [5, 4], trained=True), facts(1, [5, 4], trained=True)
-    found = Disagreement.of([root, other, facts(2, [5, 4], trained=False), facts(3, [4, 5], trained=False)])
-    assert found.refused == (3,)
-    assert found.line.startswith("step 7: worker 0 and worker 3 have different batches: from sample 1")
-    # Of those who have trained together, nobody knows who is wrong.
-    assert not Disagreement.of([root, facts(1, [4, 5], trained=True), facts(3, [4, 5], trained=False)]).refused
-    assert not Disagreement.of([facts(0, [5, 4], trained=False), facts(1, [4, 5], trained=False)]).refused
-
-
-def lines_of(members):
-    """What each of them ends with, all training at once."""
-
-    def said(member):
-        try:
-            member.train()
-        except UserError as error:
-            return str(error)
-        return ""
-
-    return set(elastic_kit.in_threads(said, members))
-
-
 def weights(member):
     model = member.model
     return model.get_weights() if isinstance(model, keras.Model) else [each.tolist() for each in model.parameters()]
@@ -121,8 +96,9 @@ def test_a_worker_with_another_order_of_samples_is_found_in_the_first_step(kit, 
     members = [kit.Trainee(rank, board, policy) for rank in range(3)]
     members[2].loader.sampler.order = replace(members[2].loader.sampler.order, seed=1)
     before = weights(members[0])
-    (line,) = lines_of(members)
-    assert line.startswith("step 1: worker 3 and worker 3 have different batches: from sample 1 of")
+    said = elastic_kit.in_threads(lambda member: refused("step 1", member.train), members)
+    assert said[0].startswith("step 1: worker 3 and worker 3 have different batches: from sample 1 of")
+    assert len({*said}) == 1
     np.testing.assert_equal(weights(members[0]), before)
 
 

@@ -212,14 +212,11 @@ def test_who_is_brought_to_the_others_state_may_turn_out_to_be_in_an_earlier_tra
     assert worker.core.position.order == later, "the members train that one"
 
 
-def test_a_step_whose_update_was_skipped_counts_as_made():
+def test_a_step_whose_update_was_skipped_counts_as_made_and_the_commit_after_the_last_batch_ends_the_epoch():
     worker = training(given(plan(1)), voted(vote()), commit)
     assert worker.kept[-2:] == list(p.SaveScope)
     assert worker.core.position.progress == plan(1).after
-
-
-def test_the_commit_after_the_last_batch_ends_the_epoch():
-    worker = training(*step(1), commit, *step(2), commit, *step(3), commit)
+    worker.do(*step(2), commit, *step(3), commit)
     assert worker.core.position.progress == plan(3).after
     worker.do(batches_over, commit)
     assert worker.core.position.progress == plan(3).after.next_epoch()
@@ -320,16 +317,6 @@ def test_heartbeats_begin_when_the_master_has_taken_the_session_up():
         assert len(worker.sent(m.Heartbeat)) == beats
         worker.do(p.Welcomed(0.5, 1), p.Trigger.TICK)
         assert len(worker.sent(m.Heartbeat)) == beats + 1
-
-
-def test_alone_there_is_one_world_after_the_other_and_nobody_to_tell():
-    worker = Worker(MADE, under_master=False)
-    assert worker.do(p.Trigger.READY) == [p.Command.CONNECT]
-    worker.do(p.Trigger.CONNECTED, synced(), *step(1), commit)
-    assert worker.do(p.Trigger.RETURNED)[-1] == p.Command.CAST_END_VOTE
-    assert worker.do(p.Trigger.ALL_RETURNED)[-1] == p.Command.COMPLETE
-    worker.do(p.Said(m.Finished(1, 1, {}, together=True)))
-    assert worker.do(p.Trigger.READY) == [p.Command.CONNECT], "another training may follow"
 
 
 # -- any order of events --

@@ -1,10 +1,8 @@
 """Which way tensors on a GPU take, and the communicator of a world: made, waited for, aborted. NCCL itself is a stand-in."""
 
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -149,18 +147,6 @@ def test_one_that_does_not_come_about_is_aborted(group, monkeypatch, given_up):
         group.connect(lambda: given_up)
     group.close()
     assert group._group.aborts == 1
-
-
-def test_the_settings_are_for_the_constructor_alone(monkeypatch):
-    first, second, _ = torch_groups.SETTINGS
-    monkeypatch.setenv(second, "3")
-    monkeypatch.delenv(first, raising=False)
-    seen = []
-    made = Mock(side_effect=lambda *_: seen.append({name: os.environ[name] for name in torch_groups.SETTINGS}))
-    monkeypatch.setattr(torch_groups.dist, "ProcessGroupNCCL", made, raising=False)
-    torch_groups._make_group(None, 0, 2)
-    assert seen == [torch_groups.SETTINGS]
-    assert (os.environ[second], first in os.environ) == ("3", False)
 
 
 # -- in a world, beside a Gloo group of this process alone --

@@ -94,12 +94,6 @@ def test_outputs_that_are_not_rows_are_refused(shape, message):
     refused(message, lambda: alone(model=Shaped(shape)))
 
 
-def test_half_precision_is_widened_for_the_metrics():
-    seen = []
-    alone(model=Shaped(torch.Tensor.bfloat16), metrics={"n": lambda y, o: seen.append(o.dtype) or 0.0})
-    assert seen == [torch.float32]
-
-
 def test_only_rank_0_computes_the_metrics_and_waits_for_nobody_meanwhile():
     board, said, computed = Board(3), ([], [], []), []
 

@@ -9,15 +9,11 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-import torch
 from worker_kit import BreakingCollective, Script, spec_maker
 
 from elasticdl.common.credentials import Token, WorkerEnvironment
 from elasticdl.common.process_group import ProcessGroup
-from elasticdl.elastic.collectives.port import memory_of_the_worker
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.protocol import Member, World
-from elasticdl.elastic.torch_kit import torch_state
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.job import messages as m
 from elasticdl.places.worker_process import InFile, MemoryKills, Spawner, WorkerRun
@@ -50,10 +46,8 @@ def work(tmp_path, monkeypatch):
 def failure(work):
     """What the master is told of a worker that fails."""
 
-    def run(extra="", answer=None):
+    def run(extra):
         master = Script()
-        if answer is not None:
-            master.answer = lambda request: answer
         assert work(master, extra) == 1
         (failed,) = master.of(m.Failed)
         assert "\n" not in failed.message
@@ -132,17 +126,6 @@ def test_only_the_users_mistake_fails_the_job_and_what_was_raised_is_told(failur
         return
     assert "/zoo/zoo_" in failed.traceback or failed.traceback.endswith("more\n")
     assert len(failed.traceback) < 21_000
-
-
-def test_too_little_memory_for_the_job_s_own_needs_costs_only_this_worker(failure, monkeypatch):
-    def broadcast(*_, **__):
-        with memory_of_the_worker("the training state"):
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(torch_state, "broadcast_state", broadcast)
-    failed = failure(answer=World.of(1, (Member(0, "here", 9, True), Member(1, "here", 0, False)), 1))
-    assert not failed.users
-    assert failed.message.endswith("too little memory for the training state: OutOfMemoryError: CUDA out of memory")
 
 
 def test_started_by_hand(monkeypatch, capsys):
