@@ -10,7 +10,7 @@ from elasticdl.elastic.core.protocol import WorldBroken
 class Late(Script):
     """Worker 1 is lost when a mean is known, which has not reached the workers ``late``: for them the world has broken before."""
 
-    late = ()
+    late, has_missed = (), False
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -22,7 +22,8 @@ class Late(Script):
 
         def sum_asked(tensor, what):
             real(tensor, what)
-            if self.worker in self.late and self.made == TORN and 1 in self.job.living:
+            if self.worker in self.late and self.made == TORN and not self.has_missed:
+                self.has_missed = True
                 raise WorldBroken("a worker is lost")
 
         collective.sum_asked = sum_asked
@@ -33,7 +34,8 @@ class Late(Script):
     def told(self, loss):
         told = self.mean(loss)
         super().lose()
-        self.seen[self.made] = round(float(told), 3)
+        number = self.made if self.elastic is None else self.host._last.batch.number
+        self.seen[number] = round(float(told), 3)
 
 
 def before_backward(script):
