@@ -30,10 +30,9 @@ REQUESTS = WHOLE + 1
 def elasticdl(place, capsys):
     """Run a command in the test's namespace; returns its exit code and what it wrote."""
 
-    def run(*argv, namespace=None):
-        code = main([*argv, "--namespace", namespace or place.namespace])
-        written = capsys.readouterr()
-        return code, written.out, written.err
+    def run(*argv):
+        code = main([*argv, "--namespace", place.namespace])
+        return code, *capsys.readouterr()
 
     return run
 
@@ -129,17 +128,14 @@ def test_a_job_that_is_not_there(elasticdl, place, command, what):
 @pytest.mark.parametrize(("first", "second"), [(1, None), (6, 7), (REQUESTS, None)])
 def test_a_signal_at_any_moment_leaves_all_or_nothing(elasticdl, place, monkeypatch, first, second):
     """Before the ``first`` request that changes something, and a second one from somebody impatient."""
-    numbers, ask = itertools.count(1), Client._ask
+    numbers, ask, make, making = itertools.count(1), Client._ask, Submission.make, []
 
     def counted(self, verb, kind, *arguments, **options):
-        if verb in ("create", "patch", "delete") and "dry_run" not in (options.get("query") or {}):
-            number = next(numbers) if making else 0
-            if number in (first, second):
-                os.kill(os.getpid(), signal.SIGINT)
+        changes = verb in ("create", "patch", "delete") and "dry_run" not in (options.get("query") or {})
+        if making and changes and next(numbers) in (first, second):
+            os.kill(os.getpid(), signal.SIGINT)
         return ask(self, verb, kind, *arguments, **options)
 
-    making = []
-    make = Submission.make
     monkeypatch.setattr(Submission, "make", lambda *arguments: (making.append(1), make(*arguments)))
     monkeypatch.setattr(Client, "_ask", counted)
     code, _, err = elasticdl(*train())
@@ -166,12 +162,8 @@ def made(place, **change):
 
 def wait_until_given_up(cluster, place):
     """So that no other master is started."""
-    until(
-        lambda jobs: jobs["digits-master"].spec.backoff_limit == 0,
-        "the Job to be given up",
-        client.BatchV1Api(cluster.client()).list_namespaced_job,
-        place.namespace,
-    )
+    jobs = (client.BatchV1Api(cluster.client()).list_namespaced_job, place.namespace)
+    until(lambda jobs: jobs["digits-master"].spec.backoff_limit == 0, "the Job to be given up", *jobs)
 
 
 def test_a_master_that_can_not_start_says_so_once_and_for_all(elasticdl, own_cluster, place):
