@@ -260,19 +260,16 @@ $ zoo build zoo --image a  ! ...elasticdl zoo init zoo...
 + file zoo/Dockerfile FROM a
 $ zoo build zoo --image a  !! HOME/bin/docker build --tag a --file zoo/Dockerfile zoo
 = docker build --tag a --file zoo/Dockerfile zoo
-# the Dockerfile of a zoo is written again as it is, and no other is overwritten
+# the Dockerfile of a zoo is written again as it is, also with packages and another image, and no other is overwritten
 + folder zoo + file zoo/cnn.py
 $ zoo init zoo  > zoo/Dockerfile is written; next: elasticdl zoo build zoo --image IMAGE
 + holds zoo/Dockerfile # Made by ...\nFROM elasticdl:...-cpu\n\nUSER root\nCOPY --chown=1000:1000 . /model_zoo\n\nWORKDIR /model_zoo\nUSER 1000:1000\n
 $ zoo init --model_zoo=zoo  > zoo/Dockerfile is written; next: elasticdl zoo build zoo --image IMAGE
-+ file zoo/Dockerfile RUN mine\n
-$ zoo init zoo  ! zoo/Dockerfile is there and differs from what would be written: remove it first, or keep it
-+ holds zoo/Dockerfile ...RUN mine\n
-# a zoo that needs packages, on an image of the user's
-+ folder zoo + file zoo/requirements.txt scikit-learn==1.9.1\n
-$ zoo init zoo --base_image=python:3.11.14  > zoo/Dockerfile is written; ...
-+ holds zoo/Dockerfile # Made by ...\nFROM python:3.11.14\n\nUSER root\nCOPY requirements.txt /requirements/\nRUN pip install ...\nCOPY --chown=1000:1000 . /model_zoo\n...
-+ holds zoo/Dockerfile ...\nRUN pip install --no-cache-dir -r /requirements/requirements.txt\n...\nWORKDIR /model_zoo\nUSER 1000:1000\n
++ file zoo/requirements.txt scikit-learn==1.9.1\n
+$ zoo init zoo --base_image=a:1  ! zoo/Dockerfile is there and differs from what would be written: remove it first, or keep it
++ gone zoo/Dockerfile
+$ zoo init zoo --base_image=a:1  > zoo/Dockerfile is written; ...
++ holds zoo/Dockerfile ...FROM a:1\n...COPY requirements.txt /requirements/\nRUN pip install --no-cache-dir -r /requirements/requirements.txt\n...
 # mistakes do not reach the program
 + program docker
 $ zoo init nowhere  ! ...'nowhere' does not exist...
