@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import random
 import re
+import sys
 import threading
 from datetime import datetime
 
 import pytest
-from rich.console import Console
 
 from elasticdl.cli.folder_job import LocalLogs
 from elasticdl.cli.follow import LONGEST_LINE, FilePrinters, PrintedLines, Prints, Tail, apart, local_prints
-from elasticdl.cli.screens import LiveScreen, Outlet, Stream, moment
+from elasticdl.cli.screens import Outlet, Stream, moment, open_screen
 from elasticdl.job.jobdir import create_job_dir
 from elasticdl.job.journal import WorldMark, split_at_mark, without_marks
 from elasticdl.job.spec import JobSpec
+from elasticdl.proto import elasticdl_pb2 as pb
 
 OUT, ERR = Stream.OUT, Stream.ERR
 DEADLINE = 30.0
@@ -243,18 +245,35 @@ def test_a_script_that_prints_much_takes_no_memory_and_a_slow_reader_holds_nobod
     assert (sum(taken), max(taken) <= 1 << 19) == (4096 * 100, True)
 
 
-def test_above_the_panel_lines_are_as_they_were_printed_and_the_unfinished_one_stands_in_it(monkeypatch):
+class Terminal(io.StringIO):
+    gone = False
+
+    def isatty(self):
+        return True
+
+    def write(self, text):
+        if self.gone:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().write(text)
+
+
+def test_above_the_panel_lines_are_as_they_were_printed_and_the_job_goes_on_without_the_terminal(monkeypatch):
+    """The unfinished line stands in the panel."""
     monkeypatch.setattr(Outlet, "is_terminal", True)
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=True, width=40)
-    screen = LiveScreen(console, clock=lambda: 0.0, outlets=[Outlet(-1, OUT)])
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    for name, value in {"COLUMNS": "40", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
     long = "\x1b[32mgreen\x1b[0m [b] " + "long " * 30
-    with screen.live():
+    with open_screen(100, [Outlet(-1, OUT)]) as screen:
         screen.unfinished(b"outer 3%|\ninner 50%|", OUT, "")
         screen.printed(f"{long}\n".encode(), OUT)
-        panel = out.getvalue()[out.getvalue().index(long) :]
-    assert f"{long}\n" in out.getvalue()
+        screen.line("before")
+        terminal.gone = True
+        screen.show(pb.JobStatus(phase="running"))
+        screen.line("after")
+    _, panel = terminal.getvalue().split(f"{long}\n")
     assert re.search(r"outer 3%\|\s*\ninner 50%\|\s*\n.*pending", panel)
+    assert ("before" in panel, "after" in panel) == (True, False)
 
 
 # ---- among the lines of the logs ----
