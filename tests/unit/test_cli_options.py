@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 import elasticdl
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.commands.start import make_spec, run, train
+from elasticdl.cli.commands.start import make_spec, train
 from elasticdl.common.errors import UserError
 from elasticdl.job.spec import OPTION_GROUPS, JobSpec, KubernetesOptions, fields_of
 
@@ -148,11 +148,6 @@ def test_a_mistake_ends_with_2_and_one_line_and_nothing_is_made(session, tmp_pat
     with scene_in(tmp_path, monkeypatch) as scene:
         play(session, scene, capfd)
         assert not list((tmp_path).glob("*/*"))
-
-
-@pytest.mark.parametrize("argv", ["--pod_template pod.yaml", "-- bash --num_workers -- -x"])
-def test_whatever_follows_the_separator_is_the_programs(argv):
-    assert run.make_context("run", argv.split()).params["program"] == tuple(argv.partition("-- ")[2].split())
 
 
 @pytest.mark.parametrize("given", [{"output": "/a/\udcff"}, {"command": ("a", "\udcff")}])

@@ -11,7 +11,6 @@ from elasticdl.cli import pod_logs
 from elasticdl.cli.follow import Prints
 from elasticdl.cli.namespace_job import NamespaceJob
 from elasticdl.cli.pod_logs import PodPrinters
-from elasticdl.common.errors import UnreachableError
 from elasticdl.job.journal import WorldMark, dump_entry
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.client import NoAnswerError, NotDoneError
@@ -82,12 +81,10 @@ def followed(pods, worker=None, over=lambda: True):
     return list(pod_logs.follow_logs(pods, "job", worker, over))
 
 
-def shown_of(pods, ranks, *worlds, started=()):
+def shown_of(pods, ranks, *worlds):
     """On a screen, of a job that was in these worlds."""
     shown = Shown()
     prints = Prints(JobSpec(log_ranks=ranks).shown_ranks(), shown, PodPrinters(pods, "job"))
-    for entry in started:
-        prints.hear({"event": "worker_started", "host": "n", "pid": 1, **entry})
     for number, members in enumerate(worlds, 1):
         prints.hear({"event": "world_formed", "time": float(number), "world": number, "members": members})
     with prints.shown(wait=lambda: True):
@@ -134,14 +131,6 @@ def test_of_a_pod_on_a_lost_node_it_is_told_that_it_can_not_be_read_and_the_othe
     assert capsys.readouterr().err == f"the log of w-1 can't be read now: {LOST}\n"
 
 
-def test_who_asks_for_what_is_on_a_lost_node_is_told_that_and_not_that_it_never_was():
-    one, both = {"w-1": LOST}, {"w-0": LOST, "w-1": LOST}
-    told = "the log of w-1 can't be read now: the cluster at c failed"
-    refused(told, lambda: read(Pods(SHARED, SHARED, unread=one), 7), UnreachableError)
-    refused(r"the log of w-0 .*; the log of w-1 ", lambda: read(Pods(SHARED, SHARED, unread=both)), UnreachableError)
-    assert read(Pods(SHARED, SHARED, unread=one), 2) == ["b"]
-
-
 def test_a_log_that_breaks_off_is_followed_on_from_there(monkeypatch):
     monkeypatch.setattr(pod_logs, "LOOK_SECONDS", 0.0)
     pods = Pods(["one\ntwo\n\0", "one\n\0", "one\ntwo\nthree\n\0", "one\ntwo\nthree\nfour\n"])
@@ -176,9 +165,3 @@ def test_another_rank_0_goes_on_where_the_last_one_ended():
     every = shown_of(Pods(first, second), "all", *leaves).texts[OUT].splitlines()
     own = {0: ["loads", "step 1", "late"], 1: ["loads", "step 1", "step 2"]}
     assert sorted(every) == sorted(f"[worker {worker}] {text}" for worker, texts in own.items() for text in texts)
-
-
-def test_of_the_prints_of_rank_0_only_its_pod_is_read():
-    pods = Pods(*FIFTH)
-    shown = shown_of(pods, "0", [5], started=[{"worker": 5, "place": "w-1"}])
-    assert (shown.texts[OUT], pods.read) == ("c\n", {"w-1"})

@@ -8,7 +8,6 @@ import json
 import random
 import re
 import sys
-import threading
 from datetime import datetime
 
 import pytest
@@ -22,7 +21,6 @@ from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
 OUT, ERR = Stream.OUT, Stream.ERR
-DEADLINE = 30.0
 
 
 class Shown:
@@ -228,21 +226,6 @@ def test_an_unfinished_line_is_shown_once_it_is_very_long_but_a_bar_that_goes_on
     for step in range(100):
         lines.feed(f"\r{step}|".encode() + b" " * (LONGEST_LINE // 50))
     assert (shown.texts[OUT] == "", shown.begun.strip() == "99|") == (is_terminal, is_terminal)
-
-
-def test_a_script_that_prints_much_takes_no_memory_and_a_slow_reader_holds_nobody_up():
-    """The reader takes nothing until the job is over; what is not taken stays in the log."""
-    job = Job()
-    job.launched(0)
-    job.print(0, "x" * 99 + "\n", to=job.dir.worker_log)
-    for _ in range(12):
-        with job.dir.worker_log(0).open("ab") as log, job.dir.worker_log(0).open("rb") as before:
-            log.write(before.read())
-    taken, wait = [], threading.Event()
-    job.shown.printed = lambda lines, stream: wait.wait(DEADLINE) and taken.append(len(lines))
-    with job.prints.shown(wait=lambda: not wait.set()):
-        assert not taken
-    assert (sum(taken), max(taken) <= 1 << 19) == (4096 * 100, True)
 
 
 class Terminal(io.StringIO):

@@ -185,21 +185,6 @@ def test_the_innermost_line_is_where_it_stands(lines, where):
     assert (many[0], len(many)) == ("/home/me/train.py:0 in f", MOST_LINES), "the user's come first"
 
 
-def test_what_faulthandler_writes_of_a_process_that_holds_pythons_lock(tmp_path):
-    program = tmp_path / "train.py"
-    program.write_text(
-        "import ctypes, faulthandler, sys, threading\n"
-        "faulthandler.dump_traceback_later(0.2, file=sys.stderr)\n"
-        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-        "def load():\n"
-        "    ctypes.PyDLL(None).usleep(600_000)\n"
-        "load()\n"
-    )
-    ended = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=280, check=True)
-    stacks = parse(f"an earlier line\n{ended.stderr}a later line\n")
-    assert (stacks[0].where, stacks[1].lines[0].function) == (f"{program}:5 in load", "wait")
-
-
 def test_only_the_last_dump_counts_and_what_others_print_in_between_is_passed_over():
     text = "Timeout (0:00:04)!\nThread 0x1 (most recent call first):\n"
     first = text + '  File "/a.py", line 1 in f\n'
