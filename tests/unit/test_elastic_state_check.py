@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import elastic_keras_kit
 import elastic_kit
 import numpy as np
+import plain_kit
 import pytest
 import torch
 from elastic_fit_kit import Fitting, data_of, dense, numbers
-from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import Member, World, WorldBroken
-from elasticdl.elastic.torch_kit.tensors import RandomStreams
-from elasticdl.elastic.torch_kit.torch_state import PREPARED
 from elasticdl.elastic.training.data_facts import TRAINING, Source
 from elasticdl.tensorflow import keras
 
 POLICY = BatchPolicy(16, None)
 STEPS = 4  # of an epoch: 50 samples
-ENDS = "What all workers hold must be computed alike on all (docs/reliability.md)"
 
 
 def members_of(kit, check_state="epoch", workers=3, **options):
@@ -74,6 +69,9 @@ def weights(member):
     return [each.tolist() for each in member.model.state_dict().values()]
 
 
+# -- what is planted --
+
+
 def scaled(factor):
     def plant(member):
         if isinstance(member.model, keras.Model):
@@ -101,18 +99,12 @@ def other_statistic(member):
     member.model[1].running_mean += 1.0
 
 
-KITS = pytest.mark.parametrize("kit", [elastic_kit, elastic_keras_kit], ids=["torch", "keras"])
+def other_schedule(member):
+    member.state.scheduler.last_epoch = 7
 
 
-# -- what makes the model --
-
-
-def as_newcomer(plant):
-    def planted(member):
-        member.state._position.made = 0
-        plant(member)
-
-    return planted
+def other_average(member):
+    member.state.average[0].weight.data.zero_()
 
 
 def frozen(member):
@@ -133,6 +125,21 @@ def other_buffer(member):
     member.state.reducer._buffers.find()  # as one that comes with it
 
 
+def computed_otherwise(member):
+    member.optimizer.param_groups[0].update(foreach=False, fused=False)
+
+
+def as_newcomer(plant=lambda member: None):
+    def planted(member):
+        member.state._position.made = 0
+        plant(member)
+
+    return planted
+
+
+# -- who has made no step and alone differs is refused alone --
+
+
 @pytest.mark.parametrize(
     ("kit", "plant", "step", "named"),
     [
@@ -140,14 +147,13 @@ def other_buffer(member):
         (elastic_kit, scaled(1.01), 3, "model.0.weight differs by 0.0"),
         (elastic_kit, frozen, 1, "the workers train different parameters, of which this one has 2"),
         (elastic_kit, other_data, 3, "its training data have 51 samples, the job's 50"),
-        (elastic_keras_kit, other_data, 3, "its training data have 51 samples, the job's 50"),
         (elastic_kit, other_buffer, 1, "the models of the workers have different buffers"),
         (elastic_keras_kit, other_rate, 1, "optimizer.learning_rate is 0.1 on worker 0 and 0.2 on worker 2"),
         (elastic_keras_kit, scaled(1.01), 3, "/kernel"),
         (elastic_keras_kit, frozen, 1, "the models of the workers have different variables, or train different ones"),
     ],
 )
-def test_who_has_made_no_step_and_alone_differs_is_refused_alone(kit, plant, step, named):
+def test_it_is_named_and_the_others_make_the_step_again(kit, plant, step, named):
     members = members_of(kit)
 
     def new_world(member):
@@ -162,68 +168,54 @@ def test_who_has_made_no_step_and_alone_differs_is_refused_alone(kit, plant, ste
     assert [member.state.step for member in members] == [step + 1] * 3
 
 
-@pytest.mark.parametrize("epochs", [1, 3], ids=["too early", "too late"])
-@KITS
-def test_who_has_made_no_step_and_ends_apart_from_the_rest_is_refused_alone(kit, epochs):
-    members = members_of(kit)
-    (newcomer,) = (member for member in members if member.context.rank == 2)
+@pytest.mark.parametrize(("epochs", "ended", "step"), [(1, 1, STEPS), (3, 2, 2 * STEPS)])
+def test_who_ends_apart_from_the_rest_is_refused_too(epochs, ended, step):
+    """Of the second epoch, the newcomer makes no step, or too many."""
+    members = members_of(elastic_kit)
 
     def work(member):
-        """Of the second epoch, the newcomer makes no step, or too many."""
-        forget = as_newcomer(lambda _: None) if member is newcomer else lambda _: None
-        (said,) = train([member], epochs=epochs if member is newcomer else 2, each=forget)
+        is_newcomer = member.context.rank == 2
+        (said,) = train([member], epochs=epochs if is_newcomer else 2, each=as_newcomer() if is_newcomer else id)
         return said
 
-    with ThreadPoolExecutor(len(members)) as pool:
-        torn, other, refused = pool.map(work, members, timeout=200)
-    ended, step = (1, STEPS) if epochs == 1 else (2, 2 * STEPS)
+    torn, other, refused = elastic_kit.in_threads(work, members)
     said = f"refused: {ended} of 3 workers ended their training after step {step} and the others go on: "
     assert refused.startswith(said)
     assert torn == other == f"torn: workers [2] are {refused}"
 
 
-@KITS
-def test_a_piece_that_differs_ends_the_job_before_the_second_step_of_its_epoch(kit):
-    members = members_of(kit)
-    (line,) = set(train(members, scaled(1.01), at=0, step=3, epochs=2))
-    assert line.startswith(f"after step {STEPS} worker 2 holds another state than workers 0 and 1: ")
-    assert ("/kernel" if kit is elastic_keras_kit else "model.0.weight differs by 0.0") in line
-    assert "; after step 0 they were the same: " in line
-    assert line.endswith(ENDS)
-    assert members[0].state.step == STEPS, "the parameters have not changed since"
+# -- otherwise the job ends in one line, at the latest before the second step of an epoch --
 
 
 @pytest.mark.parametrize(
-    ("plant", "named"),
+    ("kit", "plant", "at", "step", "named"),
     [
-        (other_slot, "optimizer.state.0.momentum_buffer differs by"),
-        (other_statistic, "model.1.running_mean differs by"),
-        (lambda each: setattr(each.state.scheduler, "last_epoch", 7), "scheduler.last_epoch is 0 on worker 0 and 7"),
-        (lambda each: each.state.average[0].weight.data.zero_(), "average.0.weight differs by"),
+        (elastic_kit, scaled(1.01), (0, 3), 4, "model.0.weight differs by 0.0"),
+        (elastic_keras_kit, scaled(1.01), (0, 3), 4, "/kernel"),
+        (elastic_kit, other_slot, (0, 1), 4, "optimizer.state.0.momentum_buffer differs by"),
+        (elastic_kit, other_statistic, (0, 1), 4, "model.1.running_mean differs by"),
+        (elastic_kit, other_schedule, (0, 1), 4, "scheduler.last_epoch is 0 on worker 0 and 7"),
+        (elastic_kit, other_average, (0, 1), 4, "average.0.weight differs by"),
+        # A rate is found before it is used.
+        (elastic_kit, other_rate, (1, 1), 6, "optimizer.param_groups.0.lr is 0.1 on worker 0 and 0.2 on worker 2"),
+        (elastic_keras_kit, other_rate, (1, 1), 6, "optimizer.learning_rate is 0.1 on worker 0 and 0.2 on worker 2"),
     ],
 )
-def test_what_else_makes_the_model_is_named(plant, named):
+def test_what_differs_is_named_and_nobody_has_stepped_since(kit, plant, at, step, named):
     def values(member):
         return {"scheduler": StepLR(member.optimizer, 1, gamma=0.5), "average": elastic_kit.make_model()}
 
-    members = members_of(elastic_kit, batch_norm=True, values=values)
-    (line,) = set(train(members, plant, at=0, step=1, epochs=2))
+    given = {"batch_norm": True, "values": values, "data": elastic_kit.make_data(64)}
+    members = members_of(kit, **(given if kit is elastic_kit else {}))
+    (line,) = set(train(members, plant, at=at[0], step=at[1]))
+    assert line.startswith(f"after step {step} worker 2 holds another state than workers 0 and 1: ")
     assert named in line
+    assert f"; after step {0 if step == STEPS else step - 1} they were the same: " in line
+    assert line.endswith("What all workers hold must be computed alike on all (docs/reliability.md)")
+    assert [member.state.step for member in members] == [step] * 3
 
 
-@KITS
-def test_a_rate_that_one_worker_sets_is_named_before_it_is_used(kit):
-    members = members_of(kit)
-    (line,) = set(train(members, other_rate, at=1, step=1))
-    at = STEPS + 2
-    name = "optimizer.learning_rate" if kit is elastic_keras_kit else "optimizer.param_groups.0.lr"
-    differ = f"worker 2 holds another state than workers 0 and 1: {name} is 0.1 on worker 0"
-    assert line.startswith(f"after step {at} {differ}")
-    assert f" and 0.2 on worker 2; after step {at - 1} they were the same: is it set on one worker only, " in line
-    assert [member.state.step for member in members] == [at] * 3
-
-
-@KITS
+@pytest.mark.parametrize("kit", [elastic_kit, elastic_keras_kit])
 def test_rounding_is_mended_and_told_once(kit):
     members = members_of(kit)
     told = told_by(members)
@@ -235,8 +227,9 @@ def test_rounding_is_mended_and_told_once(kit):
         np.testing.assert_equal(weights(other), weights(members[0]))
 
 
-@KITS
-@pytest.mark.parametrize("stand_with_root", [False, True])
+@pytest.mark.parametrize(
+    ("kit", "stand_with_root"), [(elastic_kit, False), (elastic_kit, True), (elastic_keras_kit, False)]
+)
 def test_whatever_differs_can_be_repaired(kit, stand_with_root):
     members = members_of(kit, "repair")
     for rank, member in enumerate(members):
@@ -244,10 +237,6 @@ def test_whatever_differs_can_be_repaired(kit, stand_with_root):
         member.context.collective.world = World.of(member.context.world.version, listed, rank)
     assert train(members, scaled(1.5)) == [None] * 3
     np.testing.assert_equal(weights(members[2]), weights(members[0]))
-
-
-def computed_otherwise(member):
-    member.optimizer.param_groups[0].update(foreach=False, fused=False)
 
 
 @pytest.mark.parametrize(
@@ -269,9 +258,8 @@ def test_it_can_be_looked_at_each_so_many_steps():
     assert members[0].state._check._same == STEPS - 1
 
 
-@KITS
-def test_the_last_epoch_is_compared_at_the_end(kit):
-    members = members_of(kit)
+def test_the_last_epoch_is_compared_at_the_end():
+    members = members_of(elastic_kit)
     told = told_by(members)
     assert train(members, scaled(1.5), at=2, step=1) == [None] * 3
     (line,) = told
@@ -279,12 +267,11 @@ def test_the_last_epoch_is_compared_at_the_end(kit):
     assert f"; after step {2 * STEPS} they were the same: " in line
 
 
-# -- what does not make it --
+# -- what does not make the model --
 
 
-@KITS
-def test_a_value_that_differs_is_told_once_and_nobody_ends(kit):
-    members = members_of(kit, values=lambda *_: {"best": 0.3, "seen": [1]})
+def test_a_value_that_differs_is_told_once_and_nobody_ends():
+    members = members_of(elastic_kit, values=lambda *_: {"best": 0.3, "seen": [1]})
     told = told_by(members)
 
     def plant(member):
@@ -300,8 +287,32 @@ def test_a_value_that_differs_is_told_once_and_nobody_ends(kit):
     assert [report.compared for report in reporting._made] == [3, 0, 0, 0] * 4
 
 
-def fit_compared(callbacks=lambda rank: [], layers=lambda rank: []):
-    """Two workers' calls of ``fit``: what each has said, and what went into the journal."""
+class Watches(keras.callbacks.Callback):
+    def __init__(self, rank):
+        super().__init__()
+        self.rank, self.wait, self.calls = rank, 0, 0  # what does not change does not travel
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.wait, self.calls = 3 * self.rank, self.calls + 1
+
+
+class Scaled(keras.layers.Layer):
+    def __init__(self, factor):
+        super().__init__(name="scaled")
+        self.factor, self.seen = factor, [1]
+
+    def call(self, inputs):
+        return inputs * self.factor
+
+
+@pytest.mark.parametrize(
+    ("layers", "callbacks", "words"),
+    [
+        (lambda rank: [], lambda rank: [Watches(rank)], "4 callbacks.Watches.wait is not there on worker 0 and 3 on"),
+        (lambda rank: [Scaled(rank + 1.0)], lambda rank: [], "0 Scaled scaled#2.factor is 1 on worker 0 and 2 on"),
+    ],
+)
+def test_what_callbacks_and_layers_of_keras_keep_is_told(layers, callbacks, words):
     board, told, data = elastic_keras_kit.Board(2), [], data_of(*numbers())
     members = [Fitting(dense(*layers(rank)), data, callbacks(rank), check_state="epoch") for rank in range(2)]
 
@@ -309,141 +320,69 @@ def fit_compared(callbacks=lambda rank: [], layers=lambda rank: []):
         check = members[rank].fit.state._check
         check._worker_id, check._tell = rank, told.append
         members[rank].join(rank, board)
-        try:
-            members[rank].train()
-        except UserError as error:
-            return str(error)
-        return None
+        members[rank].train()
 
-    return elastic_keras_kit.run_all(range(2), work), told
-
-
-def test_what_a_callback_of_keras_keeps_is_told():
-    class Watches(keras.callbacks.Callback):
-        def __init__(self, rank):
-            super().__init__()
-            self.rank, self.wait, self.calls = rank, 0, 0  # what does not change does not travel
-
-        def on_epoch_end(self, epoch, logs=None):
-            self.wait, self.calls = 3 * self.rank, self.calls + 1
-
-    def callbacks(rank):
-        return [Watches(rank), keras.callbacks.EarlyStopping("loss", patience=9, restore_best_weights=True)]
-
-    said, (line,) = fit_compared(callbacks)
-    assert said == [None, None]
-    assert line.startswith("after step 4 callbacks.Watches.wait is not there on worker 0 and 3 on worker 1: ")
-
-
-def test_what_a_layer_of_the_scripts_own_keeps_is_compared():
-    class Scaled(keras.layers.Layer):
-        def __init__(self, factor):
-            super().__init__(name="scaled")
-            self.factor, self.seen = factor, [1]
-
-        def call(self, inputs):
-            return inputs * self.factor
-
-    said, (line,) = fit_compared(layers=lambda rank: [Scaled(rank + 1.0)])
-    assert said == [None, None]
-    assert line.startswith("after step 0 Scaled scaled#2.factor is 1 on worker 0 and 2 on worker 1: ")
+    elastic_keras_kit.run_all(range(2), work)
+    (line,) = told
+    assert line.startswith(f"after step {words} worker 1: ")
 
 
 # -- a plain loop --
 
 
-class Average:
-    def __init__(self):
-        self.sum = 0.0
+class Plain(plain_kit.Script):
+    """Two epochs of four steps; ``plant`` is done on worker 1, in the first epoch, after two steps, and ``at_end``."""
 
-    def state_dict(self):
-        return vars(self)
+    def __init__(self, plant=lambda script: None, at_end=lambda script: None):
+        super().__init__(Plain.go, elastic_kit.make_model, samples=32)
+        self.plant, self.at_end = plant, at_end
+        self.others = [StepLR(self.optimizer, 1, gamma=0.5)]
 
-    def load_state_dict(self, state):
-        vars(self).update(state)
+    def go(self):
+        for epoch in range(2):
+            for number, (x, y) in enumerate(self.loader):
+                self.loss(x, y).backward()
+                self.step()
+                if (self.worker, epoch, number) == (1, 0, 1):
+                    self.plant(self)
+            if self.worker:
+                np.random.rand(self.draws)
+        self.at_end(self)
 
-
-class Plain:
-    """One worker's plain loop of two epochs of four steps; ``plant`` is done on rank 1, in the first epoch, after two steps."""
-
-    def __init__(self, rank, board, plant):
-        self.rank, self.plant, self.told = rank, plant, []
-        self.model = elastic_kit.make_model()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        self.scheduler = StepLR(self.optimizer, 1, gamma=0.5)
-        self.average = Average()
-        values = {f"{PREPARED}0": self.average, f"{PREPARED}1": self.scheduler}
-        given = self.model, self.optimizer, DataLoader(elastic_kit.make_data(), batch_size=16)
-        self.script = elastic_kit.PlainScript(rank, board, *given, values, check_state="epoch")
-        self.script.context.warn = self.told.append
-
-    def run(self):
-        try:
-            for epoch in range(2):
-                for number, (inputs, labels) in enumerate(self.script.loader):
-                    self.script.host.participant.state._check._worker_id = self.rank
-                    cross_entropy(self.model(inputs), labels).backward()
-                    self.optimizer.step()
-                    self.optimizer.zero_grad()
-                    if (self.rank, epoch, number) == (1, 0, 1):
-                        self.plant(self)
-            self.script.host.finish()
-        except UserError as error:
-            return str(error)
-        return None
+    draws = 0
 
 
-def stream(member):
-    """Its next epoch begins with other random streams."""
-    place = member.script.host.participant.position
-    note = place.note_streams
-
-    def note_other(epoch, *given, **more):
-        note(epoch, *given, **more)
-        pythons, _, torchs = pickle.loads(place.streams[epoch])
-        place.streams[epoch] = pickle.dumps((pythons, np.random.RandomState(7).get_state(), torchs))
-
-    place.note_streams = note_other
+def plain_loops(*plants):
+    job = plain_kit.Job(2)
+    scripts = [Plain(*plants) for _ in range(2)]
+    said, _ = job.run(lambda worker: scripts[worker].train(job))
+    return said, job.warnings
 
 
-@pytest.fixture
-def _one_stream(monkeypatch):
-    """The random streams of the threads are those of one process."""
-    captured = RandomStreams.capture()
-    monkeypatch.setattr(RandomStreams, "capture", staticmethod(lambda: captured))
-
-
-def plain_loops(plant, at_end=None):
-    board = elastic_kit.Board(2)
-    members = [Plain(rank, board, plant) for rank in range(2)]
-    if at_end:
-        finish = members[1].script.host.finish
-        members[1].script.host.finish = lambda: (at_end(members[1]), finish())
-    return elastic_kit.in_threads(Plain.run, members), [member.told for member in members]
+def draw(script):
+    script.draws = 1
 
 
 HOLD_DIFFERENT = "worker 0 and worker 1 hold different states: "
 
 
-@pytest.mark.usefixtures("_one_stream")
 @pytest.mark.parametrize(
-    ("plant", "step", "named"),
+    ("plant", "named"),
     [
-        (scaled(1.5), 4, f"{HOLD_DIFFERENT}model.0.weight differs by"),
-        (other_rate, 2, f"{HOLD_DIFFERENT}optimizer.param_groups.0.lr is 0.1 on worker 0 and 0.2 on worker 1"),
-        (lambda each: setattr(each.average, "sum", 1.5), 4, "Average.sum is 0 on worker 0 and 1.5 on worker 1: is it "),
-        (stream, 4, "random.numpy differs: is something drawn on one worker only, as where the rank is 0? "),
+        (scaled(1.5), f"4 {HOLD_DIFFERENT}model.0.weight differs by"),
+        (other_rate, f"2 {HOLD_DIFFERENT}optimizer.param_groups.0.lr is 0.1 on worker 0 and 0.2 on worker 1"),
+        (lambda script: vars(script.values).update(steps=1.5), "4 Values.steps is 0 on worker 0 and 1.5 on worker 1: "),
+        (draw, "4 random.numpy differs: is something drawn on one worker only, as where the rank is 0? "),
     ],
     ids=["weight", "rate", "value", "stream"],
 )
-def test_what_differs_in_a_plain_loop_ends_it_or_is_told_once(plant, step, named):
-    said, (told, others) = plain_loops(plant)
-    (line,) = set(said) if HOLD_DIFFERENT in named else told
-    assert line.startswith(f"after step {step} {named}"), line
-    assert HOLD_DIFFERENT in named or (said, others) == ([None, None], [])
+def test_what_differs_in_a_plain_loop_ends_it_or_is_told_once(plant, named):
+    said, told = plain_loops(plant)
+    (line,) = set(map(str, said)) if HOLD_DIFFERENT in named else told
+    assert line.startswith(f"after step {named}"), line
+    assert HOLD_DIFFERENT in named or said == (None, None)
 
 
-@pytest.mark.usefixtures("_one_stream")
 def test_the_end_of_a_plain_loop_is_compared_as_its_last_epoch_left_it():
     """A script may change its model when it has trained, as to write it."""
-    assert plain_loops(lambda member: None, at_end=scaled(1.5)) == ([None, None], [[], []])
+    assert plain_loops(id, lambda script: scaled(1.5 + script.worker)(script)) == ((None, None), [])
