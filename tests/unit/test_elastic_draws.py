@@ -1,6 +1,9 @@
-"""What the order of a loader's samples is drawn from, what is drawn apart, and stand-ins for batches."""
+"""What the order of a loader's samples is drawn from, what is drawn apart, and what a script draws: on all workers the same."""
 
+import os
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -8,8 +11,10 @@ import torch
 from elastic_kit import make_data
 from torch.utils.data import DataLoader
 
-from elasticdl.elastic.torch_kit.own_loader import Draws, OwnLoader, StandIn
-from elasticdl.elastic.torch_kit.tensors import seed_generators, streams_apart
+from elasticdl.common.front_ends import python_path
+from elasticdl.elastic.torch_kit.own_loader import OwnLoader
+from elasticdl.elastic.torch_kit.tensors import seed_generators, seed_torch, streams_apart
+from elasticdl.elastic.training.runtime import SEED, SEEDED, seed_if_unused, used_streams_kept
 
 
 @pytest.mark.parametrize("persistent", [True, False])
@@ -35,37 +40,6 @@ def test_seeds_are_drawn_as_by_torch(persistent, is_iterated):
         assert all(map(torch.equal, ours, theirs[epoch]))
 
 
-def test_a_newcomer_has_drawn_a_seed_if_the_others_have():
-    def draws():
-        loader = DataLoader(make_data(16), num_workers=1, persistent_workers=True)
-        return Draws(loader)
-
-    ours, theirs = draws(), draws()
-    theirs.draw_seed()
-    ours.restore(theirs.capture())
-    state = torch.get_rng_state()
-    ours.draw_seed()
-    assert torch.equal(state, torch.get_rng_state())
-
-
-def test_a_stand_in_is_as_at_first_however_the_script_has_changed_it():
-    stand_in = StandIn([torch.ones(3), {"name": torch.zeros(2), "text": ["a"]}])
-    first, _ = stand_in.take()
-    first.add_(1)
-    first, others = stand_in.take()
-    assert torch.equal(first, torch.ones(3))
-    others.clear()
-    again, others = stand_in.take()
-    assert again.data_ptr() == first.data_ptr(), "nothing is copied"
-    assert others["text"] == ["a"]
-
-
-def test_where_no_gpu_is_used_none_is_counted_in_each_step(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: pytest.fail("it takes a quarter of a millisecond"))
-    with streams_apart():
-        torch.rand(1)
-
-
 def draw():
     return random.random(), np.random.rand(), torch.rand(1).item()
 
@@ -89,3 +63,102 @@ def test_what_is_drawn_apart_is_seeded_also_within_another_and_the_streams_go_on
                 assert [draw(), draw()] == within
         expected.append([*drawn, draw()])
     assert expected[0] == expected[1]
+
+
+# -- what a script draws to split or shuffle its data; a seed of its own stays --
+
+DRAWS = "import random; a = random.random(); import numpy.random; print(a, numpy.random.rand())"
+CHILD = "import os, subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
+EXEC = "import os, sys; os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])"
+
+
+def drawn(*program, **env):
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("ELASTICDL_")}
+    environ |= {"ELASTICDL_MASTER": "127.0.0.1:1", **python_path({}), **env}
+    made = subprocess.run(
+        [sys.executable, "-c", *program], env=environ, capture_output=True, text=True, check=True, timeout=60
+    )
+    return made.stdout
+
+
+def test_workers_draw_alike_and_their_children_do_not():
+    expected = f"{random.Random(SEED).random()} {np.random.RandomState(SEED).rand()}\n"
+    assert drawn(DRAWS) == expected
+    assert drawn(EXEC, DRAWS) == expected  # as a launcher that becomes the script
+    assert drawn(CHILD, DRAWS) != drawn(CHILD, DRAWS)
+    assert drawn(DRAWS, ELASTICDL_CONNECTED="127.0.0.1:1") != expected  # a child of a worker
+    assert drawn(DRAWS, ELASTICDL_MASTER="") != expected  # without a job
+
+
+@pytest.mark.parametrize(
+    ("framework", "seed", "draw"),
+    [
+        ("torch", "manual_seed", "rand(2).tolist()"),
+        ("tensorflow", "random.set_seed", "random.uniform([2]).numpy().tolist()"),
+    ],
+)
+def test_workers_draw_alike_from_their_framework(framework, seed, draw):
+    """As `random_split` does, on which data each of them trains."""
+    program = f"import {framework} as f; first = f.{draw}; f.{seed}({SEED}); print(first == f.{draw})"
+    assert drawn(program) == "True\n"
+
+
+@pytest.fixture
+def _keep_streams():
+    kept = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        yield
+    random.setstate(kept[0])
+    np.random.set_state(kept[1])
+
+
+@pytest.mark.usefixtures("_keep_streams")
+def test_a_seed_of_the_scripts_own_stays():
+    random.seed(SEED)
+    np.random.seed(SEED)
+    seed_if_unused(7)
+    assert random.getstate() == random.Random(7).getstate()
+    assert np.random.rand() == np.random.RandomState(7).rand()
+    random.seed(3)
+    np.random.seed(3)
+    seed_if_unused(7)
+    assert random.getstate() == random.Random(3).getstate()
+    assert np.random.rand() == np.random.RandomState(3).rand()
+    np.random.seed(SEED)
+    np.random.rand()
+    seed_if_unused(7)
+    assert np.random.rand() == np.random.RandomState(SEED).rand(2)[1]
+
+
+@pytest.mark.usefixtures("_keep_streams")
+def test_init_leaves_a_framework_as_the_script_has_seeded_it():
+    from elasticdl.elastic.keras.tensorflow_adapter import seed_keras
+    from elasticdl.tensorflow import keras, tf
+
+    keras.utils.set_random_seed(7)
+    seed_keras(5)
+    assert random.getstate() == random.Random(7).getstate()
+    tf.random.set_seed(SEED)  # as at a worker's start
+    seed_keras(5)
+    assert random.getstate() == random.Random(5).getstate()
+    assert tf.compat.v1.get_seed(0)[0] == 5
+    for seeds, kept in ((lambda: torch.manual_seed(7), 7), (torch.seed, 5), (lambda: torch.manual_seed(SEED), 5)):
+        seeds()
+        seed_torch(5)
+        assert torch.initial_seed() == kept
+
+
+@pytest.mark.usefixtures("_keep_streams")
+def test_what_a_worker_s_script_has_seeded_is_kept(monkeypatch):
+    monkeypatch.setenv(SEEDED, "here")
+    random.seed(3)
+    np.random.seed(SEED)
+    with used_streams_kept():
+        random.seed(7)
+        np.random.seed(7)
+    assert random.getstate() == random.Random(3).getstate()
+    assert np.random.rand() == np.random.RandomState(7).rand()
+    monkeypatch.delenv(SEEDED)
+    with used_streams_kept():
+        random.seed(7)
+    assert random.getstate() == random.Random(7).getstate()

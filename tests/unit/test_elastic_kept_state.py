@@ -1,24 +1,19 @@
 """What a stopped training is kept as, what its last worker leaves behind, and which other training goes on from it."""
 
-import json
-import os
 import re
 
-import numpy as np
 import pytest
 import torch
 from elastic_kit import Board, Trainee, make_data
-from job_kit import Job as JobOfThreads
-from plain_kit import Script, each_batch
 from session_kit import FakeMaster
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.plan import BatchPlan, BatchPolicy, Progress, StepPlan
+from elasticdl.elastic.core.plan import BatchPolicy, Progress
 from elasticdl.elastic.core.protocol import Member, Stopped, World
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader
 from elasticdl.elastic.torch_kit.torch_state import TorchState
-from elasticdl.elastic.training.kept_state import KeptState, SampleRecord
+from elasticdl.elastic.training.kept_state import KeptState
 from elasticdl.job import messages as m
 from elasticdl.job.spec import JobSpec
 
@@ -122,13 +117,11 @@ def test_a_later_stop_takes_the_place_of_an_earlier_and_one_that_began_anew_of_a
 
 def test_of_a_world_that_broke_the_state_that_is_a_step_further_stays(place, tmp_path):
     for steps in (3, 2):
-        job = Job(tmp_path / "none").train(
-            stop_after=steps, order=p.Ordered(m.StopWork("elasticdl stop", checkpoint=False))
-        )
-        KeptState(str(place)).write(job.state)
+        order = p.Ordered(m.StopWork("elasticdl stop", checkpoint=False))
+        KeptState(str(place)).write(Job(tmp_path / "none").train(stop_after=steps, order=order).state)
     assert names(tmp_path) == ["stopped-0000000002.state", "stopped-0000000003.state"]
     later = Job(place)
-    later.context.take_over(later.state)
+    resume(later)
     assert later.state.step == 3
 
 
@@ -147,15 +140,13 @@ def test_what_can_not_be_kept_is_told_and_what_was_there_stays(tmp_path):
 
 def test_in_a_pod_nothing_is_kept_without_a_folder_that_all_see(tmp_path):
     """Its folder is there, but the next pod's is another one."""
-    job = Job("")
-    job.context.kept = KeptState.of(JobSpec(image="i", job_name="j"), tmp_path)
-    job.train(stop_after=2)
-    (failed,) = job.told("checkpoint_failed")
-    assert failed["reason"] == "pods share no folder; --checkpoint_dir names another place"
-    job = Job("")
-    job.context.kept = KeptState.of(JobSpec(image="i", job_name="j", checkpoint_dir=str(tmp_path / "kept")), tmp_path)
-    job.train(stop_after=2)
-    assert (names(tmp_path), os.listdir(tmp_path)) == (["stopped-0000000002.state"], ["kept"])
+    for options, left in (({}, []), ({"checkpoint_dir": str(tmp_path / "kept")}, ["stopped-0000000002.state"])):
+        job = Job("")
+        job.context.kept = KeptState.of(JobSpec(image="i", job_name="j", **options), tmp_path)
+        job.train(stop_after=2)
+        failed = [each["reason"] for each in job.told("checkpoint_failed")]
+        assert failed == ([] if left else ["pods share no folder; --checkpoint_dir names another place"])
+        assert names(tmp_path) == left
 
 
 def resume(job):
@@ -220,16 +211,6 @@ def test_another_training_is_told_so_in_one_line(tmp_path, change, why):
     assert names(tmp_path) == ["stopped-0000000001.state"]
 
 
-def test_other_data_are_no_matter_between_two_epochs(tmp_path):
-    kept = tmp_path / "kept"
-    job = Job(kept).train(stop_after=3)  # the last step of its epoch
-    assert job.state.progress.position in (0, 50)
-    other = Job(kept)
-    read_other_data(other)
-    resume(other)
-    assert other.state.step == 3
-
-
 @pytest.mark.parametrize(("own", "taken"), [(1, True), (2, False), (3, False)])
 def test_of_a_checkpoint_of_the_scripts_own_and_a_kept_state_the_later_is_taken(tmp_path, own, taken):
     kept = tmp_path / "kept"
@@ -249,14 +230,6 @@ def test_of_a_checkpoint_of_the_scripts_own_and_a_kept_state_the_later_is_taken(
 # -- what the last worker leaves to the next, of the same job --
 
 
-def test_also_where_nothing_is_resumed_a_jobs_own_folder_has_its_own_state(tmp_path):
-    def kept(**options):
-        return KeptState.of(JobSpec(command=["s.py"], resume=False, **options), tmp_path)._resume
-
-    assert kept()
-    assert not kept(checkpoint_dir=str(tmp_path)), "which may be of another training"
-
-
 @pytest.mark.parametrize(("last", "left"), [(False, []), (True, ["stopped-0000000002.state"])])
 def test_of_several_only_the_last_leaves_it_or_rank_0(tmp_path, last, left):
     job = Job(tmp_path).train(stop_after=2, order=LEAVES)
@@ -265,15 +238,6 @@ def test_of_several_only_the_last_leaves_it_or_rank_0(tmp_path, last, left):
     job.context.collective.world, job.context.session.core.may_be_last = of_two, last
     job.leave(Stopped("told", checkpoint=False, drained=True))
     assert [path.name for path in tmp_path.glob("*")] == left
-
-
-def test_samples_that_count_are_recorded_where_they_are_numbers(tmp_path):
-    record = SampleRecord(tmp_path, 3)
-    plan = BatchPlan((7, np.int64(8), "nine"), (3, 0))
-    parts = (plan.whole_run(0), plan.whole_run(1), *plan.mine(0, most=2))  # the second is another worker's
-    record.begin(WORLD, StepPlan(1, 5, 3, Progress(), parts))
-    record.close()
-    assert json.loads((tmp_path / "worker-3.jsonl").read_text())["indices"] == [7, 8, 7, 8]
 
 
 def test_a_job_that_is_to_begin_anew_goes_on_from_what_its_own_workers_have_kept(tmp_path):
@@ -290,19 +254,3 @@ def test_a_job_that_is_to_begin_anew_goes_on_from_what_its_own_workers_have_kept
     assert first.context.kept.read(second.state, pytest.fail).startswith(str(own))
     assert second.state.step == first.state.step == 1
     assert KeptState(str(place)).read(Job(place).state, pytest.fail), "a job that goes on finds it as well"
-
-
-def test_a_kept_state_that_does_not_fit_a_loop_is_told_in_a_line_where_it_takes_effect(tmp_path):
-    def train(width, events=()):
-        script, job = (
-            Script(each_batch("loss().backward(); optimizer.step(); optimizer.zero_grad()", steps=False)),
-            JobOfThreads(1, events, kept=tmp_path),
-        )
-        script.head = torch.nn.Linear(width, 3)
-        script.optimizers = script.make_optimizers()
-        (said,), _ = job.run(lambda _: script.train(job))
-        return said
-
-    assert isinstance(train(3, {(0, 5): "stopped"}), SystemExit)
-    words = r"stopped-.*, kept of step 5, does not fit: .*; give --no_resume to begin anew"
-    assert re.search(words, str(train(4)))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from elastic_kit import Board, SumOfThreads, Trainee
+from elastic_kit import Board, SumOfThreads
 from refusal_kit import refused
 from session_kit import FakeMaster
 
@@ -109,13 +109,3 @@ def test_an_optimizer_from_a_checkpoint_is_not_scaled_again():
     again.load_state_dict(optimizer.state_dict())
     set_rate(again, rules, BatchPolicy(None, 20), world(2, version=2))
     assert [group["lr"] for group in again.param_groups] == pytest.approx([0.2, 0.04])
-
-
-def test_where_a_rule_stands_travels():
-    ahead, newcomer = (Trainee(0, Board(1), BatchPolicy(16, None)) for _ in range(2))
-    for each in (ahead, newcomer):
-        each.state.follow(LearningRate(lambda epoch: 0.1 / (epoch + 1)))
-    before = newcomer.state.rate.state
-    ahead.train()
-    newcomer.state.load_state_dict(ahead.state.state_dict())
-    assert newcomer.state.rate.state == ahead.state.rate.state != before

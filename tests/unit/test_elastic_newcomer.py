@@ -13,6 +13,8 @@ from job_kit import Job
 from plain_kit import Script
 from refusal_kit import refused, require_refusal
 from torch.nn.functional import cross_entropy
+from torch.optim import lr_scheduler as schedulers
+from torch.optim.swa_utils import SWALR
 from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.common.errors import UserError
@@ -232,6 +234,43 @@ def test_it_passes_by_once_more_what_others_were_given_once_more():
     assert passes.count(False) == EPOCHS * BATCHES - step_of(STANDS) - 1
 
 
+SCHEDULERS = {
+    "LambdaLR": lambda o: schedulers.LambdaLR(o, lambda step: 0.9**step),
+    "OneCycleLR": lambda o: schedulers.OneCycleLR(o, 0.2, total_steps=20),
+    "ReduceLROnPlateau": lambda o: schedulers.ReduceLROnPlateau(o, factor=0.5, patience=0, threshold=10.0),
+    "SequentialLR": lambda o: schedulers.SequentialLR(
+        o, [schedulers.LinearLR(o, 0.1, total_iters=2), schedulers.ExponentialLR(o, 0.5)], milestones=[2]
+    ),
+    "SWALR": lambda o: SWALR(o, swa_lr=0.01, anneal_epochs=3),
+}
+
+
+@pytest.mark.filterwarnings("error:Detected call of")  # torch's, where the optimizer's own step was not called before
+@pytest.mark.parametrize("told", [(0, 3), (1, 2)])
+@pytest.mark.parametrize("is_given", [True, False])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_rates_are_those_of_one_device(name, is_given, told):
+    """Also of a scheduler that was not given: on a worker that comes later the script has stepped it as often."""
+
+    class Scheduled(Comer):
+        def __init__(self):
+            super().__init__()
+            self.scheduler, self.rates = SCHEDULERS[name](self.optimizer), {}
+            self.others = [self.scheduler] if is_given else []
+
+        def make_step(self, x, y):
+            if not self.host.is_idle:
+                self.rates[self.passed] = self.optimizer.param_groups[0]["lr"]
+            super().make_step(x, y)
+            self.scheduler.step(*([1.0] if name == "ReduceLROnPlateau" else []))
+
+    member = train(Scheduled())
+    assert [*member.rates] == [*range(EPOCHS * BATCHES)]
+    late = come(member, Scheduled(), told)
+    assert late.rates == {step: rate for step, rate in member.rates.items() if step > step_of(STANDS)}
+    assert late.optimizer.param_groups[0]["lr"] == member.optimizer.param_groups[0]["lr"]
+
+
 def test_what_it_was_sent_waits_until_it_has_arrived_and_is_sent_on_as_it_came():
     member = train()
 
@@ -296,13 +335,6 @@ def test_a_script_that_ends_on_stand_ins_does_not_end_the_job(told, epochs, batc
     assert "\n" not in message
     assert "where the job stands in epoch 2" in message
     assert (users, left) == (False, "left")
-
-
-@pytest.mark.parametrize("told", [(EPOCHS - 1, BATCHES), (EPOCHS, 0)])
-def test_a_script_that_comes_to_its_end_where_the_others_wait_ends_with_them(told):
-    member = train()
-    late = train(finds=pickle.dumps(member.host.participant.state.sent()), place=told)
-    assert late.progress.step == member.progress.step
 
 
 def test_who_finds_less_than_it_was_told_is_started_again():

@@ -76,19 +76,6 @@ def test_who_has_no_sample_makes_the_pass_of_another_and_it_counts_for_nothing(p
         assert share or (each.samples, each.weight, each.indices) == (0, 0.0, first.indices)
 
 
-@given(plan=plans())
-def test_seeds_go_by_what_a_run_begins_with_and_not_by_who_makes_it(plan):
-    for rank, share in enumerate(plan.shares):
-        assert plan.seed_of(rank) == step_seed(plan.seed, plan.step, plan.run(rank).start)
-        assert [each.seed for each in plan.mine(rank)] == [plan.seed_of(rank)] * bool(share)
-    moved = BatchPlan(plan.whole, (0, *plan.shares), plan.seed, plan.step)
-    assert [moved.mine(rank + 1, 1) for rank in range(len(plan.shares))] == [
-        plan.mine(rank, 1) for rank in range(len(plan.shares))
-    ]
-    alone = BatchPlan(plan.whole, (sum(plan.shares),), plan.seed, plan.step)
-    assert alone.seed_of(0) == step_seed(plan.seed, plan.step, 0)
-
-
 @pytest.mark.parametrize("shares", [(1, 2), (2, 3), ()])
 def test_shares_are_all_samples_of_the_batch(shares):
     with pytest.raises(ValueError, match="of a batch of 4: expected as many in all"):
@@ -130,14 +117,6 @@ def walked(order, progress, workers, most):
         used += [index for plan in step for micro in plan.micro_batches for index in micro.indices.tolist()]
         progress = step[0].after
     return used, progress
-
-
-@given(samples=st.integers(35, 300), position=st.integers(0, 300), workers=st.integers(1, 5), drop_last=st.booleans())
-def test_remaining_steps_agrees_with_the_plan(samples, position, workers, drop_last):
-    position = min(position, samples)
-    order = SampleOrder(samples, BatchPolicy(None, 7), drop_last=drop_last)
-    steps = list(order.steps(Progress(position=position), 0, workers))
-    assert order.remaining_steps(Progress(position=position), workers) == len(steps)
 
 
 @given(samples=st.integers(1, 120), batch=st.integers(1, 50), history=histories())

@@ -57,11 +57,10 @@ def on_one_device(samples, batch):
     return everything(model)
 
 
-def train(kind, samples, batch, micro_batch, workers=2, change=lambda members: None):
+def train(kind, samples, batch, micro_batch, workers=2):
     """What each has of the library's loop, after an epoch of it."""
     board, policy = Board(workers), BatchPolicy(batch, None, micro_batch)
     members = [Trainee(rank, board, policy, model=kind(), data=make_data(samples)) for rank in range(workers)]
-    change(members)
     in_threads(lambda member: member.train(), members)
     return [everything(member.model) for member in members]
 
@@ -164,13 +163,6 @@ def test_with_batch_norm_the_librarys_loop_makes_no_pass_on_one_sample(samples, 
     torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-def test_one_worker_with_other_buffers_is_told():
-    def change(members):
-        members[1].model.register_buffer("more", torch.zeros(2))
-
-    refused("the models of the workers have different buffers", lambda: train(Norm, 32, 8, 8, change=change))
-
-
 class Target(torch.nn.Module):
     """Its target network is the other in the beginning, and follows it in the forward pass."""
 
@@ -180,25 +172,10 @@ class Target(torch.nn.Module):
         self.net = torch.nn.Linear(8, 3)
         self.target = copy.deepcopy(self.net).requires_grad_(False)
 
-    def follow(self):
+    def forward(self, x):
         for own, other in zip(self.target.parameters(), self.net.parameters(), strict=True):
             own.data.mul_(0.9).add_(other.data, alpha=0.1)
-
-    def forward(self, x):
-        self.follow()
         return self.net(x)
-
-
-class FollowsBehind(Target):
-    def forward(self, x):
-        return self.net(x)
-
-
-def test_a_target_network_may_follow_behind_each_batch():
-    text = "loss().backward(); optimizer.step() if number % 2 else None; optimizer.zero_grad(); model.follow()"
-    ((script,), said) = run(each_batch(text, steps=False), 1, make=FollowsBehind)
-    assert said == (None,)
-    assert not torch.equal(script.model.target.weight, Target().target.weight)
 
 
 def test_a_frozen_parameter_that_a_forward_pass_changes_is_refused_in_one_line():
