@@ -12,13 +12,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.elastic.collectives.port import Collective, Transfer
-from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.plan import BatchPolicy, epoch_order
+from elasticdl.elastic.core.plan import epoch_order
 from elasticdl.elastic.core.protocol import Member, World, WorldBroken
-from elasticdl.elastic.torch.loop_host import LoopHost, PreparedLoader, speak_to
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, ElasticSampler
-from elasticdl.elastic.torch_kit.own_loader import OwnLoader
-from elasticdl.elastic.torch_kit.refusals import each_of
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, TorchTensors
 from elasticdl.elastic.torch_kit.torch_state import TorchState
 
@@ -177,41 +173,6 @@ def plain_losses(batch, epochs=2, drop_last=False, prepare=lambda model: None):
             optimizer.step()
             losses.append(loss.item())
     return losses
-
-
-class PlainScript:
-    """One worker's plain loop on a board, prepared as by `elastic.prepare`."""
-
-    def __init__(
-        self,
-        rank,
-        board,
-        model,
-        optimizer,
-        loader,
-        values=(),
-        session=None,
-        check_state="off",
-        kind=SumOfThreads,
-    ):
-        collective = kind(rank, board)
-        self.context = ElasticContext(
-            session or FakeMaster().session, collective, BatchPolicy(loader.batch_size, None), seed=0
-        )
-        self.context.check_state = check_state
-        self.context.session.jobs_place = lambda: (0, 0)
-        self.context.join = lambda state: self._join(state, collective.world)
-        self.model, self.optimizer = model, optimizer
-        self.host = LoopHost(self.context, model, optimizer, OwnLoader(loader), dict(values), lambda: None)
-        for each in each_of(optimizer):
-            speak_to(self.host, each)
-        self.loader = PreparedLoader(loader, self.host)
-
-    def _join(self, state, world):
-        self.context._ask_for_world(state)
-        enter(self.context, world)
-        for part in p.SaveScope:
-            state.save(part)
 
 
 def in_threads(work, members):
