@@ -1,4 +1,4 @@
-"""What the order of a loader's samples is drawn from, what is drawn apart, and what a script draws: on all workers the same."""
+"""What the order of a loader's samples is drawn from, and what a script draws: on all workers the same."""
 
 import os
 import random
@@ -13,56 +13,38 @@ from torch.utils.data import DataLoader
 
 from elasticdl.common.front_ends import python_path
 from elasticdl.elastic.torch_kit.own_loader import OwnLoader
-from elasticdl.elastic.torch_kit.tensors import seed_generators, seed_torch, streams_apart
+from elasticdl.elastic.torch_kit.tensors import seed_torch
 from elasticdl.elastic.training.runtime import SEED, SEEDED, seed_if_unused, used_streams_kept
 
+IN_PROCESSES = {"num_workers": 1, "multiprocessing_context": "fork", "shuffle": True}
 
-@pytest.mark.parametrize("persistent", [True, False])
+
 @pytest.mark.parametrize("is_iterated", [True, False])
-def test_seeds_are_drawn_as_by_torch(persistent, is_iterated):
-    """A loader whose processes stay draws one for all epochs."""
+@pytest.mark.parametrize(
+    "options",
+    [
+        {**IN_PROCESSES, "persistent_workers": True},  # draws one seed for all epochs
+        IN_PROCESSES,
+        {"drop_last": True, "shuffle": True, "generator": torch.Generator()},
+        {"sampler": torch.utils.data.WeightedRandomSampler(torch.ones(18), 15)},
+    ],
+)
+def test_the_order_is_drawn_as_by_torch(options, is_iterated):
+    data = make_data(18)
 
     def loaders():
         torch.manual_seed(0)
-        loader = DataLoader(
-            make_data(16), 4, shuffle=True, num_workers=1, persistent_workers=persistent, multiprocessing_context="fork"
-        )
+        options.get("generator", torch.Generator()).manual_seed(7)
+        loader = DataLoader(data, 4, **options)
         if is_iterated:
             list(loader)
         return loader
 
-    theirs, plain = [], loaders()
-    for _ in range(3):
-        theirs.append([x for x, _ in plain])
-    data, batches = make_data(16), OwnLoader(loaders())
-    for epoch in range(3):
-        ours = [data[batch.indices][0] for batch in batches.of_epoch(epoch)]
-        assert all(map(torch.equal, ours, theirs[epoch]))
-
-
-def draw():
-    return random.random(), np.random.rand(), torch.rand(1).item()
-
-
-def test_what_is_drawn_apart_is_seeded_also_within_another_and_the_streams_go_on():
-    expected = []
-    for apart in (False, True):
-        for seed in (random.seed, np.random.seed, torch.manual_seed):
-            seed(3)
-        drawn = [draw()]
-        if apart:
-            with streams_apart():
-                seed_generators(7)
-                within = [draw()]
-                with streams_apart():
-                    seed_generators(7)
-                    assert draw() == within[0]
-                within.append(draw())
-            with streams_apart():
-                seed_generators(7)
-                assert [draw(), draw()] == within
-        expected.append([*drawn, draw()])
-    assert expected[0] == expected[1]
+    plain = loaders()
+    theirs = [[x for x, _ in plain] for _ in range(3)]
+    batches = OwnLoader(loaders())
+    ours = [[data[batch.indices][0] for batch in batches.of_epoch(epoch)] for epoch in range(3)]
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 # -- what a script draws to split or shuffle its data; a seed of its own stays --

@@ -34,45 +34,6 @@ def prepared(model, optimizer, loader, **options):
     return PreparedLoader(loader, host), host
 
 
-def losses_of(prepare, steps_of=1, **options):
-    model = make_model(batch_norm=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    loader = DataLoader(make_data(), batch_size=16, **options)
-    loader, host = prepare(model, optimizer, loader) if prepare else (loader, None)
-    losses = []
-    for _ in range(3):
-        for i, (inputs, labels) in enumerate(loader):
-            loss = cross_entropy(model(inputs), labels) / steps_of
-            loss.backward()
-            if (i + 1) % steps_of == 0:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-                optimizer.step()
-                optimizer.zero_grad()
-            losses.append((i, len(loader), len(inputs), loss.item(), optimizer.param_groups[0]["lr"]))
-        losses.append(torch.rand(1).item())  # the script's own random numbers, between two epochs
-        scheduler.step()
-    if host is not None:
-        host.finish()
-    return losses
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"drop_last": True, "shuffle": True, "generator": torch.Generator()},
-        {"steps_of": 3, "shuffle": True},  # over the end of an epoch
-        {"sampler": torch.utils.data.WeightedRandomSampler(torch.ones(50), 40)},
-    ],
-)
-def test_alone_the_loop_is_that_of_torch_to_the_bit(options):
-    generator = options.get("generator", torch.Generator())
-    generator.manual_seed(7)
-    theirs = losses_of(None, **options)
-    generator.manual_seed(7)
-    assert losses_of(prepared, **options) == theirs
-
-
 @pytest.mark.parametrize(("samples", "sizes"), [(3, [3, 0]), (1, [1, 0]), (4, [2, 2]), (5, [3, 2])])
 def test_with_batch_norm_no_part_has_one_sample_if_the_batch_has_more(samples, sizes):
     batch = GlobalBatch(0, 0, 0, list(range(samples)))
@@ -145,19 +106,6 @@ def test_an_optimizer_that_has_stepped_has_to_say_with_which_epoch_the_loop_begi
     assert run(each_batch("loss().backward()"), 1, kind=Made)[1] == (None,)
     _, (said,) = run(each_batch("loss().backward()"), 1, kind=Stepped)
     assert "the optimizer has a state already" in str(said)
-
-
-def test_a_copy_of_the_model_is_the_scripts_own(tmp_path):
-    def loop(script):
-        average = torch.optim.swa_utils.AveragedModel(script.model)
-        torch.save(script.model, tmp_path / "model")
-        for x, y in script.loader:
-            script.loss(x, y).backward()
-            script.step()
-            average.update_parameters(script.model)
-        assert average(x).shape == torch.load(tmp_path / "model", weights_only=False)(x).shape
-
-    assert run(loop, 1)[1] == (None,)
 
 
 @pytest.mark.parametrize("within", [lambda model: model, lambda model: lambda x: model(x)])

@@ -11,7 +11,6 @@ from plain_kit import BATCH, BATCHES, TORN, Script, compare, each_batch, run
 from refusal_kit import refused
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import update_bn
-from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.torch_kit.agreements import ScriptPosition
@@ -68,17 +67,6 @@ def accumulates(script):
             script.step()
 
 
-def loads_beside(script):
-    """Samples without labels, of a loader that begins anew within the epoch."""
-    unlabelled = TensorDataset(torch.arange(12 * 8.0).view(12, 8) / 50)
-    beside = DataLoader(unlabelled, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(2))
-    given = (more for _ in range(9) for (more,) in beside)
-    for x, y in script.loader:
-        more = next(given)
-        (script.loss(x, y) + script.model(more).square().mean()).backward()
-        script.step()
-
-
 def has_hooks(script):
     """Called as with DistributedDataParallel, in each pass: right on each part, as the hook is linear."""
     for parameter in script.model.parameters():
@@ -93,7 +81,7 @@ ONCE = {
     "sums up behind the pass": each_batch("loss().backward(); script.counter += 1; script.table[0].add_(2)"),
     "looks at sizes, as people write it between a loader and a loss": looks_at_sizes,
     "penalises slopes by gradients that are no parameter's": each_batch(PENALISES),
-    **{each.__name__: each for each in (asks_after_the_sum, accumulates, loads_beside, has_hooks)},
+    **{each.__name__: each for each in (asks_after_the_sum, accumulates, has_hooks)},
 }
 
 
@@ -151,16 +139,6 @@ def steps_rarely(script):
         head.zero_grad(set_to_none=bool(number % 2))
 
 
-def looks_first(script):
-    x, _ = next(iter(script.loader))
-    assert x.shape[1] == 8
-    for number, (x, y) in enumerate(script.loader):
-        if number == 0:
-            assert len(x)
-        script.loss(x, y).backward()
-        script.step()
-
-
 def leaves_some_out(script):
     kept = None
     for number, (x, y) in enumerate(script.loader):
@@ -198,7 +176,6 @@ def averages_statistics(script):
     ("loop", "kind", "steps"),
     [
         (steps_rarely, TwoOptimizers, BATCHES),
-        (looks_first, Script, BATCHES),
         (averages_statistics, Script, BATCHES),
         (leaves_some_out, Script, BATCHES // 2),
     ],

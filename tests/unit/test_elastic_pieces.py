@@ -40,19 +40,6 @@ def keep(member):
         member.state.save(scope)
 
 
-def test_a_state_names_all_that_it_holds():
-    member = one()
-    assert [piece.name for piece in member.state.pieces if piece.travels] == [
-        *("attributes", "model", "caches", "optimizer", "average", "seen", "rate", "progress")
-    ]
-    assert [piece.name for piece in member.state.pieces if not piece.travels] == [
-        *("moved by passes", "settings", "in hand")
-    ]
-    member.state.values["later"] = 1
-    del member.state.values["seen"]
-    assert [piece.name for piece in member.state.pieces if piece.is_value] == ["average", "later"]
-
-
 def test_a_new_piece_is_kept_undone_written_read_compared_and_sent_with_all_others():
     board = Board(2)
     members = [Trainee(rank, board, POLICY, values=lambda _: {"average": Average()}) for rank in range(2)]
