@@ -1,17 +1,20 @@
 """What a stopped training is kept as, what its last worker leaves behind, and which other training goes on from it."""
 
+import io
+
 import pytest
 import torch
-from elastic_kit import Board, Trainee, make_data
+from elastic_kit import Board, Trainee, in_threads, make_data
 from refusal_kit import refused
 from session_kit import FakeMaster
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import BatchPolicy, Progress
-from elasticdl.elastic.core.protocol import Member, Stopped, World
+from elasticdl.elastic.core.protocol import Member, SaveScope, Stopped, World
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader
 from elasticdl.elastic.torch_kit.torch_state import TorchState
 from elasticdl.elastic.training.kept_state import KeptState
+from elasticdl.elastic.training.pieces import Piece
 from elasticdl.job import messages as m
 from elasticdl.job.spec import JobSpec
 
@@ -225,3 +228,74 @@ def test_a_job_that_is_to_begin_anew_goes_on_from_what_its_own_workers_have_kept
     assert first.context.kept.read(second.state, pytest.fail).startswith(str(own))
     assert second.state.step == first.state.step == 1
     assert KeptState(str(place)).read(Job(place).state, pytest.fail), "a job that goes on finds it as well"
+
+
+# -- a piece that the project does not have is kept, undone, sent, written and compared as all others --
+
+
+class Average(Piece):
+    """A piece that the project does not have: one class, and one entry in one list."""
+
+    name, is_value, makes_model = "average", True, True
+
+    def __init__(self):
+        self.weights = torch.zeros(2)
+
+    def dump(self):
+        return {"weights": self.weights}
+
+    def load(self, dumped):
+        self.weights = dumped["weights"].clone()
+
+    def compared(self):
+        return {self.name: self.dump()}
+
+
+def one(**options):
+    return Trainee(0, Board(1), POLICY, values=lambda member: {"average": Average(), "seen": 0}, **options)
+
+
+def keep(member):
+    for scope in SaveScope:
+        member.state.save(scope)
+
+
+def test_a_new_piece_is_kept_undone_written_read_compared_and_sent_with_all_others():
+    board = Board(2)
+    members = [Trainee(rank, board, POLICY, values=lambda _: {"average": Average()}) for rank in range(2)]
+    other = members[1]
+    average = other.state.values["average"]
+    average.weights += 1
+    keep(other)
+    average.weights += 1
+    other.state.restore()
+    assert average.weights.tolist() == [1, 1]
+    file = io.BytesIO()
+    other.state.write(file)
+    file.seek(0)
+    third = one()
+    third.state.load(third.state.unpack(file))
+    assert third.state.values["average"].weights.tolist() == [1, 1]
+
+    def train(member):
+        refused(r"average\.weights differs", member.train)
+        member.state.take_over()
+
+    in_threads(train, members)
+    assert average.weights.tolist() == [0, 0]
+
+
+def test_a_value_that_came_after_the_last_commit_stays_where_a_step_is_torn():
+    member = one()
+    keep(member)
+    later = member.state.values["later"] = torch.optim.lr_scheduler.StepLR(member.optimizer, 1)
+    later.last_epoch = 7
+    member.state.restore()
+    assert later.last_epoch == 7
+
+
+def test_groups_that_were_added_since_are_missed_in_one_line():
+    first, second = one(), one()
+    first.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    state = first.state.sent()
+    refused("does not fit the optimizer: .* groups", lambda: second.state.load_state_dict(state))
