@@ -124,7 +124,7 @@ class OwnOrder(torch.utils.data.Sampler):
 
     def __init__(self, kind):
         self.kind, self.lazy, self.count = kind, None, 0
-        self.numpy, self.legacy, self.python = np.random.default_rng(5), np.random.RandomState(5), random.Random(5)
+        self.numpy, self.python = np.random.default_rng(5), random.Random(5)
         OwnOrder.hidden = np.random.default_rng(5)
 
     def __len__(self):
@@ -136,7 +136,6 @@ class OwnOrder(torch.utils.data.Sampler):
             self.lazy = self.lazy or torch.Generator().manual_seed(5)
         order = {
             "numpy": lambda: self.numpy.permutation(60).tolist(),
-            "legacy": lambda: self.legacy.permutation(60).tolist(),
             "python": lambda: self.python.sample(range(60), 60),
             "lazy": lambda: torch.randperm(60, generator=self.lazy).tolist(),
             "count": lambda: np.random.default_rng(self.count).permutation(60).tolist(),
@@ -146,7 +145,7 @@ class OwnOrder(torch.utils.data.Sampler):
 
 
 @pytest.mark.parametrize("told", [(0, 0), (0, 2), (1, 0), (1, 2)])
-@pytest.mark.parametrize("kind", ["loader", "numpy", "legacy", "python", "lazy", "count", "hidden"])
+@pytest.mark.parametrize("kind", ["loader", "numpy", "python", "lazy", "count", "hidden"])
 def test_it_passes_by_what_it_was_told_of_and_draws_the_order_of_the_others(kind, told):
     def make():
         if kind == "loader":
@@ -154,14 +153,6 @@ def test_it_passes_by_what_it_was_told_of_and_draws_the_order_of_the_others(kind
         return Comer(sampler=OwnOrder(kind))
 
     require_as_others(make, told)
-
-
-def of_slopes(script, x, y):
-    """A penalty on the gradient by the input, and a term of the derivative after that."""
-    x.requires_grad_()
-    (slope,) = torch.autograd.grad(script.model(x).exp().sum(), x, create_graph=True)
-    (bend,) = torch.autograd.grad(slope.sum(), x, create_graph=True)
-    return slope.square().mean() + bend.square().mean()
 
 
 def hooked(script):
@@ -180,7 +171,6 @@ def linear():
         (lambda script, x, y: script.loss(x, y) + script.model.balance, Experts, nothing),
         (lambda script, x, y: script.loss(x, y) + script.features.abs().mean(), linear, hooked),
         (lambda script, x, y: cross_entropy(script.model(x), y, reduction="none").topk(15)[0].mean(), linear, nothing),
-        (of_slopes, linear, nothing),
     ],
 )
 def test_it_gets_through_what_the_others_do(loss_of, make, before):
@@ -201,21 +191,6 @@ def test_it_passes_by_the_passes_that_train_and_no_others_and_has_what_the_scrip
     assert seen == [60] * 2 * EPOCHS
     assert late.values.history == member.values.history
     assert len(late.values.history) == EPOCHS
-
-
-def test_it_may_look_at_the_gradients_of_all_parameters():
-    looked = []
-
-    class Looking(Comer):
-        def make_step(self, x, y):
-            self.loss(x, y).backward()
-            looked.append([int(each.grad.count_nonzero()) for each in self.model.parameters()])
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-
-    come(train(Comer(make=linear)), Looking(make=linear))
-    on_its_way = step_of(STANDS) + 1
-    assert looked[:on_its_way] == [[0] * 2] * on_its_way
 
 
 def test_it_passes_by_once_more_what_others_were_given_once_more():
