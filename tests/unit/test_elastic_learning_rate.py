@@ -57,11 +57,8 @@ def test_the_ramp_moves_step_by_step_from_where_it_was_and_a_newcomer_goes_on_wi
     assert walk(newcomer, 4, 13, 15, version=5) == walk(control, 4, 13, 15, version=5) == [3.5, 4.0, 4.0]
     assert walk(control, 2, 16, 17, version=6) == [3.5, 3.0]
     assert walk(control, 1, 18, 22, version=7) == [2.5, 2.0, 1.5, 1.0, 1.0]  # within the ramp
-
-
-def test_a_rate_of_zero_begins_no_ramp():
-    control = ramped(base=0.0)
-    assert walk(control, 2, 1, 1) + walk(control, 4, 2, 3, version=2) == [0.0, 0.0, 0.0]
+    zero = ramped(base=0.0)
+    assert walk(zero, 2, 1, 1) + walk(zero, 4, 2, 3, version=2) == [0.0, 0.0, 0.0], "a rate of zero begins no ramp"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import (
     BatchPlan,
     BatchPolicy,
@@ -117,22 +116,6 @@ def walked(order, progress, workers, most):
         used += [index for plan in step for micro in plan.micro_batches for index in micro.indices.tolist()]
         progress = step[0].after
     return used, progress
-
-
-@given(samples=st.integers(1, 120), batch=st.integers(1, 50), history=histories())
-def test_the_steps_of_an_epoch_without_its_last_batch_do_not_depend_on_the_history(samples, batch, history):
-    order = SampleOrder(samples, BatchPolicy(batch, None, 4), seed=3, drop_last=True)
-    if samples < batch:
-        with pytest.raises(UserError, match=f"the {samples} samples of an epoch are fewer than one global batch of"):
-            list(order.steps(Progress(), 0, 1))
-        return
-    used, progress = [], Progress()
-    for workers, committed, _ in [*history, (3, 10**6, False)]:
-        made, progress = walked(order, progress, workers, committed)
-        used += made
-    assert len(used) == progress.step * batch
-    assert used == epoch_order(samples, 3, 0)[: samples // batch * batch].tolist()
-    assert order.remaining_steps(progress, 1) == 0
 
 
 @given(

@@ -71,13 +71,25 @@ policies = st.one_of(
 histories = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 4), st.integers(0, 6)), max_size=8)
 
 
-@given(samples=st.integers(1, 120), policy=policies, history=histories, depth=st.integers(1, 7))
-def test_every_sample_once_whatever_the_history_and_the_prefetching(samples, policy, history, depth):
+@given(
+    samples=st.integers(1, 120), policy=policies, history=histories, depth=st.integers(1, 7), drop_last=st.booleans()
+)
+def test_every_sample_once_whatever_the_history_and_the_prefetching(samples, policy, history, depth, drop_last):
+    """``drop_last``: but those of the last batch, if it is not full."""
+    whole = samples
+    if drop_last and policy.fixed:
+        whole = samples // policy.global_batch * policy.global_batch
+    if not whole:
+        too_few = make_sampler(samples, policy, drop_last=True)
+        too_few._job.world = at(1, 0, 1)
+        refused("are fewer than one global batch of", lambda: next(too_few.steps(Ahead(too_few, depth))))
+        return
     used, sizes, abandoned = [], [], []
-    members = [make_sampler(samples, policy)]
+    members = [make_sampler(samples, policy, drop_last=whole < samples)]
     for version, (workers, committed, torn) in enumerate([*history, (3, samples, 0)], start=1):
         progress = members[0].progress
-        members = members[:workers] + [make_sampler(samples, policy) for _ in range(workers - len(members))]
+        members = members[:workers]
+        members += [make_sampler(samples, policy, drop_last=whole < samples) for _ in range(workers - len(members))]
         for rank, sampler in enumerate(members):
             sampler._job.world = at(version, rank, workers)
             sampler._job.progress = progress  # newcomers have it from the state of rank 0
@@ -93,7 +105,7 @@ def test_every_sample_once_whatever_the_history_and_the_prefetching(samples, pol
         for steps in worlds[:torn]:
             list(next(steps, ()))
         abandoned += worlds
-    assert used == epoch_order(samples, 3, 0).tolist()
+    assert used == epoch_order(samples, 3, 0)[:whole].tolist()
     assert members[0].progress.step == len(sizes)
     if policy.fixed:
         assert set(sizes[:-1]) <= {policy.global_batch}
