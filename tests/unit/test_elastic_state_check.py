@@ -115,11 +115,6 @@ def frozen(member):
         member.model[0].requires_grad_(False)
 
 
-def transposed(member):
-    weight = member.model[0].weight
-    weight.data = weight.data.T.contiguous().T
-
-
 def other_data(member):
     member.state.sources = [Source.of(TRAINING, list(range(51)))]
 
@@ -150,7 +145,6 @@ def as_newcomer(plant=lambda member: None):
         (elastic_kit, other_rate, 1, "optimizer.param_groups.0.lr is 0.1 on worker 0 and 0.2 on worker 2"),
         (elastic_kit, scaled(1.01), 3, "model.0.weight differs by 0.0"),
         (elastic_kit, frozen, 1, "the workers train different parameters, of which this one has 2"),
-        (elastic_kit, transposed, 1, "the workers train different parameters, of which this one has 4"),
         (elastic_kit, other_data, 3, "its training data have 51 samples, the job's 50"),
         (elastic_kit, other_buffer, 1, "the models of the workers have different buffers"),
         (elastic_keras_kit, other_rate, 1, "optimizer.learning_rate is 0.1 on worker 0 and 0.2 on worker 2"),

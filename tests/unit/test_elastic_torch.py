@@ -208,6 +208,14 @@ def test_a_gradient_lies_in_memory_as_torch_has_made_it(weight, fused):
     torch.testing.assert_close(summed, alone)
 
 
+def test_workers_with_a_parameter_in_another_memory_format_are_told():
+    board = Board(2)
+    members = [Trainee(rank, board, BatchPolicy(16, None)) for rank in range(2)]
+    weight = members[1].model[0].weight
+    weight.data = weight.data.T.contiguous().T
+    in_threads(lambda each: refused("train different parameters, of which this one has 4: freeze", each.train), members)
+
+
 # -- what a loop may have besides: a wrapped and compiled model, clipping, a schedule, layers that are frozen for a while --
 
 
