@@ -13,7 +13,6 @@ import tensorflow as tf
 from session_kit import FakeMaster, enter
 
 from elasticdl.elastic.collectives.port import Collective
-from elasticdl.elastic.core.plan import epoch_order
 from elasticdl.elastic.core.protocol import Member, World, WorldBroken
 from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.loader import ElasticContext, ElasticDataLoader
@@ -182,27 +181,3 @@ def run_all(members, do):
     """``do(member)`` for all at once; the first error is raised."""
     with ThreadPoolExecutor(len(members)) as pool:
         return list(pool.map(do, members, timeout=120))
-
-
-def train_together(workers, policy, epochs=2, layers=lambda: (), **kwargs):
-    board = Board(workers)
-    members = [Trainee(rank, board, policy, make_model(layers), **kwargs) for rank in range(workers)]
-    run_all(members, lambda member: member.train(epochs))
-    return members
-
-
-def plain_losses(batch, epochs=2, layers=lambda: ()):
-    """What Keras gives without any of this: one process, whole batches."""
-    model, data = make_model(layers), Samples()
-    model.compile(
-        optimizer=keras.optimizers.SGD(0.1, momentum=0.9),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    )
-    losses = []
-    for epoch in range(epochs):
-        order = epoch_order(len(data), 0, epoch)
-        for start in range(0, len(data), batch):
-            model.reset_metrics()
-            indices = order[start : start + batch]
-            losses.append(float(model.train_on_batch(data.inputs[indices], data.labels[indices])))
-    return losses

@@ -1,31 +1,23 @@
-"""The Keras twin's step in a world of one, with a stand-in for the sums of several workers, in one call, and by XLA."""
+"""The Keras twin's step in a world of one, with a stand-in for the sums of several workers, in one call, and by XLA; and its loader."""
 
-import io
+import threading
 
 import numpy as np
 import pytest
-from elastic_keras_kit import (
-    Board,
-    Count,
-    Trainee,
-    assert_same,
-    make_model,
-    norm_layer,
-    plain_losses,
-    run_all,
-    train_together,
-)
+from elastic_keras_kit import Board, Count, Samples, SumOfThreads, Trainee, assert_same, make_model, norm_layer, run_all
+from refusal_kit import refused
+from session_kit import alone as alone_session
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
 
-from elasticdl.common.errors import UserError
+from elasticdl.data import Arrays
 from elasticdl.elastic.core.learning_rate import LearningRate
-from elasticdl.elastic.core.plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy, epoch_order
 from elasticdl.elastic.core.training_step import VOTE_SIZE
 from elasticdl.elastic.keras.keras_state import LayerAttributes
+from elasticdl.elastic.keras.loader import AHEAD, ElasticContext, ElasticDataLoader, fetch, load, load_ahead
 from elasticdl.elastic.keras.step import Part, TrainStep
-from elasticdl.worker.keras_learner import KerasLearner
 
 WHOLE = BatchPolicy(16, None, None)
 HALVES = BatchPolicy(16, None, 8)
@@ -52,13 +44,6 @@ def test_the_history_that_keras_leaves_with_a_model_of_the_scripts_own_is_not_co
 # -- the numbers --
 
 
-@pytest.mark.parametrize(("workers", "bound"), [(1, None), (1, 5), (4, None)])
-def test_any_number_of_workers_gives_the_losses_of_plain_keras(workers, bound):
-    expected = plain_losses(16)
-    for member in train_together(workers, BatchPolicy(16, None, bound)):
-        np.testing.assert_allclose(member.losses, expected, rtol=2e-5, atol=1e-6)
-
-
 def test_running_statistics_are_the_weighed_mean_over_all_micro_batches():
     member = alone(BatchPolicy(10, None, 4), norm_layer)
     steps = iter(member.loader)
@@ -72,11 +57,18 @@ def test_running_statistics_are_the_weighed_mean_over_all_micro_batches():
     np.testing.assert_allclose(norm.moving_mean, 0.5 * sum(means), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("bound", [None, 3])
-def test_a_regularizer_counts_once_per_global_batch(bound):
+def test_a_regularizer_counts_once_per_global_batch():
     layers = lambda: (keras.layers.Dense(16, kernel_regularizer=keras.regularizers.L2(0.1)),)  # noqa: E731
-    members = train_together(2, BatchPolicy(16, None, bound), epochs=1, layers=layers)
-    np.testing.assert_allclose(members[0].losses, plain_losses(16, 1, layers), rtol=2e-5)
+    board, data, model = Board(2), Samples(), make_model(layers)
+    members = [Trainee(rank, board, BatchPolicy(16, None, 3), make_model(layers)) for rank in range(2)]
+    run_all(members, lambda member: member.train())
+    losses = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=keras.optimizers.SGD(0.1, momentum=0.9), loss=losses)
+    expected = []
+    for rows in np.split(np.asarray(epoch_order(50, 0, 0)), (16, 32, 48)):
+        model.reset_metrics()
+        expected.append(float(model.train_on_batch(data.inputs[rows], data.labels[rows])))
+    np.testing.assert_allclose(members[0].losses, expected, rtol=2e-5)
 
 
 class CountSamples(keras.layers.Layer):
@@ -90,7 +82,7 @@ class CountSamples(keras.layers.Layer):
         return inputs
 
 
-@pytest.mark.parametrize(("workers", "bound", "seen"), [(1, None, 50), (1, 5, 14), (2, None, 25), (2, 3, 10)])
+@pytest.mark.parametrize(("workers", "bound", "seen"), [(1, 5, 14), (2, None, 25), (2, 3, 10)])
 def test_a_counter_counts_as_in_the_first_micro_batch_of_a_step(workers, bound, seen):
     model = keras.Sequential([keras.Input((8,)), CountSamples(), Count(), keras.layers.Dense(3)])
     board = Board(workers)
@@ -102,14 +94,6 @@ def test_a_counter_counts_as_in_the_first_micro_batch_of_a_step(workers, bound, 
     for each in models:
         assert int(each.layers[0].seen) == seen
         assert int(each.layers[1].calls) == 4, "once a step, whatever the micro-batches"
-
-
-def test_a_scaled_loss_gives_the_same_weights():
-    plain, scaled = alone(), alone(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, 0.9)))
-    plain.train()
-    scaled.train()
-    assert plain.losses == pytest.approx(scaled.losses, rel=1e-6)
-    np.testing.assert_allclose(plain.model.get_weights()[0], scaled.model.get_weights()[0], rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(("kind", "summed"), [("mixed_float16", "float32"), ("float64", "float64")])
@@ -142,38 +126,16 @@ def test_a_repeated_step_draws_the_same_and_every_micro_batch_something_else():
     assert_same(before, [seed.numpy() for seed in seeds])
 
 
-# -- checkpoints --
-
-
-def test_state_dict_is_plain_numpy_and_loads_elsewhere_from_a_file():
-    one, other = alone(), alone()
-    one.train(steps=2)
-    dumped = one.state.state_dict()
-    one_weights = one.weights()
-    assert {type(value) for name in ("model", "optimizer") for value in dumped[name]} == {np.ndarray}
-    codec, file = KerasLearner.codec, io.BytesIO()
-    codec.write(codec.copy(dumped), file)
-    file.seek(0)
-    other.state.load_state_dict(codec.read(file))
-    assert_same(one_weights, other.weights())
-    one.train(steps=3)
-    assert_same(one_weights, other.weights())  # copies, not views
-    assert other.state.step == 2
-
-
 def test_a_state_of_another_model_is_refused_before_anything_is_loaded():
     member, other = alone(), alone(HALVES, lambda: (keras.layers.Dense(16),))
-    before = member.weights()
-    with pytest.raises(UserError, match="of another model: it has 6 variables, and this one has 4"):
-        member.state.load_state_dict(other.state.state_dict())
-    dumped = member.state.state_dict()
+    before, dumped = member.weights(), member.state.state_dict()
     dumped["optimizer"][-1] = np.zeros(5)
-    with pytest.raises(UserError, match=r"of another optimizer: .*shape \(3,\), and there it has \(5,\)"):
-        member.state.load_state_dict(dumped)
+    for state, words in (
+        (other.state.state_dict(), "of another model: it has 6 variables, and this one has 4"),
+        (dumped, r"of another optimizer: .*shape \(3,\), and there it has \(5,\)"),
+    ):
+        refused(words, lambda state=state: member.state.load_state_dict(state))
     assert_same(before, member.weights())
-
-
-# -- the learning rate --
 
 
 def test_the_rate_of_a_step_is_set_before_its_update():
@@ -210,7 +172,6 @@ def test_an_error_in_the_only_call_of_a_step_changes_nothing():
         (HALVES, 1, False, {"micro", "add", "apply"}),
         (WHOLE, 1, True, {"whole", "micro", "add", "apply"}),
         (WHOLE, 2, True, {"micro", "add", "apply"}),
-        (BatchPolicy(None, 8), 1, True, {"whole", "micro", "add", "apply"}),
     ],
 )
 def test_what_the_job_may_need_is_traced_at_the_start_and_nothing_later(policy, least_workers, under_master, outer):
@@ -229,9 +190,8 @@ def test_what_the_job_may_need_is_traced_at_the_start_and_nothing_later(policy, 
 # -- XLA --
 
 
-@pytest.mark.parametrize("policy", [WHOLE, pytest.param(HALVES, marks=pytest.mark.slow)])
-def test_a_step_that_xla_compiles_gives_the_same_numbers(policy):
-    plain, compiled = alone(policy, all_layers), alone(policy, all_layers, jit_compile=True)
+def test_a_step_that_xla_compiles_gives_the_same_numbers():
+    plain, compiled = alone(WHOLE, all_layers), alone(WHOLE, all_layers, jit_compile=True)
     for member in (plain, compiled):
         member.train(epochs=2)
     assert compiled.train_step.jit_compile
@@ -258,3 +218,112 @@ def test_xla_is_used_where_it_is_asked_for_and_can_be(layers, told, used):
     if told is not None:
         model.compile(jit_compile=told)
     assert TrainStep(model, None, keras.optimizers.SGD()).jit_compile == used
+
+
+# -- the loader --
+
+
+TWO = np.array([3, 1])
+
+
+def make_loader(dataset, **options):
+    context = ElasticContext(alone_session(), SumOfThreads(0, Board(1)), BatchPolicy(16, None, 5), seed=0)
+    return ElasticDataLoader(context, dataset, **options)
+
+
+@pytest.mark.parametrize(("drop_last", "batches"), [(False, [16, 16, 16, 2]), (True, [16, 16, 16])])
+def test_the_length_is_the_number_of_steps_in_an_epoch(drop_last, batches):
+    loader = make_loader(Samples(50), drop_last=drop_last)
+    assert len(loader) == len(batches)
+    assert [batch.plan.batch for batch in loader] == batches
+
+
+class Pairs(Samples):
+    """As a list of samples at once, in PyTorch's way."""
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("dataset", [Pairs(), Arrays(Samples().inputs, Samples().labels)])
+def test_any_kind_of_data_set_gives_the_same_batch(dataset):
+    inputs, labels = load(dataset, TWO)
+    np.testing.assert_array_equal(inputs, Samples().inputs[TWO])
+    np.testing.assert_array_equal(labels, Samples().labels[TWO])
+
+
+def test_nested_inputs_strings_and_floats_of_another_width():
+    class Nested:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return {"number": np.float64(index), "name": f"n{index}"}, (index, [0.5])
+
+    inputs, labels = load(Nested(), TWO)
+    assert inputs["number"].dtype == tf.float32
+    assert inputs["name"].numpy().tolist() == [b"n3", b"n1"]
+    assert labels[0].numpy().tolist() == [3, 1]
+
+
+class Broken(Samples):
+    def __init__(self, sample):
+        super().__init__()
+        self.sample = sample
+
+    def __getitem__(self, index):
+        return self.sample(index)
+
+
+def test_random_draws_of_the_data_set_are_those_of_the_step():
+    loader = make_loader(Broken(lambda index: (np.random.normal(size=8), 0)))
+
+    def first_two():
+        batches = iter(loader)
+        found = [np.concatenate([inputs for inputs, _ in next(batches)]) for _ in range(2)]
+        batches.close()
+        return found
+
+    one, other = first_two(), first_two()
+    np.testing.assert_array_equal(one, other)
+    assert not np.array_equal(one[0], one[1])
+
+
+def test_an_error_of_the_data_set_is_raised_in_the_loop():
+    def sample(index):
+        raise KeyError("no such file")
+
+    batches = iter(make_loader(Broken(sample)))
+    with pytest.raises(KeyError, match="no such file"):
+        list(next(batches))
+
+
+def test_the_thread_runs_so_far_ahead_and_ends_when_closed():
+    made, enough = [], threading.Event()
+
+    def source():
+        for number in range(100):
+            made.append(number)
+            if number == AHEAD:
+                enough.set()
+            yield number
+
+    before = set(threading.enumerate())
+    ahead = load_ahead(source())
+    assert next(ahead) == 0
+    assert next(ahead) == 1
+    assert enough.wait(30)
+    ahead.close()
+    assert set(threading.enumerate()) == before
+    assert len(made) <= AHEAD + 2  # those waiting, and those that were taken
+    assert list(ahead) == []
+
+
+def test_an_abandoned_loop_leaves_no_thread():
+    before = set(threading.enumerate())
+    for _ in make_loader(Samples()):
+        break
+    batches = fetch(Samples(), [TWO, TWO, TWO, TWO, TWO])
+    next(batches)
+    batches.close()
+    assert set(threading.enumerate()) == before

@@ -26,6 +26,7 @@ from elastic_keras_kit import Board, Trainee, run_all
 from refusal_kit import refused
 
 from elasticdl.elastic.core.plan import BatchPolicy
+from elasticdl.elastic.keras.fit import FitCall
 
 FEW = slice(0, 16)  # one batch, so that a mean of Keras's over batches is one over samples
 LONG, AIMS = sequences()
@@ -69,34 +70,43 @@ def squares(labels, outputs):
     return tf.reduce_mean(tf.square(labels - outputs), -1)
 
 
-class OwnLoss(keras.losses.Loss):
-    def call(self, labels, outputs):
-        return squares(labels, outputs)
-
-
 def with_nothing_left_of_a_part():
     inputs = LONG.copy()
     inputs[11:16] = 0
     return inputs
 
 
+def measured():
+    keras.utils.set_random_seed(1)
+    regular = {"kernel_regularizer": "l2", "activity_regularizer": keras.regularizers.L2(0.01)}
+    layers = [keras.layers.Dense(5, "relu", **regular), keras.layers.Dense(3, "softmax")]
+    model = keras.Sequential([keras.Input((6,)), *layers])
+    metrics = {"metrics": ["accuracy"], "weighted_metrics": ["accuracy"]}
+    model.compile("adam", "sparse_categorical_crossentropy", **metrics, jit_compile=False)
+    return model
+
+
+def plateau():
+    return [keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.5)]
+
+
+CLASSES = X[:, :3].argmax(1)
+WEIGHTED = {"sample_weight": np.linspace(0, 1, len(X)), "validation_split": 0.2}
+BY_CLASS = {"class_weight": {0: 2.0, 2: 0.5}, "validation_data": (X, CLASSES[:, None])}
 WHOLE, PARTS, WORKERS = (1, BATCH), (1, 5), (2, BATCH)  # how many, and how much at a time
-FITS = {
-    "averaged weights": (averaging, X, Y, {"validation_data": (X[:20], Y[:20])}, (WHOLE, PARTS, WORKERS)),
-    "apply_gradients": (lambda: dense(optimizer=Doubled(0.02)), X, Y, {}, (WHOLE, PARTS, WORKERS)),
-    "head without a loss": (
-        two_headed,
-        X,
-        {"a": Y},
-        {"validation_data": (X[:20], {"a": Y[:20]})},
-        (WHOLE, PARTS, WORKERS),
-    ),
-    "masks": (partial(masking, regularizer="l2"), LONG, AIMS, {}, (WHOLE, PARTS, WORKERS)),
-    "masks, a function": (partial(masking, squares), LONG, AIMS, {}, (PARTS,)),
-    "masks, its own class": (partial(masking, OwnLoss()), LONG, AIMS, {}, (PARTS,)),
-    "masks, nothing left": (masking, with_nothing_left_of_a_part(), AIMS, {}, (PARTS,)),
-    "masks and weights": (masking, LONG, AIMS, {"sample_weight": EACH}, (PARTS,)),
-    "masks, validated": (masking, LONG, AIMS, {"validation_data": (LONG[FEW], AIMS[FEW])}, (PARTS, WORKERS)),
+BOTH = {"validation_data": (X[:20], {"a": Y[:20]})}
+FITS = {  # model, inputs, labels, data, options, worlds
+    "averaged weights": (averaging, X, Y, {"validation_data": (X[:20], Y[:20])}, {}, (WHOLE, PARTS, WORKERS)),
+    "apply_gradients": (lambda: dense(optimizer=Doubled(0.02)), X, Y, {}, {}, (WHOLE, PARTS)),
+    "head without a loss": (two_headed, X, {"a": Y}, BOTH, {}, (PARTS, WORKERS)),
+    "masks": (partial(masking, regularizer="l2"), LONG, AIMS, {}, {}, (WHOLE, PARTS, WORKERS)),
+    "masks, a function": (partial(masking, squares), LONG, AIMS, {}, {}, (PARTS,)),
+    "masks, nothing left": (masking, with_nothing_left_of_a_part(), AIMS, {}, {}, (PARTS,)),
+    "masks and weights": (masking, LONG, AIMS, {"sample_weight": EACH}, {}, (PARTS,)),
+    "masks, validated": (masking, LONG, AIMS, {"validation_data": (LONG[FEW], AIMS[FEW])}, {}, (WORKERS,)),
+    "weights": (measured, X, CLASSES, WEIGHTED, {"validation_freq": [2]}, ((2, 5),)),
+    "classes": (measured, X, CLASSES[:, None], BY_CLASS, {}, ((2, 5),)),
+    "steps": (measured, X, CLASSES, {}, {"steps_per_epoch": 3, "epochs": 6, "initial_epoch": 2}, ((2, 5),)),
 }
 
 
@@ -104,10 +114,22 @@ FITS = {
     ("name", "workers", "most"), [(name, *world) for name, (*_, worlds) in FITS.items() for world in worlds]
 )
 def test_a_fit_is_that_of_keras(name, workers, most):
-    make, inputs, labels, given, _ = FITS[name]
-    plain = plainly(make(), inputs, labels, **given)
-    members = fit_together(workers, lambda rank: Fitting(make(), data_of(inputs, labels, **given), most=most))
+    make, inputs, labels, data, options, _ = FITS[name]
+    plain = plainly(make(), inputs, labels, plateau(), **data, **options)
+    assert "learning_rate" in plain[0], "there is a plateau"
+    members = fit_together(
+        workers, lambda rank: Fitting(make(), data_of(inputs, labels, **data), plateau(), most=most, **options)
+    )
     assert_as_plain(members, plain, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("frequency", "wanted"),
+    [(2, [1, 3]), (np.int64(2), [1, 3]), ([1, 4], [0, 3]), ({2}, [1]), (range(3, 5), [2, 3]), (np.array([2]), [1])],
+)
+def test_the_epochs_that_are_validated(frequency, wanted):
+    given = FitCall(None, [], epochs=2, initial_epoch=0, verbose=0, shuffle=True, validation_freq=frequency)
+    assert [epoch for epoch in range(4) if given.validates(epoch)] == wanted
 
 
 class Sequences:
@@ -202,29 +224,6 @@ def test_training_stops_after_the_step_after_which_kerass_own_stops(hook):
     members = fit_together(2, lambda rank: Fitting(dense(), data_of(X, Y, **validation), [ours[rank]]))
     assert [each.steps for each in ours] == [theirs.steps] * 2 == [6, 6]
     assert_as_plain(members, plain)
-
-
-class OlderName(keras.callbacks.Callback):
-    def __init__(self, seen):
-        super().__init__()
-        self.show = seen.append
-
-    def on_batch_end(self, batch, logs=None):
-        self.show(dict(logs))
-
-
-def by_a_lambda(seen):
-    return keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(dict(logs)))
-
-
-@pytest.mark.parametrize("make", [by_a_lambda, OlderName])
-def test_every_callback_that_looks_at_steps_sees_the_metrics(make):
-    theirs, ours = [], []
-    plainly(dense(metrics=["mae"]), X, Y, [make(theirs)], epochs=1)
-    fit_together(1, lambda rank: Fitting(dense(metrics=["mae"]), data_of(X, Y), [make(ours)], epochs=1))
-    assert len(ours) == len(theirs) == len(X) // BATCH
-    for one, other in zip(ours, theirs, strict=True):
-        assert one == pytest.approx(other, rel=1e-5)
 
 
 # -- newcomers: what they take from the others, so that all make the training of one --
@@ -323,7 +322,6 @@ NEWCOMERS = {
     "callbacks that decide": (lambda rank: Fitting(dense(), data_of(X, Y), [Everything()], epochs=6), 17),
     "hooks that begin an epoch": (lambda rank: Fitting(dense(), data_of(X, Y), [Begins()]), 10),
     "a variable of TensorFlow's": (partial(annealed, lambda: tf.Variable(0.0)), 10),
-    "a variable of Keras's": (partial(annealed, lambda: keras.Variable(0.0)), 10),
     "an optimizer's own": (lambda rank: Fitting(dense(optimizer=Slowing(0.02)), data_of(X, Y)), 5),
     "a data set": (raising, 6),
     "epochs": (of_a_later_checkpoint, 5),

@@ -10,12 +10,14 @@ from elastic_fit_kit import Batches, Fitting, X, Y, data_of, dense, fit_together
 from elastic_keras_kit import Board, Samples, Trainee, make_model
 from refusal_kit import refused
 
+import elasticdl.elastic.torch as elastic_torch
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.keras.fit import FitStep
-from elasticdl.elastic.keras.fit_data import check_compiled
-from elasticdl.elastic.keras.loader import load
+from elasticdl.elastic.keras.fit_data import FitData, check_compiled
+from elasticdl.elastic.keras.loader import load, own
 from elasticdl.elastic.keras.step import TrainStep
+from elasticdl.ga.keras import optimizers as ga
 
 MSE, SGD = keras.losses.MeanSquaredError, keras.optimizers.SGD
 LONG, AIMS = sequences()
@@ -120,6 +122,25 @@ def compiled(**options):
     check_compiled(dense(**options), "fit()")
 
 
+class Uneven(keras.utils.PyDataset):
+    """Batches of given sizes."""
+
+    def __init__(self, *sizes):
+        super().__init__()
+        self.sizes = sizes
+
+    def __len__(self):
+        return len(self.sizes)
+
+    def __getitem__(self, number):
+        return X[: self.sizes[number]], Y[: self.sizes[number]]
+
+
+def of(**given):
+    """Data that ``fit`` is given."""
+    return FitData.of(**{"x": X, "y": Y, **given})
+
+
 OF_A_SUM = r'^fit\(\): a loss with reduction="sum" or None is a sum'
 ACCUMULATES = r"^fit\(\): Model accumulates gradients by itself"
 REFUSED = [
@@ -130,9 +151,7 @@ REFUSED = [
     (a_schedule_and_rules, "schedule of the optimizer's own"),
     (partial(samples_are, lambda index: np.zeros(3)), "a sample of Broken is a ndarray; expected a pair"),
     (partial(samples_are, lambda index: (1, 2, 3)), "a sample of Broken is a tuple of 3"),
-    (partial(samples_are, lambda index: (np.zeros(index), 0)), "samples 3 to 1 can't be put into one batch"),
     # variables of model and loss
-    (lambda: fit(dense(keras.layers.SpectralNormalization(keras.layers.Dense(5)))), "sets .*kernel, which is trained,"),
     (the_loss_sets_a_variable, "the model or the loss sets seen, which is no weight of the model"),
     (lambda: fit(dense(Knows())), "which is no weight of the model that holds numbers: keep it"),
     (float8, "computes in float8"),
@@ -141,23 +160,32 @@ REFUSED = [
         r"captured\.seen",
     ),
     # data sets
-    (
-        lambda: data_of(Batches(grows_in=3)).training.tell(3, 0),
-        r"Batches has 5 batches after on_epoch_end\(\), and had",
-    ),
+    (lambda: of(x=X.tolist()), r"fit\(x, y\): a number stands where an array belongs; make arrays of lists"),
+    (lambda: of(x=[X, None]), r"fit\(x, y\): a number stands where an array belongs"),
+    (lambda: of(x=X[:3]), "different numbers of samples"),
+    (lambda: of(x="abc"), r"fit\(x, y\): a str can't be read by index"),
+    (lambda: of(x=tf.data.Dataset.from_tensors(1)), r"fit\(x, y\): .*can't be read by index"),
+    (lambda: of(x=None, y=None), r"fit\(x, y\): there are no data; give arrays x and y, or a data set as x"),
+    (lambda: of(validation_data=(None, Y)), r"fit\(validation_data=\): there are no data"),
+    (lambda: of(validation_data=(X, Y, Y, Y)), r"expected \(x, y\) or \(x, y, sample_weight\)"),
+    (lambda: of(class_weight={0: 2.0}, sample_weight=np.ones(len(X))), "give one of them"),
+    (lambda: of(y={"a": Y, "b": Y}, class_weight={0: 2.0}), "one output"),
+    (lambda: of(x=Uneven(2, 2)), "within the Uneven"),
+    (lambda: of(x=Uneven(2, 2), y=None, class_weight={0: 2.0}), "one output"),
+    (lambda: of(x=Uneven(2, 2), y=None, validation_split=0.5), "needs arrays"),
+    (lambda: of(validation_split=2.0), "expected a part of 64 samples"),
+    (lambda: of(x=Uneven(0, 3), y=None), r"fit\(x\): the first batch of the Uneven is empty; expected some samples"),
+    (lambda: of(x=Uneven(2, 3), y=None), r"fit\(x\): batch 1 of the Uneven has 3 samples, and the first has 2"),
+    (lambda: data_of(Batches(grows_in=3)).training.tell(3, 0), r"has 5 batches after on_epoch_end\(\), and had"),
     (orders_that_differ, r"in its training data sample .* \(held.order\)"),
     # what is no mean, or no sum
     (lambda: fit(dense(metrics=["mae", Largest()])), r"the metric largest_error \(Largest\) can't be put together"),
     (lambda: masks(0.0, 1.0), "its outputs have different masks"),
     (lambda: masks(0.0, activity="l2"), "but not of what add_loss or a regularizer of outputs adds"),
-    (lambda: compiled(loss=MSE(reduction="sum")), OF_A_SUM),
     (lambda: compiled(loss=[MSE(reduction="sum")]), OF_A_SUM),
     (lambda: compiled(loss=MSE(reduction=None)), OF_A_SUM),
     (lambda: compiled(optimizer=SGD(gradient_accumulation_steps=2)), ACCUMULATES),
-    (
-        lambda: compiled(optimizer=keras.optimizers.LossScaleOptimizer(SGD(gradient_accumulation_steps=2))),
-        ACCUMULATES,
-    ),
+    (lambda: compiled(optimizer=keras.optimizers.LossScaleOptimizer(ga.SGD(2))), ACCUMULATES),
 ]
 
 
@@ -166,7 +194,23 @@ def test_what_cant_be_had_is_one_line(use, words):
     refused(words, use)
 
 
-@pytest.mark.parametrize("loss", ["mse", MSE(), MSE(reduction="mean"), lambda labels, outputs: (labels - outputs) ** 2])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"y": Y.astype(object)},
+        {"x": np.array([b"a"] * len(X))},
+        {"x": [X, X]},
+        {"class_weight": {np.int64(0): 2, 1.0: 0.5}},
+        {"validation_split": np.float32(0.5)},
+        {"x": Uneven(2, 2, 1), "y": None},
+        {"x": Uneven(2, 0), "y": None},
+    ],
+)
+def test_data_that_can_be_used(given):
+    assert len(of(**given).training)
+
+
+@pytest.mark.parametrize("loss", ["mse", MSE(reduction="mean"), lambda labels, outputs: (labels - outputs) ** 2])
 def test_means_are_taken(loss):
     compiled(loss=loss)
 
@@ -176,3 +220,12 @@ def test_a_value_with_a_name_of_the_states_own_is_refused():
     for name in (*(name for name in vars(member.state) if not name.startswith("_")), "step"):
         member.values = lambda name=name: {name: 100}
         refused(rf"^KerasState\({name}=...\): the state has a {name} of its own", member.begin)
+
+
+@pytest.mark.parametrize("init", [own.init, elastic_torch.init], ids=["keras", "torch"])
+@pytest.mark.parametrize("seed", ["a", -1, 1.5, True, None, 2**64])
+def test_a_seed_that_is_none(init, seed):
+    refused(
+        r"^elastic\.init: seed must be a whole number of at least 0 and below 2\*\*64, not",
+        lambda: init(8, 4, seed=seed),
+    )
