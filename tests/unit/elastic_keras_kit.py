@@ -13,7 +13,7 @@ import tensorflow as tf
 from session_kit import FakeMaster, enter
 
 from elasticdl.elastic.collectives.port import Collective
-from elasticdl.elastic.core.protocol import Member, World, WorldBroken
+from elasticdl.elastic.core.protocol import Member, World
 from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.loader import ElasticContext, ElasticDataLoader
 from elasticdl.elastic.keras.step import TrainStep
@@ -66,19 +66,14 @@ class Samples:
 
 
 class Board:
-    """Where the threads leave what is to be summed; ``fail`` breaks the next collective."""
+    """Where the threads leave what is to be summed."""
 
     def __init__(self, size):
         self.size = size
         self.slots = [None] * size
         self.barrier = threading.Barrier(size, timeout=60)
-        self.fail = False
-        self.names = []
 
-    def exchange(self, rank, value, name):
-        if self.fail:
-            raise WorldBroken("a collective failed")
-        self.names.append(name)
+    def exchange(self, rank, value):
         self.slots[rank] = value
         self.barrier.wait()
         slots = list(self.slots)
@@ -89,38 +84,25 @@ class Board:
 
 
 class SumOfThreads(Collective):
-    """A world of several workers in the threads of one process: sums are real, only the wire is missing.
-
-    ``fails_at``: the number of the sum, from when the world was entered, that breaks here; whether the others still
-    receive what this worker ``contributes`` to it.
-    """
+    """A world of several workers in the threads of one process: sums are real, only the wire is missing."""
 
     def __init__(self, rank, board):
         super().__init__(TensorFlowTensors())
-        self.fails_at, self.contributes = None, True
         self.enter(rank, board)
 
     def enter(self, rank, board):
         self.board = board
-        self.sums = 0
         self.world = World.of(1, tuple(Member(i, "h", 0, False) for i in range(board.size)), rank)
 
     def sum(self, tensor, name):
-        self.sums += 1
-        fails = self.sums == self.fails_at
-        if fails and not self.contributes:
-            raise WorldBroken("lost before the sum")
-        given = self.board.exchange(self.world.rank, tf.convert_to_tensor(tensor), name)
-        if fails:
-            raise WorldBroken("lost with the sum")
-        return tf.add_n(given)
+        return tf.add_n(self.board.exchange(self.world.rank, tf.convert_to_tensor(tensor)))
 
     def broadcast_array(self, array, name):
-        return self.board.exchange(self.world.rank, array.copy(), name)[0]
+        return self.board.exchange(self.world.rank, array.copy())[0]
 
     def exchange(self, array, sent, received, name):
         rank = self.world.rank
-        slots = self.board.exchange(rank, (array.copy(), sent), name)
+        slots = self.board.exchange(rank, (array.copy(), sent))
         return np.concatenate([np.split(given, np.cumsum(sizes)[:-1])[rank] for given, sizes in slots])
 
 
@@ -134,7 +116,6 @@ class Trainee:
         policy,
         model=None,
         optimizer=None,
-        data=None,
         joins=True,
         jit_compile=None,
         check_state="epoch",
@@ -147,7 +128,7 @@ class Trainee:
             self.model.compile(jit_compile=jit_compile)
         self.optimizer = optimizer or keras.optimizers.SGD(0.1, momentum=0.9)
         self.train_step = TrainStep(self.model, loss, self.optimizer)
-        self.data = data or Samples()
+        self.data = Samples()
         self.begin()
 
     def begin(self):

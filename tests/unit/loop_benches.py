@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import MappingProxyType
 
 import torch
 from front_ends import BATCH, CLASSES, FEATURES, Refusal, Script, Trained, samples
@@ -106,7 +107,9 @@ PlainLoop.refusals = (refused(StepsTwice, "without a batch from the loader"),)
 
 
 class LibraryLoop(Loop):
-    """Its random streams are those of a batch everywhere."""
+    """Its random streams are those of a batch everywhere. ``values``: that its state holds."""
+
+    values = MappingProxyType({})
 
     def batches(self, epoch):
         order = epoch_order(len(self.data), 0, epoch, shuffle=self.script.shuffle)
@@ -115,7 +118,7 @@ class LibraryLoop(Loop):
     def train(self, job):
         context = job.init_in_place(BATCH)
         loader = ElasticDataLoader(context, self.data, shuffle=self.script.shuffle)
-        self.state = TorchState(context, self.model, self.optimizer, loader, {})
+        self.state = TorchState(context, self.model, self.optimizer, loader, dict(self.values))
         try:
             context.run(lambda: self.make_epochs(loader), self.state)
         except Stopped:

@@ -22,10 +22,8 @@ from elastic_fit_kit import (
     plainly,
     sequences,
 )
-from elastic_keras_kit import Board, Trainee, run_all
 from refusal_kit import refused
 
-from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.keras.fit import FitCall
 
 FEW = slice(0, 16)  # one batch, so that a mean of Keras's over batches is one over samples
@@ -132,32 +130,6 @@ def test_the_epochs_that_are_validated(frequency, wanted):
     assert [epoch for epoch in range(4) if given.validates(epoch)] == wanted
 
 
-class Sequences:
-    def __len__(self):
-        return len(LONG)
-
-    def __getitem__(self, index):
-        return LONG[index], AIMS[index]
-
-
-@pytest.mark.parametrize(("loss", "masked"), [(keras.losses.MeanSquaredError(), True), (squares, False)])
-def test_a_loop_of_ones_own_weighs_by_what_its_loss_looks_at(loss, masked, monkeypatch):
-    monkeypatch.setattr("elastic_keras_kit.loss", loss)
-
-    def train(workers, most):
-        board, policy = Board(workers), BatchPolicy(BATCH, None, most)
-        members = [
-            Trainee(rank, board, policy, masking(), keras.optimizers.SGD(0.5), Sequences()) for rank in range(workers)
-        ]
-        run_all(members, lambda member: member.train(1))
-        return members
-
-    (alone,) = train(*WHOLE)
-    for member in (*train(*PARTS), *train(*WORKERS)):
-        np.testing.assert_allclose(member.losses, alone.losses, rtol=1e-4)
-        assert member.train_step._masked == masked
-
-
 # -- what Keras tells data sets and callbacks --
 
 
@@ -232,46 +204,32 @@ def test_training_stops_after_the_step_after_which_kerass_own_stops(hook):
 class Everything(keras.callbacks.Callback):
     """A plateau rule of its own; and all that such a callback may keep."""
 
-    keeps = ("last", "by", "best", "calm", "note", "summed")
+    keeps = ("last", "by", "best", "calm", "note", "summed", "present")
 
     def __init__(self):
         super().__init__()
         self.last, self.by, self.best = [], {}, None
         self.calm, self.note, self.kept = False, "", np.zeros(2)
-        self.lock, self.own, self.mean = threading.Lock(), None, keras.metrics.Mean()
+        self.lock, self.mean, self.begun = threading.Lock(), keras.metrics.Mean(), (lambda: -1,)
 
     @property
     def summed(self):
         return self.kept.tolist()
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.last.append(logs["loss"])
-        self.by[epoch % 2] = logs["loss"]
-        self.best, self.calm, self.note = min(self.last), epoch > 1, f"epoch {epoch}"
-        self.kept = self.kept + logs["loss"]
-        self.own = object()
-        if len(self.last) >= 3 and self.last[-3] - self.last[-1] < 100:
-            self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) * 0.5
-
-
-class Begins(keras.callbacks.Callback):
-    """Sets in a hook what does not travel, and what does."""
-
-    keeps = ("told", "number", "present")
-
-    def __init__(self):
-        super().__init__()
-        self.begun, self.told, self.number = (lambda: -1,), [], 0
 
     @property
     def present(self):
         return self.begun[0]()
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.begun = (lambda: epoch,)
-        self.told.append(epoch)
-        self.number += 1
-        self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) / 2
+        self.begun = (lambda: epoch,)  # does not travel
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.last.append(logs["loss"])
+        self.by[epoch % 2] = logs["loss"]
+        self.best, self.calm, self.note = min(self.last), epoch > 1, f"epoch {epoch}"
+        self.kept = self.kept + logs["loss"]
+        if len(self.last) >= 3 and self.last[-3] - self.last[-1] < 100:
+            self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) * 0.5
 
 
 class Anneals(keras.callbacks.Callback):
@@ -320,7 +278,6 @@ def of_a_later_checkpoint(rank):
 
 NEWCOMERS = {
     "callbacks that decide": (lambda rank: Fitting(dense(), data_of(X, Y), [Everything()], epochs=6), 17),
-    "hooks that begin an epoch": (lambda rank: Fitting(dense(), data_of(X, Y), [Begins()]), 10),
     "a variable of TensorFlow's": (partial(annealed, lambda: tf.Variable(0.0)), 10),
     "an optimizer's own": (lambda rank: Fitting(dense(optimizer=Slowing(0.02)), data_of(X, Y)), 5),
     "a data set": (raising, 6),

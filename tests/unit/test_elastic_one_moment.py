@@ -1,185 +1,120 @@
-"""Weights, learning rate, schedule and the user's values go back together, wherever in an epoch the world breaks."""
-
-import itertools
+"""A library loop's weights, learning rate, schedule and values go back together, wherever in an epoch the world breaks."""
 
 import pytest
 import torch
-from elastic_kit import Board, SumOfThreads, break_alone, make_data, make_model
-from refusal_kit import refused
-from session_kit import alone, let_break, lose_world
-from test_elastic_schedulers import SCHEDULERS
+from front_ends import STEPS, Script
+from job_kit import Job
+from loop_benches import LibraryLoop
+from refusal_kit import require_refusal
+from session_kit import lose_world
 from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler as schedulers
 
-from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import WorldBroken
-from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader
-from elasticdl.elastic.torch_kit.tensors import ElasticContext
-from elasticdl.elastic.torch_kit.torch_state import TorchState
 
-EPOCHS, STEPS = 2, 3  # of 50 samples, 20 at a time
-# At which point, and how often it has been passed before.
-POINTS = [
-    *itertools.product(["before step", "after step", "after commit"], [0, STEPS - 1, STEPS]),
-    *itertools.product(["end of epoch", "after evaluation", "after scheduler"], [0, 1]),
-]
+LAST = 2 * STEPS
+SCHEDULERS = {
+    "steps": lambda optimizer: schedulers.StepLR(optimizer, 1, gamma=0.5),
+    "cycle": lambda optimizer: schedulers.OneCycleLR(optimizer, 0.2, total_steps=20),
+    "plateau": lambda optimizer: schedulers.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=10.0),
+}
 
 
-class Training:
-    """One worker whose world breaks once, in the first collective after it has come to a point."""
+class Scheduled(LibraryLoop):
+    """``each_step``: else the scheduler goes on behind each epoch. ``commits``: at the "top" or the "bottom" of the loop, at the bottom of each "second" step, or behind "epochs", too."""
 
-    def __init__(
-        self, make_scheduler, *, each_step, point=None, occurrence=0, ends_epochs=False, commits="bottom", **options
-    ):
-        """``commits``: at the "top" or the "bottom" of the loop, or at the bottom of each "second" step only."""
-        self.board = Board(1)
-        self.context = ElasticContext(alone(), SumOfThreads(0, self.board), BatchPolicy(20, None, 10), seed=0)
-        self.model = make_model()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        self.loader = ElasticDataLoader(self.context, make_data())
-        self.scheduler = make_scheduler(self.optimizer)
-        values = {"scheduler": self.scheduler, "seen": 0}
-        self.state = TorchState(self.context, self.model, self.optimizer, self.loader, values, **options)
-        break_alone(self.state, self.board)
-        core = self.context.session.core
-        let_break(core)
-        core.synced(self.state.progress)
-        self.each_step, self.ends_epochs, self.commits = each_step, ends_epochs, commits
-        self.point, self.occurrence = point, occurrence
+    def __init__(self, make, each_step, commits="bottom", breaks_in=None):
+        super().__init__(Script())
+        self.scheduler, self.each_step, self.commits, self.breaks_in = (
+            make(self.optimizer),
+            each_step,
+            commits,
+            breaks_in,
+        )
+        self.values = {"scheduler": self.scheduler, "seen": 0}
         self.settings = {}  # by step: with what it was made
-        self.broke = False
 
-    def reach(self, point):
-        if point == self.point:
-            self.occurrence -= 1
-            self.board.fail = self.board.fail or (self.occurrence < 0 and not self.broke)
-
-    def collective(self, work):
-        try:
-            work()
-        except WorldBroken:
-            self.board.fail, self.broke = False, True
-            raise
-
-    def schedule(self):
-        on_plateau = isinstance(self.scheduler, schedulers.ReduceLROnPlateau)
-        self.scheduler.step(*([1.0] if on_plateau else []))
-        self.reach("after scheduler")
-
-    def accumulate(self, batch):
-        for inputs, labels in batch:
-            batch.backward(cross_entropy(self.model(inputs), labels))
+    def make_epochs(self, loader):
+        for epoch in loader.epochs(2):
+            for batch in loader:
+                self.make_step(batch)
+            if self.breaks_in == epoch:  # as an evaluation would
+                self.breaks_in = None
+                raise WorldBroken("a worker is lost")
+            if not self.each_step:
+                self.schedule()
+            if self.commits == "epochs":
+                self.state.commit()
 
     def make_step(self, batch):
         if self.commits == "top":
             self.state.commit()
-        self.reach("before step")
-        group = self.optimizer.param_groups[0]
-        self.settings[batch.plan.step] = (float(group["lr"]), float(group["momentum"]))
-        self.collective(lambda: self.accumulate(batch))
+        group, step = self.optimizer.param_groups[0], batch.plan.step
+        self.settings[step] = (float(group["lr"]), float(group["momentum"]))
+        for x, y in batch:
+            batch.backward(cross_entropy(self.model(x), y))
         self.optimizer.step()
-        self.reach("after step")
         self.state.seen += batch.plan.batch
         if self.each_step:
             self.schedule()
-        if self.commits == "bottom" or (self.commits == "second" and batch.plan.step % 2 == 0):
+        if self.commits in ("bottom", "epochs") or (self.commits == "second" and step % 2 == 0):
             self.state.commit()
-        self.reach("after commit")
 
-    def train(self):
-        for _ in self.loader.epochs(EPOCHS):
-            for batch in self.loader:
-                self.make_step(batch)
-            self.reach("end of epoch")
-            self.collective(lambda: self.context.collective.sum_([torch.ones(1)], "evaluation"))
-            self.reach("after evaluation")
-            if not self.each_step:
-                self.schedule()
-            if self.ends_epochs:
-                self.state.commit()
-
-    def run(self):
-        self.context.run(self.train, self.state)
-        return self
-
-    @property
-    def result(self):
-        group = self.optimizer.param_groups[0]
-        weights = [parameter.tolist() for parameter in self.model.parameters()]
-        return self.settings, float(group["lr"]), self.state.seen, self.state.progress, weights
+    def schedule(self):
+        self.scheduler.step(*([1.0] if isinstance(self.scheduler, schedulers.ReduceLROnPlateau) else []))
 
 
-def require_as_undisturbed(name, expected=None, **options):
-    expected = expected or Training(SCHEDULERS[name], **options).run().result
+def result_of(script, torn=()):
+    job = Job(1, {(0, step): "torn" for step in torn})
+    job.keeps_states = False
+    assert job.run(lambda _: script.train(job))[0] == (None,)
+    weights = [each.tolist() for each in script.model.parameters()]
+    return script.settings, script.optimizer.param_groups[0]["lr"], script.state.seen, script.state.progress, weights
+
+
+@pytest.mark.parametrize("commits", ["bottom", "top", "second", "epochs"])
+@pytest.mark.parametrize(
+    ("name", "each_step"), [("steps", False), ("steps", True), ("cycle", True), ("plateau", False)]
+)
+def test_a_schedule_is_that_of_an_undisturbed_run_wherever_the_world_breaks(name, each_step, commits):
+    expected = result_of(Scheduled(SCHEDULERS[name], each_step))
     assert len({rate for rate, _ in expected[0].values()}) > 1
-    for point, occurrence in [(None, 0), *POINTS]:
-        disturbed = Training(SCHEDULERS[name], point=point, occurrence=occurrence, **options).run()
-        assert disturbed.result == expected, (point, occurrence)
+    for torn in range(1, LAST + 1):
+        assert result_of(Scheduled(SCHEDULERS[name], each_step, commits), [torn]) == expected, f"in step {torn}"
+    for epoch in range(2):
+        assert result_of(Scheduled(SCHEDULERS[name], each_step, commits, epoch)) == expected, f"behind epoch {epoch}"
 
 
-@pytest.mark.parametrize("each_step", [False, True], ids=["each epoch", "each step"])
-@pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_schedule_is_that_of_an_undisturbed_run_wherever_the_world_breaks(name, each_step, caplog):
-    require_as_undisturbed(name, each_step=each_step)
-    assert "scheduler" not in caplog.text, "it is in its place"
+def test_a_schedule_that_is_not_held_is_warned_of():
+    script, job = Scheduled(SCHEDULERS["steps"], each_step=True), Job(1)
+    script.values = {"seen": 0}
+    job.run(lambda _: script.train(job))
+    (line,) = job.warnings
+    assert "give it along, as in TorchState(scheduler=scheduler)" in line
 
 
-@pytest.mark.parametrize("options", [{"commits": "top"}, {"commits": "second"}, {"ends_epochs": True}], ids=str)
-@pytest.mark.parametrize("each_step", [False, True], ids=["each epoch", "each step"])
-def test_so_it_is_with_commits_elsewhere_or_not_after_each_step(each_step, options):
-    expected = Training(SCHEDULERS["StepLR"], each_step=each_step).run().result
-    require_as_undisturbed("StepLR", expected, each_step=each_step, **options)
+class Uses(LibraryLoop):
+    """``use``: the first batch, in another way than a loop over it."""
 
-
-def by_epochs(**options):
-    return Training(SCHEDULERS["StepLR"], each_step=False, **options)
-
-
-def test_a_rate_that_is_a_tensor_stays_the_tensor_it_was():
-    training = by_epochs()
-    group = training.optimizer.param_groups[0]
-    rate = group["lr"] = torch.tensor(0.1)
-    training.state.commit()
-    rate.fill_(0.5)
-    lose_world(training.context)
-    assert group["lr"] is rate
-    assert float(rate) == pytest.approx(0.1)
-
-
-def test_a_schedule_that_is_not_held_is_warned_of(caplog):
-    training = by_epochs()
-    del training.state.values["scheduler"]
-    training.context.run(lambda: None, training.state)
-    assert "give it along, as in TorchState(scheduler=scheduler)" in caplog.text
+    def make_epochs(self, loader):
+        batch = next(steps := iter(loader))
+        self.use(batch, steps)
+        list(batch)
 
 
 @pytest.mark.parametrize(
-    ("before", "words"),
+    ("use", "words"),
     [
-        (lambda batch, steps, training: list(batch), r"step 1 are loaded once.*keep what is needed again in a list"),
-        (lambda batch, steps, training: "labels" in [type(each) for each in batch], "loaded once"),
-        (lambda batch, steps, training: next(steps), r"the batch of step 1 is over.*before the next is fetched"),
-        (lambda batch, steps, training: lose_world(training.context), "the workers have changed"),
-        (lambda batch, steps, training: (next(steps), batch.backward(torch.ones(()))), "is over"),
+        (lambda job, batch, steps: list(batch), r"step 1 are loaded once.*keep what is needed again in a list"),
+        (lambda job, batch, steps: "labels" in [type(each) for each in batch], "loaded once"),
+        (lambda job, batch, steps: next(steps), r"the batch of step 1 is over.*before the next is fetched"),
+        (lambda job, batch, steps: lose_world(job.contexts[0]), "the workers have changed"),
+        (lambda job, batch, steps: (next(steps), batch.backward(torch.ones(()))), "is over"),
     ],
     ids=["gone through", "searched", "followed by a later one", "in a later world", "weighed later on"],
 )
-def test_a_batch_that_is_not_the_present_one_can_not_be_used(before, words):
-    training = by_epochs()
-    batch = next(steps := iter(training.loader))
-
-    def use():
-        before(batch, steps, training)
-        list(batch)
-
-    refused(words, use)
-
-
-def test_a_batch_that_was_not_used_up_leaves_the_samples_of_the_next_alone():
-    training = by_epochs()
-    expected = [[inputs.tolist() for inputs, _ in batch] for batch in training.loader]
-    for number, batch in enumerate(training.loader):
-        if number == 0:
-            next(iter(batch))
-        else:
-            assert [inputs.tolist() for inputs, _ in batch] == expected[number]
+def test_a_batch_that_is_not_the_present_one_can_not_be_used(use, words):
+    script, job = Uses(Script()), Job(1)
+    script.use = lambda *given: use(job, *given)
+    ((error,), _) = job.run(lambda _: script.train(job))
+    require_refusal(error, words)

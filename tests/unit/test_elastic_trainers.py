@@ -31,7 +31,7 @@ class Lightnings(lightning.Callback):
 
     def on_train_batch_end(self, trainer, module, *_):
         if trainer.global_step == STEPS + 1:
-            self.plant(self, module.net, trainer.optimizers[0], trainer.lr_scheduler_configs[0].scheduler)
+            self.plant(self, module.net, trainer)
 
     def state_dict(self):
         return {"wait": self.wait}
@@ -43,35 +43,12 @@ class HuggingFaces(transformers.TrainerCallback, transformers.trainer_callback.E
     def __init__(self, plant):
         self.plant, self.wait = plant, 0
 
-    def on_step_end(self, args, state, control, model=None, optimizer=None, lr_scheduler=None, **_):
+    def on_step_end(self, args, state, control, model=None, **_):
         if state.global_step == STEPS + 1:
-            state.best_metric = 0.2 if self.plant is best_metric else None
-            self.plant(self, model, getattr(optimizer, "optimizer", optimizer), lr_scheduler)
+            self.plant(self, model, state)
 
     def state(self):
         return {"args": {}, "attributes": {"wait": self.wait}}
-
-
-def rate(callback, model, optimizer, scheduler):
-    optimizer.param_groups[0]["lr"] = 0.5
-
-
-def steps_of_scheduler(callback, model, optimizer, scheduler):
-    scheduler._step_count += 1
-
-
-def weight(callback, model, optimizer, scheduler):
-    model.first.weight.data *= 1.01
-
-
-def wait(callback, model, optimizer, scheduler):
-    callback.wait = 7
-
-
-def best_metric(*_): ...
-
-
-def nothing(*_): ...
 
 
 def momentum_and_schedule(self):
@@ -82,22 +59,41 @@ def momentum_and_schedule(self):
 Fitted = changed(Module, configure_optimizers=momentum_and_schedule)
 
 
-SAID = [  # from which step on, whether it ends the job, and what is named
-    (rate, STEPS + 1, True, "optimizer.param_groups.0.lr is 0."),
-    (steps_of_scheduler, 2 * STEPS, True, "scheduler._step_count is "),
-    (weight, 2 * STEPS, True, "first.weight differs by 0.0"),
-    (wait, 2 * STEPS, False, "callbacks.{}.wait is 0 on worker 0 and 7 on worker 1: "),
-]
-OF_TRANSFORMERS = (best_metric, 2 * STEPS, False, "trainer.best_metric is None on worker 0 and 0.2 on worker 1: ")
+def rate(callback, model, trainer):
+    trainer.optimizers[0].param_groups[0]["lr"] = 0.5
+
+
+def steps_of_scheduler(callback, model, trainer):
+    trainer.lr_scheduler_configs[0].scheduler._step_count += 1
+
+
+def weight(callback, model, trainer):
+    model.first.weight.data *= 1.01
+
+
+def wait(callback, model, trainer):
+    callback.wait = 7
+
+
+def best_metric(callback, model, state):
+    state.best_metric = 0.2
 
 
 @pytest.mark.parametrize(
     ("kind", "plant", "step", "ends", "named"),
-    [*((Fitted, *row) for row in SAID), *((Trainer, *row) for row in (*SAID[2:], OF_TRANSFORMERS))],
+    [  # from which step on it is seen, whether it ends the job, and what is named
+        (Fitted, rate, STEPS + 1, True, "optimizer.param_groups.0.lr is 0."),
+        (Fitted, steps_of_scheduler, 2 * STEPS, True, "scheduler._step_count is "),
+        (Fitted, weight, 2 * STEPS, True, "first.weight differs by 0.0"),
+        (Fitted, wait, 2 * STEPS, False, "callbacks.Lightnings.wait is 0 on worker 0 and 7 on worker 1: "),
+        (Trainer, weight, 2 * STEPS, True, "first.weight differs by 0.0"),
+        (Trainer, wait, 2 * STEPS, False, "callbacks.HuggingFaces.wait is 0 on worker 0 and 7 on worker 1: "),
+        (Trainer, best_metric, 2 * STEPS, False, "trainer.best_metric is None on worker 0 and 0.2 on worker 1: "),
+    ],
 )
 def test_what_makes_two_models_ends_the_job_and_what_does_not_is_told_once(run, kind, plant, step, ends, named):  # noqa: F811
     callback = Lightnings if kind is Fitted else HuggingFaces
-    callbacks = [[callback(nothing)], [callback(plant)]]
+    callbacks = [[callback(lambda *_: None)], [callback(plant)]]
     said, _, told = run(kind, callbacks=callbacks.__getitem__, epochs=3)
     if ends:
         (line,) = set(map(str, said))
@@ -107,7 +103,7 @@ def test_what_makes_two_models_ends_the_job_and_what_does_not_is_told_once(run, 
     else:
         assert said == (None, None)
         (line,) = told
-        assert line.startswith(f"after step {step} " + named.format(callback.__name__))
+        assert line.startswith(f"after step {step} {named}")
 
 
 @pytest.mark.parametrize("batches", [1, 2])

@@ -5,7 +5,7 @@ import torch
 from trainers_kit import OwnJob, process_is_kept, transformers  # noqa: F401
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
-from elasticdl.elastic.transformers import Seq2SeqTrainer, Trainer, elastic_trainer, patch
+from elasticdl.elastic.transformers import Trainer, elastic_trainer, patch
 from elasticdl.elastic.transformers.elastic_trainer import _to_resume_from
 
 
@@ -34,7 +34,7 @@ def make_model():
     return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
 
 
-def arguments(folder, kind=TrainingArguments, **given):
+def arguments(folder, **given):
     chosen = {
         "per_device_train_batch_size": 8,
         "num_train_epochs": 3,
@@ -46,7 +46,7 @@ def arguments(folder, kind=TrainingArguments, **given):
         "dataloader_pin_memory": False,
         **given,
     }
-    return kind(output_dir=str(folder), **chosen)
+    return TrainingArguments(output_dir=str(folder), **chosen)
 
 
 def make(kind, folder, options=None, **given):
@@ -132,30 +132,6 @@ def test_what_is_saved_needs_no_elasticdl(tmp_path):
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-15"]
     saved = torch.load(tmp_path / "checkpoint-15" / "training_args.bin", weights_only=False)
     assert type(saved) is TrainingArguments
-
-
-def test_sequences_are_generated(tmp_path):
-    sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
-    config = transformers.T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0)
-    options = {
-        "eval_strategy": "epoch",
-        "logging_steps": 500,
-        "predict_with_generate": True,
-        "generation_max_length": 6,
-    }
-
-    def trained(kind):
-        transformers.set_seed(3)
-        given = {
-            "model": transformers.T5ForConditionalGeneration(config),
-            "args": arguments(tmp_path, transformers.Seq2SeqTrainingArguments, **options),
-            "compute_metrics": lambda given: {"mean": float(given.predictions.mean())},
-        }
-        own = make(kind, tmp_path, **given)
-        own.train()
-        return numbers_of(own)
-
-    assert trained(Seq2SeqTrainer) == trained(transformers.Seq2SeqTrainer)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

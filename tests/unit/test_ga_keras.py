@@ -148,14 +148,6 @@ def test_fit_without_the_callback_carries_on_and_loses_nothing():
     assert ours.same(theirs, 1e-6), "fit computes the loss in single precision"
 
 
-def test_callbacks_that_look_for_the_average_of_weights():
-    options = {"use_ema": True, "ema_momentum": 0.5}
-    told = {"callbacks": [keras.callbacks.SwapEMAWeights()], "validation_data": make_data(8)}
-    theirs, ours = fit(plain_adam(**options), 12, WHOLE, **told), fit(adam(2, **options), 6, WHOLE, **told)
-    assert ours.same(theirs)
-    assert np.allclose(ours.history["val_loss"], theirs.history["val_loss"], rtol=1e-5)
-
-
 @pytest.fixture
 def _mixed_float16():
     keras.config.set_dtype_policy("mixed_float16")
@@ -211,15 +203,6 @@ def test_weights_are_exchanged_with_keras(tmp_path):
     ours.train(batches[1]).model.save_weights(path)
     plain.model.load_weights(path)
     assert plain.train(big(batches[2:])).same(theirs.train(big(batches[1:])))
-
-
-def test_all_variables_are_the_state():
-    stream = flat(make_batches())
-    first, second = Keras().train(stream[:4]), Keras()
-    second.optimizer.build(second.variables)
-    second.model.set_weights(first.model.get_weights())
-    second.optimizer.set_weights([variable.numpy() for variable in first.optimizer.variables])
-    assert second.train(stream[4:]).same(first.train(stream[4:]), 0.0)
 
 
 @pytest.mark.parametrize(

@@ -74,12 +74,6 @@ def zero_before_backward(training, inputs, labels):
     training.optimizer.step()
 
 
-def zero_of_the_model(training, inputs, labels):
-    training.loss(inputs, labels).backward()
-    training.optimizer.step()
-    training.model.zero_grad()
-
-
 def another_cleared_before_its_step(training, inputs, labels):
     training.loss(inputs * float("nan"), labels).backward()
     training.optimizer.zero_grad()
@@ -103,7 +97,7 @@ def closure(training, inputs, labels):
     assert calls == [1]
 
 
-LOOPS = [Torch.take, zero_before_backward, zero_of_the_model, another_cleared_before_its_step, closure]
+LOOPS = [Torch.take, zero_before_backward, another_cleared_before_its_step, closure]
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
