@@ -57,19 +57,16 @@ class Context:
         self.size, self.rank = 1, 0
 
 
-def test_the_numbers_follow_the_world():
+def test_the_numbers_follow_the_world_and_alone_the_gpus():
     context = Context(under_master=True)
     job = CurrentJob(context, gpus=8)
     assert job.numbers == BatchShape(4, 64, 256, 1, True)
     context.size, context.rank = 3, 2
     assert job.numbers == BatchShape(2, 43, 256, 3, False)
-
-
-def test_alone_the_numbers_follow_the_gpus():
-    job = CurrentJob(Context(under_master=False), gpus=2)
-    assert (job.numbers.gpus, job.numbers.steps) == (2, 2)
-    assert job.use_one_gpu() == 2
-    assert (job.numbers.gpus, job.numbers.steps) == (1, 4)
+    alone = CurrentJob(Context(under_master=False), gpus=2)
+    assert (alone.numbers.gpus, alone.numbers.steps) == (2, 2)
+    assert alone.use_one_gpu() == 2
+    assert (alone.numbers.gpus, alone.numbers.steps) == (1, 4)
 
 
 def test_a_script_may_print_its_numbers_after_prepare():
