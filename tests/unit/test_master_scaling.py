@@ -141,6 +141,36 @@ def test_a_job_of_the_form_is_known_from_three_numbers(numbers, follows, fixed, 
     assert speedups(curve, range(1, 13)) == pytest.approx(truth, rel=0.01)
 
 
+def made_up(draw):
+    """Samples and seconds of a step of a job in which computing and reduction overlap, by number of workers."""
+    samples, seconds, serial = int(draw.choice([32, 64, 100, 256, 1024])), 10 ** draw.uniform(-2, 1), draw.beta(1, 8)
+    network, growth, overlap = 10 ** draw.uniform(-2.5, 0), 10 ** draw.uniform(-2.5, 0), draw.uniform(1, 5)
+    follows = draw.random() < 0.3
+
+    def step(n):
+        share = 1.0 if follows else math.ceil(samples / n) / samples
+        reduction = 0.0 if n == 1 else network * (1 + growth * (n - 2))
+        computing = serial + (1 - serial) * share
+        return samples * (n if follows else 1), seconds * (computing**overlap + reduction**overlap) ** (1 / overlap)
+
+    return step
+
+
+def test_estimates_of_jobs_of_another_form_are_near():
+    """Five workers, by one to four, with a noise of 1 %."""
+    errors = []
+    for seed in range(60):
+        draw = np.random.default_rng(seed)
+        job = made_up(draw)
+        seen = ((n, *job(n)) for n in range(1, 5))
+        noisy = [Observation(n, batch, each * math.exp(0.01 * draw.standard_normal())) for n, batch, each in seen]
+        (ones, alone), (fives, seconds) = job(1), job(5)
+        estimate = SpeedupCurve(tuple(noisy)).at(5).speedup
+        errors.append(abs(math.log(estimate / (fives / seconds / (ones / alone)))))
+    assert np.median(errors) < 0.02
+    assert np.quantile(errors, 0.9) < 0.1
+
+
 def test_of_others_the_nearest_tell_and_one_alone_nothing():
     """Two cores: a third worker makes every step slower."""
     assert of({1: 1.0, 2: 0.51, 3: 0.62, 4: 0.66}).at(5).speedup == pytest.approx(1.315, rel=0.01), "as at four"

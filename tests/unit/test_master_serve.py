@@ -16,6 +16,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.values import Phase
 from elasticdl.master.shell.calls import Server, TokenAccess
 from elasticdl.master.shell.loop import NoStore
+from elasticdl.master.shell.observers import Observers
 from elasticdl.master.shell.serve import Master, RelievedError, logging_to
 
 
@@ -98,6 +99,14 @@ def test_a_master_that_leaves_does_not_end_the_workers(tmp_path, when):
         run.to_the_end()
     assert set(run.launcher.calls) == (set() if when == "at once" else {"keep"})
     assert not run.job_dir.status.exists()
+
+
+def test_an_observer_that_raises_takes_nothing_from_the_others_and_is_complained_of_once(caplog):
+    both = Observers([ears := Ears(broken=True), other := Ears()])
+    for event in ("stop_requested", "stop_requested", "phase"):
+        both.recorded(event, {})
+    assert (ears.heard, other.heard) == (["phase"], ["stop_requested", "stop_requested", "phase"])
+    assert [r.message for r in caplog.records] == ["Ears has raised"]
 
 
 def test_a_full_disk_under_the_masters_log_is_told_once_and_stops_nothing(capfd):
