@@ -108,11 +108,6 @@ class Cluster:
         if pod is not None and pod.process is not None:
             self._report(pod, e.StacksFound(worker_id, "", "simulated"))
 
-    def kill_all(self) -> None:
-        """The job has ended."""
-        for process in self.processes:
-            process.end(ExitCause.KILLED, -9)
-
     # ---- what becomes of them ----
 
     def process_ended(self, process: Process, cause: ExitCause, code: int) -> None:

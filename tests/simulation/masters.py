@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import World
 from elasticdl.master.core.worker_record import JobSnapshot, Snapshot
 from elasticdl.master.shell.calls import Sessions, to_event
+from elasticdl.places.base import Launcher
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.simulation.adapter import (
     HEARTBEAT_SECONDS,
@@ -80,31 +81,16 @@ class _Launcher:
 
     def __init__(self, master: Master) -> None:
         self._master = master
-        self._cluster = master.site.cluster
-
-    async def find(self, remembered: Mapping[int, str]) -> Sequence[e.FoundWorker]:
-        raise AssertionError("the master asks the cluster itself")
 
     async def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:
         self._master.burn()
         self._master.site.checks.launched(self._master)
-        self._cluster.launch(worker_id, away_from)
+        self._master.site.cluster.launch(worker_id, away_from)
 
-    def terminate(self, worker_id: int) -> None:
+    def __getattr__(self, name: str) -> Any:
+        """To end a worker, or to look at one."""
         self._master.burn()
-        self._cluster.terminate(worker_id)
-
-    def kill(self, worker_id: int) -> None:
-        self._master.burn()
-        self._cluster.kill(worker_id)
-
-    def read_stacks(self, worker_id: int) -> None:
-        self._master.burn()
-        self._cluster.read_stacks(worker_id)
-
-    async def close(self, *, keep: bool = False) -> None:
-        if not keep:
-            self._cluster.kill_all()
+        return getattr(self._master.site.cluster, name)
 
 
 class Master:
@@ -120,7 +106,9 @@ class Master:
         if site.trace is not None:
             trace = site.trace
             core.watch = lambda event, instructions: trace.decision(self, event, instructions)
-        self._loop = LoopDriver(core, self.streams, _Launcher(self), self._request_save, lambda: site.clock.now)
+        self._loop = LoopDriver(
+            core, self.streams, cast(Launcher, _Launcher(self)), self._request_save, lambda: site.clock.now
+        )
         self._version = site.store.claim()
         self._early: list[e.Event | Mark] | None = []  # until it is known what workers there are
         self._requests: list[SaveRequest] = []  # not yet being saved
