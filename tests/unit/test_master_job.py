@@ -111,6 +111,11 @@ a worker that is killed once every step was made does not fail the job (2-3, own
   0 1 2 finish; 0 killed -> nothing; warning message = ...may not have been done
   1 clean -> nothing
   2 clean -> end succeeded: training is complete
+one that finished before rank 0 was lost is replaced too however long it takes to end (2-2, own_program)
+  0 1 train
+  1 finishes; 1 cut; 0 killed; wait 3 -> launch 2; launch 3
+  1 clean -> nothing; worker_left cause = killed, drained
+  2 3 come -> phase = running
 of the users own program it is told that it does not connect or end and it is let be (2-3, own_program, start_timeout=20)
   tick; 0 1 connect; 2 placed; 0 1 ask; wait 21 -> launch 0 1 2; world 1: 0 1; read 2
   2 seen: its process runs; wait 0.1 -> remark 2 = not connected for 21 s, its process runs

@@ -65,6 +65,8 @@ versions continue after those that workers know (2-2)
   tick; 0 connects world 41; 0 asks left 0; 1 comes -> broken 41 for 0: the master does not know all of its members;
       world 42: 0 1
 
+who comes once a member has finished is not let in (2-4)
+  0 1 2 train; 0 finishes; 3 comes; wait 10 -> nothing
 after a member has finished no newcomer is let in but survivors form a world however few (2-4)
   0 1 2 train
   3 comes -> change 1 for 0 1 2: worker 3 joins
