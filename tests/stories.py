@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
@@ -37,6 +38,17 @@ def on(scene: Callable[..., AbstractAsyncContextManager[Any]]) -> Callable[[Stor
         return run
 
     return decorate
+
+
+def on_each(benches: Mapping[str, Callable[[Path], AbstractAsyncContextManager[Any]]]) -> Callable[[Story], Any]:
+    """As `on`, for each bench that can be made in a folder: so a contract is tried on all who have to keep it."""
+
+    @asynccontextmanager
+    async def opened(make: Any, tmp_path: Path) -> AsyncIterator[Any]:
+        async with make(tmp_path) as bench:
+            yield bench
+
+    return lambda story: pytest.mark.parametrize("make", benches.values(), ids=benches)(on(opened)(story))
 
 
 # ---- stories in words ----

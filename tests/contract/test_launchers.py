@@ -27,7 +27,7 @@ from elasticdl.master.core.events import (
 from elasticdl.master.shell.serve import LocalWorkers
 from elasticdl.places.local import Slots
 from elasticdl.places.worker_process import judge_exit
-from tests.stories import on
+from tests.stories import on, on_each
 
 PLACES = 2
 ENDS_WHEN_TOLD = """
@@ -73,15 +73,7 @@ async def agent_bench(tmp_path):
 BENCHES = {"plain": local_bench, "forked": partial(local_bench, modules=["json"]), "agents": agent_bench}
 
 
-@asynccontextmanager
-async def opened(make, tmp_path):
-    async with make(tmp_path) as bench:
-        yield bench
-
-
-def contract(check):
-    """Run a check on each launcher."""
-    return pytest.mark.parametrize("make", BENCHES.values(), ids=BENCHES)(on(opened)(check))
+contract = on_each(BENCHES)
 
 
 @contract

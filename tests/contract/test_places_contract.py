@@ -1,15 +1,13 @@
 """What everybody must do who provides places. An adapter of yours joins by a bench, as those below."""
 
-from contextlib import asynccontextmanager
 from functools import partial
 
-import pytest
 from places_kit import NOWHERE, FakeProvider, bench_of
 
 from elasticdl.places.base import PlaceState
 from elasticdl.places.local import Slots
 from elasticdl.places.polled import PolledPlaces
-from tests.stories import on
+from tests.stories import on_each
 
 
 def slots_bench(tmp_path):
@@ -25,21 +23,15 @@ def polled_bench(tmp_path):
     return bench_of(partial(PolledPlaces, provider, seconds=0.01), lambda bench, place_id: provider.lose(place_id))
 
 
-BENCHES = [slots_bench, gpus_bench, polled_bench]
-THAT_LOSE = [polled_bench]  # slots of this machine are not lost while this process lives
+BENCHES = {"slots": slots_bench, "gpus": gpus_bench, "polled": polled_bench}
+THAT_LOSE = {"polled": polled_bench}  # slots of this machine are not lost while this process lives
 CHECKS = []
-
-
-@asynccontextmanager
-async def opened(make, tmp_path):
-    async with make(tmp_path) as bench:
-        yield bench
 
 
 def contract(check, benches=BENCHES):
     """Run a check on all of them."""
     CHECKS.append(check)
-    return pytest.mark.parametrize("make", benches)(on(opened)(check))
+    return on_each(benches)(check)
 
 
 @contract
