@@ -78,6 +78,8 @@ the version of a world that was left since the last save is not used again (1-2)
 who has finished is remembered though others are still waited for (1-2)
   wait 2; 0 finishes; 0 clean; 1 away; die; rise; 1 cut; 1 finishes; 1 connects world 1; tick -> ...;
       reason = training is complete
+that all have finished together is known to the next master (2-2)
+  wait 2; 1 finishes together; die; rise; wait 1; 0 killed; tick -> ...; reason = training is complete
 what is left of workers that were gone before is no news (2-4)
   wait 2; 0 1 killed; wait 5 -> ...; workers = 2 3 4 5; worker_left worker = 0, 1
   die; rise over 0 1; wait 3 -> nothing; workers = 2 3 4 5; worker_left worker = 0, 1; master_restarted = 1
