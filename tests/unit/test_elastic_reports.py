@@ -145,15 +145,6 @@ def test_a_greeting_says_again_what_is_still_true(session):
     assert session.has_last_word
 
 
-def test_between_worlds_a_greeting_asks_and_claims_none(session):
-    train(session)
-    session.post(p.WorldLeft("enough"))
-    session.post(p.Trigger.CLOSED)
-    hello, ask = session.greet(())
-    assert hello.world_version == 0
-    assert (ask.left_world, ask.step, ask.has_state) == (7, 4, True)
-
-
 def test_a_signal_in_the_midst_of_a_step_waits_for_its_turn(session, monkeypatch):
     real_step, seen = session.core.step, []
 

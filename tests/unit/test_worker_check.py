@@ -139,12 +139,6 @@ def test_parameters_that_the_model_does_not_take(make_spec):
         refused(words, lambda params=params: check.check(make_spec(model_params=params)))
 
 
-def test_runs_two_samples_as_in_training(run, tmp_path):
-    seen = "open({!r}, 'a').write(f'{{len(inputs)}} {{self.training}}\\n')".format(str(tmp_path / "seen"))
-    assert run(RELUCTANT.format(f"{seen} == 0", "ValueError")) == (0, "", "")
-    assert (tmp_path / "seen").read_text() == "2 True\n"
-
-
 def test_refuses_what_horovod_cannot_bear_and_says_where_it_is_missing(make_spec, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setenv("HOROVOD_CYCLE_TIME", "1")

@@ -195,20 +195,6 @@ def optimizer(parameters):
 """
 
 
-def test_the_schedule_is_asked_in_each_epoch_and_world_and_keeps_the_ratio_of_groups(make_spec):
-    asked = []
-
-    def schedule(epoch):
-        asked.append(epoch)
-        return 0.4 / (epoch + 1)
-
-    spec = make_spec(num_epochs=2, extra=TWO_GROUPS)
-    job = trained(spec, Script(leave_after={6}), callbacks=[LearningRateScheduler(schedule)])
-    assert asked == [0, 1, 1]
-    assert [report.learning_rate for report in job.script.reports] == [0.4] * 4 + [0.2] * 4
-    assert [group["lr"] for group in job.learner.state.optimizer.param_groups] == [0.2, pytest.approx(0.04)]
-
-
 @pytest.mark.parametrize(
     ("options", "callbacks", "rules"),
     [
