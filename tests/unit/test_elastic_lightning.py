@@ -1,24 +1,23 @@
 """Lightning's strategy in a world of one: to the bit Lightning's own, whatever the trainer is told; a newcomer goes on from any batch."""
 
 import csv
-import functools
 import pickle
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from job_kit import Job
 from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.data import has_len_all_ranks
-from session_kit import receive
 from torch.nn.functional import cross_entropy
 from trainers_kit import OwnJob, lightning, loader_of, make_strategy, process_is_kept  # noqa: F401
 
 import elasticdl.elastic.lightning as elastic
 from elasticdl.elastic.lightning import strategy
 from elasticdl.elastic.lightning.fit_host import Writing
-from elasticdl.elastic.torch_kit.participant import Outcome, Participant
+from elasticdl.elastic.torch_kit.participant import Participant
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -85,55 +84,6 @@ def result_of(folder, trainer, module):
     return module.seen, trainer.global_step, trainer.current_epoch, log, rates, files, weights
 
 
-def keep_states(monkeypatch, work):
-    """What it returns, and the states before each of its batches."""
-    states, commit = [], Participant.commit
-
-    def keep_and_commit(self, epoch):
-        states.append(pickle.dumps(self.state.state_dict()))
-        return commit(self, epoch)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Participant, "commit", keep_and_commit)
-        return work(), states
-
-
-def take(participant, state):
-    """As when it is sent."""
-    receive(participant.state, pickle.loads(state))
-
-
-def come_later(monkeypatch, state, work):
-    """``work`` on a worker that comes where the job has this state."""
-    join = Participant.join
-
-    def join_from(self):
-        join(self)
-        take(self, state)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Participant, "join", join_from)
-        return work()
-
-
-def be_behind(monkeypatch, step, state, work):
-    """``work`` on a worker that has lost the connection when the gradients of this step had arrived everywhere else. ``state``: after that."""
-    made, settle = [], Participant.settle
-
-    def take_theirs(self, failure=None, **how):
-        counts = not self.is_reduced and not self.is_catching_up
-        made.extend([self.state.step] * counts)
-        if not counts or len(made) != step:
-            return settle(self, failure, **how)
-        take(self, state)
-        self.open_batches.clear()
-        return Outcome.BEHIND
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Participant, "settle", take_theirs)
-        return work()
-
-
 class OwnOrder(torch.utils.data.Sampler):
     """Draws from a generator, and counts."""
 
@@ -172,20 +122,26 @@ def metrics_of(trainer):
 
 
 @pytest.mark.parametrize("feature", ["accumulate", "validate within an epoch", "an order of its own", "plateau"])
-def test_a_newcomer_goes_on_from_any_batch(tmp_path, monkeypatch, feature):
+def test_a_newcomer_goes_on_from_any_batch(tmp_path, feature):
     options = FEATURES[feature]
-    (whole, module), states = keep_states(monkeypatch, lambda: fit(tmp_path / "whole", make_strategy(), **options))
-    seen, steps, epoch, _, rates, _, weights = result_of(tmp_path / "whole", whole, module)
-    for number, state in enumerate(states):
-        folder = tmp_path / str(number)
-        late = functools.partial(fit, folder, make_strategy(), **options)
-        trainer, module = come_later(monkeypatch, state, late)
-        first = number // 3 * 7 + number % 3 * 3 if feature == "accumulate" else number
-        found = result_of(folder, trainer, module)
-        assert found[0] == seen[first:], f"from batch {number}"
-        assert (*found[1:3], found[4], found[6]) == (steps, epoch, rates, weights), f"from batch {number}"
-        # The newcomer's sums over an epoch begin with those of the others.
-        assert metrics_of(trainer) == pytest.approx(metrics_of(whole)), f"from batch {number}"
+
+    def train(job, folder):
+        said, made = job.run(lambda _: fit(tmp_path / folder, make_strategy(job), **options))
+        assert said == (None,)
+        return made[0][0], result_of(tmp_path / folder, *made[0])
+
+    job = Job()
+    whole, (seen, steps, epoch, _, rates, _, weights) = train(job, "whole")
+    in_epoch, batches = (3, 3) if feature == "accumulate" else (7, 1)
+    for step, state in job.states.items():
+        if 0 < step < steps:
+            place = divmod(step, in_epoch)
+            trainer, found = train(Job(finds=state, place=place), str(step))
+            made = seen[place[0] * 7 + place[1] * batches :]
+            assert found[0][-len(made) :] == made, f"from step {step}"
+            assert (*found[1:3], found[4], found[6]) == (steps, epoch, rates, weights), f"from step {step}"
+            # The newcomer's sums over an epoch begin with those of the others.
+            assert metrics_of(trainer) == pytest.approx(metrics_of(whole)), f"from step {step}"
 
 
 def test_the_other_package_has_it_too():
@@ -200,10 +156,14 @@ def test_the_other_package_has_it_too():
     assert trainer.global_step == 7
 
 
-def test_who_is_behind_in_a_step_has_the_others_sums_over_the_epoch(tmp_path, monkeypatch):
-    (whole, _), states = keep_states(monkeypatch, lambda: fit(tmp_path / "whole", make_strategy()))
-    lost, _ = be_behind(monkeypatch, 5, states[5], lambda: fit(tmp_path / "lost", make_strategy()))
-    assert metrics_of(lost) == pytest.approx(metrics_of(whole))
+def test_who_is_behind_in_a_step_has_the_others_sums_over_the_epoch(tmp_path):
+    job = Job(2, {(1, 5): "behind"})
+    job.keeps_states = False
+    said, made = job.run(lambda rank: fit(tmp_path / str(rank), make_strategy(job), max_epochs=1))
+    assert said == (None, None)
+    ours, behind = (metrics_of(trainer) for trainer, _ in made)
+    assert ours.pop("largest") != behind.pop("largest"), "which is each worker's own"
+    assert behind == pytest.approx(ours)
 
 
 def test_a_csv_logger_of_another_rank_0_keeps_what_the_last_one_has_written(tmp_path):
