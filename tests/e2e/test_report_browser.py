@@ -8,7 +8,7 @@ import time
 from contextlib import closing
 
 import pytest
-from history_kit import disturbed, line, steps
+from history_kit import disturbed, eventful, line, steps
 
 from elasticdl.cli.commands.look import LiveBoard, LiveServer
 from elasticdl.job.facts import Facts
@@ -92,33 +92,17 @@ def write(folder, lines):
     return path.as_uri()
 
 
-def everything():
-    """A journal in which all kinds of things happen."""
-    *lines, end = disturbed()
-    metrics = {"accuracy": 0.5, "loss": 1.5, "auc": None}
-    curve = [{"workers": n, "speedup": n, "measured": n == 1} for n in (1, 2)]
-    lines += [
-        line(91, "evaluation", step=701, epoch=1, seconds=1, metrics=metrics, worker=0),
-        line(92, "worker_slow", worker=0, host="h", phase="data", factor=2.5, seconds=0.1),
-        line(92, "worker_stuck", worker=0, host="h", seconds=31, where="train.py:31 in load", stack=["a"]),
-        line(93, "warning", message="take care"),
-        line(93, "advice", text="4 workers would do", curve=curve),
-        line(94, "checkpoint", step=701, path="x", seconds=1, held=0.1),
-    ]
-    return [*lines, end]
-
-
 def open_all(browser):
     browser.ask("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     browser.until("document.querySelector('#workers tbody')")
 
 
 def test_a_report_draws_everything_and_asks_for_nothing(browser, tmp_path):
-    url = write(tmp_path, [*everything(), line(100, "warning", message="long" * 300)])
+    url = write(tmp_path, [*eventful(), line(117, "warning", message="long" * 300)])
     browser.open(url)
     assert (browser.requests(), browser.complaints()) == ([url], [])
-    assert browser.ask("document.querySelector('#sentence').textContent").startswith("7")
-    for parts, number in {"#lanes .bars path": 8, "#curves .scatterlayer .trace": 7, "#speedup tbody tr": 2}.items():
+    assert browser.ask("document.querySelector('#sentence').textContent").startswith("47 %")
+    for parts, number in {"#lanes .bars path": 24, "#curves .scatterlayer .trace": 6, "#speedup tbody tr": 2}.items():
         assert browser.ask(f"document.querySelectorAll('{parts}').length") == number
     for place, text in {"pauses": "failure", "troubles": "train.py:31 in load", "warnings": "take care"}.items():
         assert text in browser.ask(f"document.querySelector('#{place}').textContent")
@@ -126,7 +110,7 @@ def test_a_report_draws_everything_and_asks_for_nothing(browser, tmp_path):
     browser.ask("document.querySelector('#theme').click()")
     assert browser.ask("getComputedStyle(document.body).backgroundColor") != ground
     open_all(browser)
-    for table, rows in {"workers": 2, "worlds": 2, "points": 2, "evaluations": 1}.items():
+    for table, rows in {"workers": 5, "worlds": 5, "points": 8, "evaluations": 1}.items():
         browser.until(f"document.querySelectorAll('#{table} tbody tr').length === {rows}")
     for width in (390, 1280):
         open_all(browser.open(url, width=width))
@@ -134,7 +118,7 @@ def test_a_report_draws_everything_and_asks_for_nothing(browser, tmp_path):
 
 
 def test_the_keyboard_reaches_every_control_and_shows_where_it_is(browser, tmp_path):
-    browser.open(write(tmp_path, everything()))
+    browser.open(write(tmp_path, eventful()))
     controls = "[...document.querySelectorAll('a[href], button, summary, [tabindex=\"0\"]')].filter((each) => each.checkVisibility() && !each.closest('svg'))"
     wanted = browser.ask(f"{controls}.length")
     assert wanted >= 12
@@ -150,8 +134,8 @@ def test_the_keyboard_reaches_every_control_and_shows_where_it_is(browser, tmp_p
 
 def test_what_a_job_says_is_text_wherever_it_stands(browser, tmp_path):
     said = json.dumps(NASTY)
-    lines = [each.replace('"j"', said).replace('"killed"', said).replace('"h"', said) for each in everything()]
-    browser.open(write(tmp_path, [*lines, line(100, "warning", message=NASTY), line(100, NASTY)]))
+    lines = [each.replace('"j"', said).replace('"killed"', said).replace('"h"', said) for each in eventful()]
+    browser.open(write(tmp_path, [*lines, line(117, "warning", message=NASTY), line(117, NASTY)]))
     open_all(browser)
     assert browser.ask("document.title") == f"{NASTY} · elasticdl"
     assert browser.ask("document.querySelector('#job').textContent") == NASTY
