@@ -35,6 +35,8 @@ def environment(name):
     return {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **(QUICK_KERAS if "keras" in name else {})}
 
 
+# A kill may come while the members agree on something, and of a second fit a rank 0 that leaves keeps nothing.
+EXPECTED = re.compile("a decision is each worker's own|nothing is kept of step")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
 
@@ -118,9 +120,8 @@ def test_workers_that_come_and_go_do_not_show(alone, tmp_path, name):
         (folder / "slow").unlink()
         assert job.finish() == 0, job.describe()
         assert {"failed", "user error"}.isdisjoint(entry.get("cause", "") for entry in job.entries("worker_left"))
-        # A kill may come while the members agree on something, which is told.
-        warnings = [each for each in job.entries("warning") if "a decision is each worker's own" not in each["message"]]
-    assert not warnings
+        told = [entry["message"] for entry in job.entries("warning")]
+    assert [each for each in told if not EXPECTED.search(each)] == []
     require_same(folder, expected, missing=1)
 
 
@@ -146,7 +147,7 @@ def test_the_only_worker_leaves_its_state_to_the_next_and_a_stopped_job_to_anoth
     with start_script(tmp_path, name, "2", folder) as job:
         assert job.finish() == 0, job.describe()
         # Unless the trainer has just written a checkpoint of its own.
-        resumed = [] if name == "trainer" and kept["step"] % 10 == 0 else [kept["step"]]
+        resumed = [] if name == "trainer" and kept["step"] % 7 == 0 else [kept["step"]]
         assert [entry["step"] for entry in job.entries("resumed")] == resumed
         assert not kept_states(job.job.path)
         said += job.output

@@ -187,7 +187,7 @@ def trainer():
     out = folder / "out"
     out.mkdir(exist_ok=True)
     quiet = {"report_to": [], "use_cpu": True, "logging_steps": 1, "eval_strategy": "epoch"}
-    saves = {"save_strategy": "steps", "save_steps": 10, "save_total_limit": 1}
+    saves = {"save_strategy": "steps", "save_steps": 7, "save_total_limit": 1}
     size = {"per_device_train_batch_size": BATCH, "num_train_epochs": EPOCHS, "learning_rate": 0.01}
     rows = [{"x": one, "labels": other} for one, other in zip(x, y, strict=True)]
     ours = Mortal(
@@ -199,7 +199,7 @@ def trainer():
     )
     ours.train(resume_from_checkpoint=any(out.glob("checkpoint-*")))
     if ours.is_world_process_zero():
-        logged = [round(row.get("loss", row.get("eval_loss", 0.0)), 4) for row in ours.state.log_history]
+        logged = [(row["step"], round(row.get("loss", row.get("eval_loss", 0.0)), 4)) for row in ours.state.log_history]
         ended(ours.model, ours.state.global_step, logged, [path.name for path in out.iterdir()])
 
 
