@@ -62,10 +62,8 @@ class FakePlaces:
     """Keeps the contract of `Places`; the test says what becomes of them."""
 
     def __init__(self, asked):
-        self.ids = (f"place-{number}" for number in itertools.count())
-        self.places = {}  # those that count for `want`, and the ENDING ones
-        self.given_back = set()
-        self.asked, self.left = asked, ()
+        self.ids, self.asked, self.left = (f"place-{number}" for number in itertools.count()), asked, ()
+        self.places, self.given_back = {}, set()  # those that count for `want`, and the ENDING ones; ids of the others
 
     def reporting_to(self, report):
         self.report = report
