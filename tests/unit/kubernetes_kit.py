@@ -203,8 +203,8 @@ class Scene:
         self.places = self.another()
         self.closing = None
 
-    def another(self, report=None):
-        return PodPlaces(self.pods, self.workers, report or self.reports.put_nowait, self.timeouts, random.Random(1))
+    def another(self):
+        return PodPlaces(self.pods, self.workers, self.reports.put_nowait, self.timeouts, random.Random(1))
 
     def want(self, most):
         self.places.want(most, frozenset())
