@@ -100,17 +100,6 @@ def receive(state, sent):
         state.save(part)
 
 
-def joins_others(context, sent):
-    """In the world that it joins others have this state."""
-    join = context.join
-
-    def joined(state):
-        join(state)
-        receive(state, sent)
-
-    context.join = joined
-
-
 def let_break(core):
     """Steps may be torn, though this worker is alone: tests break them."""
     core.synced = lambda progress: core.position.synced(progress, core.world.version, alone=False)
