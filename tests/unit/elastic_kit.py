@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.elastic.collectives.port import Collective, Transfer
 from elasticdl.elastic.core.plan import epoch_order
-from elasticdl.elastic.core.protocol import Member, World, WorldBroken
+from elasticdl.elastic.core.protocol import Member, World
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, ElasticSampler
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, TorchTensors
 from elasticdl.elastic.torch_kit.torch_state import TorchState
@@ -64,11 +64,8 @@ class Board:
         self.size = size
         self.slots = [None] * size
         self.barrier = threading.Barrier(size, timeout=30)
-        self.fail = False
 
     def contribute(self, rank, tensors):
-        if self.fail:
-            raise WorldBroken("a collective failed")
         slots = self.exchange(rank, tensors)
         for index, tensor in enumerate(tensors):
             tensor.copy_(sum(slot[index] for slot in slots))
@@ -81,18 +78,6 @@ class Board:
         with contextlib.suppress(threading.BrokenBarrierError):
             self.barrier.wait()
         return slots
-
-
-def break_alone(state, board):
-    """A worker that is alone sums nothing; have its steps fail with the board nevertheless."""
-    real = state.reducer.close
-
-    def close(**votes):
-        if board.fail:
-            raise WorldBroken("a collective failed")
-        return real(**votes)
-
-    state.reducer.close = close
 
 
 class Trainee:
@@ -128,8 +113,6 @@ class Trainee:
             self.loader = DataLoader(data, batch_sampler=self.sampler, **own_loader)
         values = values(self) if values else {}
         self.state = TorchState(self.context, self.model, self.optimizer, given, values)
-        if board.size == 1:
-            break_alone(self.state, board)
         self.losses = []
         if joins:
             enter(self.context, collective.world)
