@@ -1,6 +1,7 @@
 """A job on a cluster is followed through a change of its masters: what each tells, what is the matter with one, and what is kept."""
 
 import json
+import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -253,3 +254,24 @@ def test_a_job_is_followed_through_a_change_of_masters_each_entry_once_and_at_it
         heard = [each for each in following if each is not None]
     assert [each.phase for each in heard if not isinstance(each, str)] == ["running", "waiting", "succeeded"]
     assert [each for each in heard if isinstance(each, str)] == [*first, second[2], second[4], entry(NUMBERS + 3)]
+
+
+def test_while_a_master_hangs_as_its_job_ends_whoever_follows_is_told_its_end(monkeypatch):
+    hung_up, begun = threading.Event(), threading.Event()
+
+    def hang(*_, **__):
+        begun.set()
+        hung_up.wait()
+        return ()
+
+    class Hanging(Masters):
+        reached = contextmanager(lambda _: iter([SimpleNamespace(events=hang, watch=hang, close=hung_up.set)]))
+
+        def over(self):
+            begun.wait()
+            return "it has ended"
+
+    monkeypatch.setattr(job_handle, "JOIN_SECONDS", 0.1)
+    with Hanging(monkeypatch).following(statuses=True) as following:
+        assert [each.phase for each in following if isinstance(each, pb.JobStatus)] == ["succeeded"]
+    assert hung_up.is_set()
