@@ -200,6 +200,11 @@ def test_where_the_time_went(lines, until, wanted):
     assert spent(read(BEGUN, STARTED + 50)) == {"starting": 50}, "no step was made"
 
 
+def test_who_is_cut_off_as_its_world_breaks_waits():
+    lane = read([*START, broken(12), formed(14, 2, [0], 50)]).lanes[1]
+    assert [(str(each.phase), each.since - STARTED) for each in lane.spans[-2:]] == [("training", 4), ("warm", 14)]
+
+
 # ---- what else is told ----
 
 
