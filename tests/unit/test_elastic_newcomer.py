@@ -262,6 +262,7 @@ def test_what_it_was_sent_waits_until_it_has_arrived_and_is_sent_on_as_it_came()
                 assert state.waits, "a world that breaks on the way takes nothing of it"
             here = all(map(torch.equal, self.fresh.values(), self.model.state_dict().values()))
             assert here is state.waits is (self.passed <= step_of(STANDS))
+            assert ("a worker that was catching up" in self.host.hint) is here, "where the script fails it is told"
             super().make_step(x, y)
 
     require_same(come(member, Waiting(), (0, 0)), member)
