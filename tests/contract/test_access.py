@@ -17,10 +17,10 @@ from elasticdl.cli.job_handle import MasterClient
 from elasticdl.common.certificates import LIFETIME, issue
 from elasticdl.common.channel import metadata, open_channel
 from elasticdl.common.credentials import Endpoint, Role, TlsFolder, Token, WorkerEnvironment
-from elasticdl.common.errors import RefusedError, UnreachableError
+from elasticdl.common.errors import RefusedError, UnreachableError, UserError
 from elasticdl.job import messages as m
-from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.events import FromWorker, StopRequested
+from elasticdl.job.spec import JobSpec, WorkerRange
+from elasticdl.master.core.events import FromWorker, ScaleRequested, StopRequested
 from elasticdl.master.shell import calls
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.calls import ALLOWED, Server, Servicer, Sessions, TlsAccess, TokenAccess
@@ -51,7 +51,7 @@ class ServedMaster:
     """
 
     def __init__(self, access, journal, port):
-        self.events, self.takes, self.port = [], True, port
+        self.events, self.takes, self.port, self.why_not = [], True, port, lambda workers: ""
         self.status = pb.JobStatus(job_name="digits", phase="running", min_workers=1, max_workers=2)
         self._access, self._journal, self._up = access, journal, threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
@@ -91,8 +91,8 @@ class ServedMaster:
         journal, server = Journal(self._journal), Server("127.0.0.1", self._access)
         try:
             self.port = server.bind(self.port)
-            parts = (lambda: self.status, ended, journal, lambda: pb.Welcome(job_name="digits"), lambda workers: "")
-            await server.start(Servicer(self, Sessions(), *parts, Agents()))
+            parts = (lambda: self.status, ended, journal, lambda: pb.Welcome(job_name="digits"))
+            await server.start(Servicer(self, Sessions(), *parts, lambda workers: self.why_not(workers), Agents()))
         finally:
             self._up.set()
         await self._over.wait()
@@ -183,6 +183,16 @@ def test_the_owner_commands_and_another_role_is_told_whose_certificate_it_takes(
     assert master.events == [StopRequested("enough", checkpoint=True, now=False)]
 
 
+@pytest.mark.parametrize(("queue", "most", "told"), [("kueue=a", 2, "can't be changed"), ("", 8, "give one number")])
+def test_a_gang_is_scaled_to_what_it_could_be_submitted_with(local_master, queue, most, told):
+    local_master.why_not = JobSpec(image="i", gang=True, num_workers="4", queue=queue).why_not_scaled_to
+    with connect(local_master.endpoint(TOKEN)) as client:
+        with pytest.raises(UserError, match=told):
+            client.scale(WorkerRange(minimum=2, maximum=most))
+        client.scale(same := WorkerRange(minimum=4, maximum=4))
+    assert local_master.events == [ScaleRequested(same)]
+
+
 NO_WAY = "^the master of job digits is not reached: the TLS handshake fails$"
 
 
@@ -249,6 +259,7 @@ def test_old_versions_of_TLS_are_refused(master, roles, version, welcome):
     owner = roles[Role.OWNER]
     context = ssl.create_default_context(cafile=owner.ca)
     context.load_cert_chain(owner.certificate, owner.key)
+    context.verify_flags |= ssl.VERIFY_X509_STRICT  # as Python does by default since 3.13
     context.set_ciphers("DEFAULT@SECLEVEL=0")  # else OpenSSL itself would not speak the old one
     context.minimum_version = context.maximum_version = version
     assert bool(first_word(master.port, context)) == welcome

@@ -5,17 +5,19 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 
 import pytest
-from cli_fake_master import DEADLINE
+from cli_fake_master import DEADLINE, FakeMaster, serving
 from cli_kit import ended_job, new_job, run, scene_in
 
 from elasticdl.cli import folder_run
 from elasticdl.cli.folder_job import KEPT_STATES, Life, handle_of, prune_jobs
+from elasticdl.cli.job_handle import CALL_TIMEOUT
 from elasticdl.common.errors import UserError
 from elasticdl.job.jobdir import jobs_root, kept_states, list_jobs, write_aside
 from elasticdl.job.spec import JobSpec
@@ -187,3 +189,18 @@ def test_what_nobody_reads_ends_with_the_code_of_a_broken_pipe(words):
     with open(writer, "w") as stdout:
         done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, timeout=DEADLINE)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("words", [["status"], ["stop", "one"]])
+def test_who_is_interrupted_does_not_wait_for_masters_that_do_not_answer(words):
+    asked, over, master = threading.Event(), threading.Event(), FakeMaster("any")
+    master.Status = master.Stop = lambda request, context: asked.set() or over.wait(DEADLINE)
+    with serving(master) as address:
+        for name in ("one", "two"):
+            address.write(new_job(name).master)
+        command = [sys.executable, "-m", "elasticdl.cli", *words]
+        with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+            assert asked.wait(DEADLINE)
+            process.send_signal(signal.SIGINT)
+            assert (process.communicate(timeout=CALL_TIMEOUT / 2)[1], process.returncode) == (b"", 130)
+        over.set()

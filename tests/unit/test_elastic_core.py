@@ -187,6 +187,9 @@ def test_a_world_that_comes_while_an_earlier_one_is_being_connected_is_entered_n
     worker.do(p.CollectiveFailed("broken off"))
     assert (worker.do(p.Trigger.CLOSED), worker.core.world) == ([p.Command.CONNECT], world(2))
     assert len(worker.sent(m.Ask)) == 1, "it is expected there"
+    alone = training(size=1)  # nothing wakes it, so it looks
+    alone.do(p.WorldPublished(world(2)))
+    assert alone.core.leaving
 
 
 def test_worlds_that_break_without_a_step_have_an_end():

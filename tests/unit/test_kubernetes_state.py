@@ -5,19 +5,22 @@ import contextlib
 import copy
 import hashlib
 import json
+import os
+import signal
 import tempfile
 import threading
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from google.protobuf import json_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticdl.common.errors import ReplacedError, UserError
+from elasticdl.common.errors import ReplacedError, UnreachableError, UserError
 from elasticdl.job.journal import dump_entry
 from elasticdl.job.messages import Member
 from elasticdl.job.spec import MOST_WORKERS, WorkerRange
@@ -367,6 +370,18 @@ def test_a_right_that_the_masters_account_has_not_got_is_not_waited_for_as_an_an
 def test_an_account_that_may_do_all_that_its_role_says_has_what_it_takes():
     (verbs,) = [each["verbs"] for each in manifests.rules("digits") if each["resources"] == ["pods"]]
     require_rights(Forbidding(*verbs))
+
+
+def test_a_master_that_is_told_to_leave_while_it_starts_leaves(monkeypatch, tmp_path):
+    def read(kind, name):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise UnreachableError("no answer")
+
+    monkeypatch.setattr(cluster_master, "identify", lambda tls: SimpleNamespace(job="digits"))
+    monkeypatch.setattr(cluster_master, "connect", lambda target, own_account: SimpleNamespace(read=read))
+    environ = dict.fromkeys([f"ELASTICDL_{each}" for each in ("NAMESPACE", "POD_UID", "HOST", "TLS")], "x")
+    with pytest.raises(RelievedError, match="it got SIGTERM"):
+        asyncio.run(asyncio.wait_for(cluster_master.run(environ, tmp_path, tmp_path), 20.0))
 
 
 def test_a_template_that_is_damaged_is_the_users_mistake(tmp_path):

@@ -78,6 +78,9 @@ the version of a world that was left since the last save is not used again (1-2)
 who has finished is remembered though others are still waited for (1-2)
   wait 2; 0 finishes; 0 clean; 1 away; die; rise; 1 cut; 1 finishes; 1 connects world 1; tick -> ...;
       reason = training is complete
+who finishes while the master listens is known to the next one (2-2)
+  wait 2; 1 away; die; rise; 0 connects world 1; 0 finishes; 0 clean; die; rise; 1 away 0; wait 5
+      -> launch 0 1; world 1: 0 1; worker_left cause = finished
 that all have finished together is known to the next master (2-2)
   wait 2; 1 finishes together; die; rise; wait 1; 0 killed; tick -> ...; reason = training is complete
 what is left of workers that were gone before is no news (2-4)
