@@ -31,6 +31,10 @@ one that is lost while others wait shares their wait (1-2)
   tick; 0 evicted; 2 evicted; 1 killed; 3 evicted -> launch 0 1; launch 2; launch 3
   jump 0.6; tick -> launch 4
   wait 0.5 -> launch 5
+a member is replaced at once though replacements of newcomers wait (1-3)
+  0-2 train; 2 evicted; 0 1 ask broken; tick; 3 evicted; tick; 4 evicted; tick; 1 evicted; 0 asks broken; tick
+      -> broken 1 for 0 1; world 2: 0 1; launch 3; launch 4; broken 2 for 0; world 3: 0;
+      launch 5: in place of another: worker 1 evicted
 replacements are kept off a node that loses one after another until a worker of it trains (1-2)
   tick; 1 evicted on n1; 2 evicted on n1; leap 1 -> launch 0 1; launch 2; launch away from n1 3
   3 placed on n1; 0 3 come; leap 1; 0 evicted on n2; 3 asks -> world 1: 0 3; broken 1 for 3; world 2: 3
