@@ -23,6 +23,7 @@ for _profile, _examples in (("quick", 25), ("thorough", 150)):
 
 # Seconds that one test may take on two idle cores, by its ring; what takes longer is listed, and no failure.
 BUDGETS = {"tests/e2e": 20.0, "tests/contract": 10.0, "tests/simulation": 10.0, "tests/unit": 1.0}
+CLUSTERS = {"cluster", "full_cluster"}  # fixtures
 SECONDS = "elasticdl/seconds"  # in pytest's cache: how long each file took when it was last run
 
 
@@ -66,7 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     cluster comes last: its programs may be in the making until then. Each file's own order stays."""
     cache: pytest.Cache | None = getattr(config, "cache", None)
     seconds: dict[str, float] = cache.get(SECONDS, {}) if cache else {}
-    clusters = {item.location[0] for item in items if "cluster" in getattr(item, "fixturenames", ())}
+    clusters = {item.location[0] for item in items if CLUSTERS & set(getattr(item, "fixturenames", ()))}
 
     def place(item: pytest.Item) -> tuple[bool, float, float]:
         file = item.location[0]

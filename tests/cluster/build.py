@@ -1,15 +1,17 @@
 """Build the programs of a Kubernetes cluster, once per user.
 
-    python -m tests.cluster.build      # API server, scheduler, controller manager, etcd, kubectl
+    python -m tests.cluster.build            # API server, scheduler, controller manager, etcd, kubelet, kube-proxy, kubectl
+    python -m tests.cluster.build --node     # containerd and what else a node with real containers needs, too
 
-Prints their folder. Kubernetes and etcd are compiled from Go's modules, what else the tests need is unpacked from Debian's
-packages; nothing is installed, and root is not needed. Folders are kept in the user's cache directory under a name that holds
-the hash of the recipe; two builds at once build one. What a build fetches and compiles on its way is removed when it ends,
-and what a killed one has left, by the next.
+Prints the folder of each part. Kubernetes, etcd and containerd are compiled from Go's modules, what else a node needs is
+unpacked from Debian's packages; nothing is installed, and root is not needed. Folders are kept in the user's cache
+directory under a name that holds the hash of the recipe; two builds at once build one. What a build fetches and compiles
+on its way is removed when it ends, and what a killed one has left, by the next.
 """
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import hashlib
 import os
@@ -75,6 +77,19 @@ CLUSTER = Part(
     names=(
         *("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager"),
         *("kubelet", "kube-proxy", "kubectl"),
+    ),
+)
+_CONTAINERD = "github.com/containerd/containerd/v2/cmd"
+NODE = Part(
+    "node",
+    megabytes=4000,
+    module=GoModule(
+        "containerd",
+        packages=tuple(f"{_CONTAINERD}/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")),
+    ),
+    packages=(
+        *("runc", "containernetworking-plugins", "busybox-static"),
+        *("iptables", "libip6tc2", "libnftnl11", "libnetfilter-conntrack3", "libnfnetlink0"),
     ),
 )
 # Collects the metrics of jobs.
@@ -156,13 +171,19 @@ def find_programs(say: Callable[[str], None] = print) -> Path:
     return CLUSTER.folder()
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(prog="python -m tests.cluster.build", description=__doc__.splitlines()[0])
+    parser.add_argument("--node", action="store_true", help="containerd and what else a node needs, too")
+    parts = [CLUSTER, NODE] if parser.parse_args(argv).node else [CLUSTER]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of what removes the scratch folder
     try:
-        print(find_programs(lambda line: print(f"  {line}", file=sys.stderr, flush=True)))
+        require(parts, lambda line: print(f"  {line}", file=sys.stderr, flush=True))
     except (Unavailable, BuildError) as error:
         print(f"build: {error}", file=sys.stderr)
         return 1
+    for part in parts:
+        print(part.folder())
     return 0
 
 

@@ -15,13 +15,14 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from kubernetes import client, config
 
-from tests.cluster.control_plane import ControlPlane, ControlPlaneError
+from tests.cluster.control_plane import HOST, ControlPlane, ControlPlaneError
+from tests.cluster.node.node import ProcessNodeSettings
 from tests.cluster.processes import Leashed
 from tests.cluster.settings import NodeSettings
 
@@ -41,6 +42,7 @@ class Cluster:
         self._programs = programs
         self._wanted = nodes
         self._nodes: dict[str, Leashed] = {}
+        self._undo = contextlib.ExitStack()
 
     def start(self) -> None:
         """Returns when pods can be created and all nodes are ready for them.
@@ -51,7 +53,7 @@ class Cluster:
         self.folder = Path(tempfile.mkdtemp(prefix="elasticdl-cluster-"))
         self._plane = ControlPlane(self.folder, self._programs)
         try:
-            self._plane.start()
+            self._plane.start(self._connect())
             self.kubeconfig = self._plane.admit(self.folder / "admin", "admin", ["system:masters"])
             for name, gpus in self._wanted.items():
                 self.add_node(name, gpus, wait=False)
@@ -69,6 +71,7 @@ class Cluster:
         while self._nodes:
             self._nodes.popitem()[1].stop()
         self._plane.stop()
+        self._undo.close()
         shutil.rmtree(self.folder)
 
     def __enter__(self) -> Self:
@@ -99,37 +102,23 @@ class Cluster:
         (self.logs / "pods").mkdir(exist_ok=True)
         self._plane.admit(own / "kubelet", f"system:node:{name}", ["system:nodes"])
         self._plane.admit(own / "services", "services", ["system:masters"])
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-        settings = NodeSettings(
-            name=name,
-            server=self._plane.server,
-            authority=str(self._plane.authority.file),
-            gpus=gpus,
-            folder=str(own),
-            logs=str(self.logs),
-            environment={"PATH": path, "PYTHONPATH": str(REPOSITORY), "LANG": "C.UTF-8"},
-        )
-        command = [sys.executable, "-m", "tests.cluster.node", str(settings.write())]
-        env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        self._nodes[name] = Leashed.start(command, self._log_of(name), env, self.folder)
+        told = {"name": name, "server": self._plane.server, "authority": str(self._plane.authority.file), "gpus": gpus}
+        self._nodes[name] = self._launch({**told, "folder": str(own), "logs": str(self.logs)})
         if wait:
             self.wait_for_node(name)
 
     def wait_for_node(self, name: str) -> None:
         """Returns when pods can be placed on the node."""
         core = client.CoreV1Api(self.client())
-        deadline = time.monotonic() + _NODE_READY_WITHIN_S
-        while True:
+
+        def is_ready() -> bool:
             self._check_node(name)
             with contextlib.suppress(client.ApiException):
                 spec = core.read_node(name).spec
-                if spec is not None and not spec.taints:
-                    return
-            if time.monotonic() > deadline:
-                raise ControlPlaneError(
-                    f"node {name} is not ready in {_NODE_READY_WITHIN_S:g} s (log: {self._log_of(name)})"
-                )
-            time.sleep(_POLL_S)
+                return spec is not None and not spec.taints
+            return False
+
+        self._wait(is_ready, f"node {name} is not ready (logs: {self.logs}/*{name}*.log)")
 
     def lose_node(self, name: str) -> None:
         """The machine loses its power: its pods end at once, and nobody tells the API server."""
@@ -153,6 +142,28 @@ class Cluster:
         for name in self._nodes:
             self._check_node(name)
 
+    def _connect(self) -> str:
+        """Have the address at which the nodes will reach the API server; what ``_undo`` does is done at the end."""
+        return HOST
+
+    def _launch(self, told: dict[str, Any]) -> Leashed:
+        """The machine of a node; ``told``: what all nodes are."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        image = {"PATH": path, "PYTHONPATH": str(REPOSITORY), "LANG": "C.UTF-8"}
+        return self._run_node(ProcessNodeSettings(**told, environment=image), ["-m", "tests.cluster.node"])
+
+    def _run_node(
+        self,
+        settings: NodeSettings,
+        program: Sequence[str],
+        within: Sequence[str] = (),
+        afterwards: Sequence[str] = (),
+    ) -> Leashed:
+        """Python's ``program``, which is told the path of a node's settings."""
+        env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        command = [*within, sys.executable, *program, str(settings.write())]
+        return Leashed.start(command, self._log_of(settings.name), env, self.folder, afterwards)
+
     def _log_of(self, name: str) -> Path:
         return self.logs / f"node-{name}.log"
 
@@ -161,6 +172,13 @@ class Cluster:
             log = self._log_of(name)
             last = (log.read_text(errors="replace").splitlines() or ["no output"])[-1]
             raise ControlPlaneError(f"node {name} has ended: {last} (log: {log})")
+
+    def _wait(self, done: Callable[[], bool], otherwise: str) -> None:
+        deadline = time.monotonic() + _NODE_READY_WITHIN_S
+        while not done():
+            if time.monotonic() > deadline:
+                raise ControlPlaneError(f"{otherwise}, after {_NODE_READY_WITHIN_S:g} s")
+            time.sleep(_POLL_S)
 
 
 def new_client(kubeconfig: Path) -> client.ApiClient:

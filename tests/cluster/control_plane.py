@@ -1,6 +1,6 @@
 """A real control plane on this machine: etcd, API server, scheduler, controller manager.
 
-Nothing listens but on 127.0.0.1.
+Nothing listens but on 127.0.0.1, and where its nodes cannot reach that, the API server on the address given for them.
 
 Connections are authenticated with certificates of the plane's own authority; etcd is reached by a socket of its own folder.
 """
@@ -44,21 +44,23 @@ class ControlPlane:
 
     @property
     def server(self) -> str:
-        return f"https://{HOST}:{self._api_port}"
+        return f"https://{self._host}:{self._api_port}"
 
-    def start(self) -> None:
-        """Returns when the API server answers; ``wait_for_accounts`` says when pods can be created.
+    def start(self, host: str = HOST) -> None:
+        """Returns when the API server answers at ``host``; ``wait_for_accounts`` says when pods can be created.
 
         Raises:
             ControlPlaneError: one of them ended, or was not ready in time.
         """
+        self._host = host
         (self._folder / "logs").mkdir(parents=True, exist_ok=True)
         self._pki = self._folder / "pki"
         self.authority = Authority.create(self._pki)
         names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc"]
-        self.authority.issue(self._pki / "apiserver", "kube-apiserver", ["system:masters"], [HOST, "10.96.0.1"], names)
+        self.authority.issue(self._pki / "apiserver", "kube-apiserver", ["system:masters"], [host, "10.96.0.1"], names)
         write_key(self._pki / "accounts.key")
-        self._api_port, scheduler_port, controller_port = free_ports(3)
+        (self._api_port,) = free_ports(1, host)
+        scheduler_port, controller_port = free_ports(2)
         self._start_etcd()
         self._start_api_server()
         self._start_scheduler(scheduler_port)
@@ -108,7 +110,7 @@ class ControlPlane:
     def _start_api_server(self) -> None:
         own, account_key = self._pki / "apiserver", self._pki / "accounts.key"
         flags = {
-            "bind-address": HOST,
+            "bind-address": self._host,
             "secure-port": self._api_port,
             "etcd-servers": self._etcd,
             "tls-cert-file": f"{own}.crt",
@@ -127,9 +129,12 @@ class ControlPlane:
             "default-not-ready-toleration-seconds": _TOLERATION_S,
             "default-unreachable-toleration-seconds": _TOLERATION_S,
             "cert-dir": self._pki,
-            # The endpoint of the Service `kubernetes` may not be on loopback: the nodes say where the server is.
-            "endpoint-reconciler-type": "none",
         }
+        # The endpoint of the Service `kubernetes`, which may not be on loopback; there the nodes say where the server is.
+        if self._host == HOST:
+            flags["endpoint-reconciler-type"] = "none"
+        else:
+            flags["advertise-address"] = self._host
         self._run("kube-apiserver", flags)
         self._wait_for("API server", "/readyz")
 
@@ -196,14 +201,14 @@ class ControlPlane:
         return f"{lines[-1]} (log: {self._log(name)})"
 
 
-def free_ports(count: int) -> list[int]:
+def free_ports(count: int, host: str = HOST) -> list[int]:
     """Ports that nobody listens on, below those that the kernel gives to outgoing connections: they stay free."""
     found: list[int] = []
     # Not by the generator of all: two test processes in which something has seeded it would take the same.
     for port in random.SystemRandom().sample(range(20000, 32000), 2000):
         with socket.socket() as probe:
             try:
-                probe.bind((HOST, port))
+                probe.bind((host, port))
             except OSError:
                 continue
         found.append(port)

@@ -13,23 +13,27 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from kubernetes import client
 
-from tests.cluster.build import CLUSTER, find_programs
+from tests.cluster.build import CLUSTER, NODE, find_programs
 from tests.cluster.cluster import REPOSITORY, Cluster, new_client
+from tests.cluster.full.cluster import FullCluster, check_machine, find_full_programs
 from tests.cluster.kit import Pods, new_namespace
 from tests.cluster.processes import Leashed
 from tests.cluster.recipes import BuildError, Unavailable
 from tests.cluster.session import NO_CLUSTER
 
 NODES = {"n0": 3, "n1": 3}
-_PROGRAMS = pytest.StashKey[Path | Unavailable | BuildError]()
+_PROGRAMS = pytest.StashKey[dict[str, Path | Unavailable | BuildError]]()
 _BUILDING = pytest.StashKey[Leashed]()
+# By the fixture that needs them.
+_FIND: dict[str, Callable[[Callable[[str], None]], Path]]
+_FIND = {"full_cluster": find_full_programs, "cluster": find_programs}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +50,33 @@ class OutsideCluster:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Begin to build what the cluster needs, if it is not there; of several test processes one does, the others wait for it."""
-    if not session.config.option.collectonly and not CLUSTER.is_built and any(map(_needs_programs, session.items)):
+    """Begin to build what the clusters need, if it is not there; of several test processes one does, the others wait for it."""
+    needed = {_needed(item) for item in session.items} - {None}
+    if session.config.option.collectonly or not needed:
+        return
+    try:
+        if "full_cluster" in needed:
+            check_machine()
+    except Unavailable:
+        needed.discard("full_cluster")
+    parts = [CLUSTER, NODE] if "full_cluster" in needed else [CLUSTER]
+    if not all(part.is_built for part in parts):
+        command = [sys.executable, "-m", "tests.cluster.build", *(["--node"] if NODE in parts else [])]
         env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        command = [sys.executable, "-m", "tests.cluster.build"]
         session.config.stash[_BUILDING] = Leashed.start(command, Path(os.devnull), env)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Wait for the programs before the test's own time begins: the first build takes longer than a test may."""
-    if _needs_programs(item) and _PROGRAMS not in item.config.stash:
+    name = _needed(item)
+    found = item.config.stash.setdefault(_PROGRAMS, {})
+    if name and name not in found:
         terminal = item.config.pluginmanager.get_plugin("terminalreporter")
         try:
-            item.config.stash[_PROGRAMS] = find_programs(terminal.write_line if terminal else print)
+            found[name] = _FIND[name](terminal.write_line if terminal else print)
         except (Unavailable, BuildError) as error:
-            item.config.stash[_PROGRAMS] = error
+            found[name] = error
     return (yield)
 
 
@@ -70,8 +85,21 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         building.stop()
 
 
-def _needs_programs(item: pytest.Item) -> bool:
-    return "cluster" in getattr(item, "fixturenames", ()) and "ELASTICDL_TEST_KUBECONFIG" not in os.environ
+def _needed(item: pytest.Item) -> str | None:
+    fixtures = getattr(item, "fixturenames", ())
+    if "full_cluster" not in fixtures and "ELASTICDL_TEST_KUBECONFIG" in os.environ:
+        return None
+    return next((name for name in _FIND if name in fixtures), None)
+
+
+def _programs(request: pytest.FixtureRequest, name: str) -> Path:
+    match request.config.stash[_PROGRAMS][name]:
+        case Unavailable() as error:
+            pytest.skip(f"{NO_CLUSTER}: {error}")
+        case BuildError() as error:
+            pytest.fail(str(error), pytrace=False)
+        case programs:
+            return programs
 
 
 @pytest.fixture(scope="session")
@@ -81,14 +109,15 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster | OutsideCluster
     if outside:
         yield OutsideCluster(Path(outside), os.environ.get("ELASTICDL_TEST_IMAGE", "python:3.11-slim"))
         return
-    match request.config.stash[_PROGRAMS]:
-        case Unavailable() as error:
-            pytest.skip(f"{NO_CLUSTER}: {error}")
-        case BuildError() as error:
-            pytest.fail(str(error), pytrace=False)
-        case programs:
-            with Cluster(programs, NODES) as own:
-                yield own
+    with Cluster(_programs(request, "cluster"), NODES) as own:
+        yield own
+
+
+@pytest.fixture(scope="session")
+def full_cluster(request: pytest.FixtureRequest) -> Iterator[FullCluster]:
+    """Real kubelets and containers, on nodes with the GPUs of ``NODES``."""
+    with FullCluster(_programs(request, "full_cluster"), NODES) as own:
+        yield own
 
 
 @pytest.fixture

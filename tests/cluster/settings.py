@@ -1,4 +1,4 @@
-"""What a node is told when it starts."""
+"""What a node of either kind is told when it starts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ class NodeSettings:
     folder: str
     logs: str
     gpus: int
-    environment: dict[str, str]  # what every container's image would set
 
     @property
     def own(self) -> Path:

@@ -1,6 +1,5 @@
 """`python -m tests.cluster.node SETTINGS`: be one node until killed."""
 
-from tests.cluster.node.node import Node
-from tests.cluster.settings import NodeSettings
+from tests.cluster.node.node import Node, ProcessNodeSettings
 
-Node(NodeSettings.told()).run()
+Node(ProcessNodeSettings.told()).run()

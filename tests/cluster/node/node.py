@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -41,6 +42,11 @@ _PODS = "/api/v1/pods"
 _ROOM = {"cpu": "64", "memory": "256Gi", "pods": "500", "ephemeral-storage": "100Gi"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessNodeSettings(NodeSettings):
+    environment: dict[str, str]  # what every container's image would set
+
+
 class PodsOfNode(Source):
     """What `elasticdl.kube.client.Watch` follows."""
 
@@ -61,7 +67,7 @@ class PodsOfNode(Source):
 class Node:
     """Runs pods until its process is killed."""
 
-    def __init__(self, settings: NodeSettings) -> None:
+    def __init__(self, settings: ProcessNodeSettings) -> None:
         self._settings = settings
         self._api = Api(settings.own / "kubelet.kubeconfig")
         self._lock = threading.Lock()

@@ -1,0 +1,130 @@
+"""The network of a cluster: a switch in a namespace of its own, the host on one port of it, each node on another.
+
+All of it is gone when the switch's process is: the kernel takes the interfaces, addresses and routes along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import subprocess
+import time
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+
+from tests.cluster.control_plane import ControlPlaneError
+from tests.cluster.processes import Leashed
+
+MOST_NODES = 4
+BRIDGE = "switch"
+_UP_WITHIN_S = 10.0
+_COMMAND_WITHIN_S = 20.0
+_POLL_S = 0.01
+_FIRST_NODE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The addresses of one cluster, out of a range that is meant for tests and routed nowhere."""
+
+    number: int
+
+    @property
+    def interface(self) -> str:
+        """The host's port of the switch."""
+        return f"elasticdl{self.number}"
+
+    @property
+    def host(self) -> str:
+        return f"198.18.{self.number}.1"
+
+    def node(self, place: int) -> str:
+        return str(IPv4Address(f"198.18.{self.number}.{_FIRST_NODE + place}"))
+
+    def pods(self, place: int) -> str:
+        """The addresses of a node's pods."""
+        whole = IPv4Network(f"198.19.{self.number}.0/24")
+        return str(list(whole.subnets(new_prefix=26))[place])
+
+    def routes_to_pods(self, besides: int | None = None) -> list[str]:
+        places = (place for place in range(MOST_NODES) if place != besides)
+        return [f"route add {self.pods(place)} via {self.node(place)}" for place in places]
+
+
+class Network:
+    """The switch, and the host's way to it."""
+
+    def __init__(self, plan: Plan, process: Leashed, pid: int) -> None:
+        self.plan = plan
+        # Of a process in the switch's namespace.
+        self.pid = pid
+        self._process = process
+
+    @classmethod
+    def open(cls, folder: Path) -> Network:
+        """A network that no other cluster has; ``folder`` is for its log.
+
+        Raises:
+            ControlPlaneError: it can't be made; nothing is left of it.
+        """
+        file = folder / "switch.pid"
+        command = ["unshare", "--net", "sh", "-c", 'echo $$ > "$0"; exec sleep infinity', str(file)]
+        process = Leashed.start(command, folder / "switch.log", folder=folder)
+        try:
+            deadline = time.monotonic() + _UP_WITHIN_S
+            while not (file.exists() and file.read_text().endswith("\n")):
+                if time.monotonic() > deadline:
+                    raise ControlPlaneError(f"no network namespace in {_UP_WITHIN_S:g} s (log: {folder}/switch.log)")
+                time.sleep(_POLL_S)
+            pid = int(file.read_text())
+            plan = _connect_host(pid)
+            in_namespace(pid, [f"link add {BRIDGE} type bridge", f"link set {BRIDGE} up"])
+            in_namespace(pid, [f"link set host master {BRIDGE}", "link set host up"])
+            own = [f"link set {plan.interface} up", f"address add {plan.host}/24 dev {plan.interface}"]
+            run_ip(own + plan.routes_to_pods())
+        except BaseException:
+            process.stop()
+            raise
+        return cls(plan, process, pid)
+
+    def close(self) -> None:
+        self._process.stop()
+
+
+def run_ip(lines: list[str], prefix: tuple[str, ...] = ()) -> None:
+    """Have `ip` do all of it.
+
+    Raises:
+        ControlPlaneError: it can't.
+    """
+    done = subprocess.run(
+        [*prefix, "ip", "-batch", "-"],
+        input="\n".join(lines),
+        capture_output=True,
+        text=True,
+        timeout=_COMMAND_WITHIN_S,
+        check=False,
+    )
+    if done.returncode:
+        raise ControlPlaneError(f"ip failed: {done.stderr.strip()}; it was told: {'; '.join(lines)}")
+
+
+def in_namespace(pid: int, lines: list[str]) -> None:
+    """The same in the network namespace of a process."""
+    run_ip(lines, ("nsenter", f"--net=/proc/{pid}/ns/net"))
+
+
+def _connect_host(pid: int) -> Plan:
+    """Make the host's interface, whose name reserves the addresses; both end with the switch."""
+    # Not by the generator of all: two test processes in which something has seeded it would take the same.
+    *others, last = random.SystemRandom().sample(range(256), 20)
+    for plan in map(Plan, others):
+        with contextlib.suppress(ControlPlaneError):  # another cluster has the number
+            return _reserved(plan, pid)
+    return _reserved(Plan(last), pid)
+
+
+def _reserved(plan: Plan, pid: int) -> Plan:
+    run_ip([f"link add {plan.interface} type veth peer name host netns {pid}"])
+    return plan
