@@ -12,8 +12,7 @@ import threading
 import time
 
 import pytest
-from cli_fake_master import DEADLINE, FakeMaster, serving
-from cli_kit import ended_job, new_job, run, scene_in
+from cli_kit import DEADLINE, CalledMaster, ended_job, new_job, run, scene_in, serving
 
 from elasticdl.cli import folder_run
 from elasticdl.cli.folder_job import KEPT_STATES, Life, handle_of, prune_jobs
@@ -193,7 +192,7 @@ def test_what_nobody_reads_ends_with_the_code_of_a_broken_pipe(words):
 
 @pytest.mark.parametrize("words", [["status"], ["stop", "one"]])
 def test_who_is_interrupted_does_not_wait_for_masters_that_do_not_answer(words):
-    asked, over, master = threading.Event(), threading.Event(), FakeMaster("any")
+    asked, over, master = threading.Event(), threading.Event(), CalledMaster("any")
     master.Status = master.Stop = lambda request, context: asked.set() or over.wait(DEADLINE)
     with serving(master) as address:
         for name in ("one", "two"):

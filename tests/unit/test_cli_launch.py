@@ -12,8 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cli_fake_master import PlayedMaster
-from cli_kit import play, scene_in, sessions
+from cli_kit import PlayedMaster, play, scene_in, sessions
 
 from elasticdl.cli import folder_run
 from elasticdl.cli.folder_job import FolderJob
@@ -155,7 +154,7 @@ def test_a_session_of_a_job(session, scene, capfd, monkeypatch):
 DRIVER = """
 import sys
 from elasticdl.cli.__main__ import main
-from cli_fake_master import PlayedMaster
+from cli_kit import PlayedMaster
 from elasticdl.cli import folder_run
 from elasticdl.master.shell import serve
 
