@@ -51,7 +51,7 @@ class Mailbox:
         return True
 
 
-class Master:
+class MasterOfAgents:
     """One of a job, with the reports of its desk."""
 
     def __init__(self, port, generation):
@@ -91,7 +91,7 @@ class Master:
         await self.server.close()
 
 
-class Scene:
+class Agency:
     def __init__(self, folder, worker):
         self.folder = folder
         self.processes = []
@@ -106,7 +106,7 @@ class Scene:
 
     async def master(self, port=0, find=()):
         """The next master, once it has found what there is in these places."""
-        master = Master(port, len(self.masters) + 1)
+        master = MasterOfAgents(port, len(self.masters) + 1)
         self.masters.append(master)
         await master.start()
         master.found = await asyncio.wait_for(master.agents.found([place(name) for name in find], {-1: ""}), DEADLINE)
@@ -154,7 +154,7 @@ async def end_of(agent):
 @asynccontextmanager
 async def acting(tmp_path, worker=WORKER):
     """Nothing of a scene stays."""
-    scene = Scene(tmp_path, worker)
+    scene = Agency(tmp_path, worker)
     try:
         yield scene
     finally:

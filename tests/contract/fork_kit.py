@@ -21,7 +21,7 @@ MODULES = ("multiprocessing", "tempfile", "random", "logging", "numpy")
 WAITING = "import os, time; print(os.getpid(), 'numpy' in __import__('sys').modules, flush=True); time.sleep(600)"
 
 
-class Scene:
+class Launching:
     """A launcher, and what it reports."""
 
     def __init__(self, make, folder, spawner=None, **options):
@@ -79,7 +79,7 @@ async def launcher_of(argv, folder, modules=None, environ=None, slots=0):
         return folder / f"{number}.log"
 
     starter = partial(LocalStarter, spawner, lambda number, place: {**common, WORKER_ID: str(number)}, log, log)
-    scene = Scene((partial(Slots, slots, (), folder), starter), folder, spawner, seconds=TIMES)
+    scene = Launching((partial(Slots, slots, (), folder), starter), folder, spawner, seconds=TIMES)
     try:
         yield scene
     finally:

@@ -194,7 +194,7 @@ def seen(place):
     return f"{place.id.rpartition('-')[2]} {place.state}{' on ' * bool(place.node)}{place.node}"
 
 
-class Scene:
+class PlacesAndHands:
     """Pods as places, and the hands of who does something to them."""
 
     def __init__(self, workers, timeouts):
@@ -244,7 +244,7 @@ def scene(workers=PODS, *, found=True, **timeouts):
 
     @asynccontextmanager
     async def opened():
-        made = Scene(workers, QUICK | timeouts)
+        made = PlacesAndHands(workers, QUICK | timeouts)
         try:
             if found:
                 await made.places.found()

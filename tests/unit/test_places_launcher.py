@@ -1,12 +1,12 @@
 """Who goes where, and what is told of it: the launcher over any places and any starter, as stories and in any order.
 
-What happens is said as in `Scene.happens`; what follows is what is asked of the places (``want 2``, ``give back 0``) and of the starter
+What happens is said as in `PlayedLauncher.happens`; what follows is what is asked of the places (``want 2``, ``give back 0``) and of the starter
 (``start 1 in 0``, ``kill 1``), and what is told of workers.
 """
 
-import heapq
 import itertools
 import re
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -24,38 +24,12 @@ from elasticdl.master.core.events import (
 from elasticdl.places.base import Place, PlaceChanged, PlaceEnding, PlaceLost, PlacesRefused, PlaceState
 from elasticdl.places.launcher import IDLE_SECONDS, KILL_SECONDS, PlaceLauncher, Seconds
 from elasticdl.places.worker_process import judge_exit
+from tests.simulation.clock import Clock
 from tests.stories import check, parts_of, told_in
 
 READY, WAITING, ENDING = PlaceState.READY, PlaceState.WAITING, PlaceState.ENDING
 CAUSES = (ExitCause.PREEMPTED, ExitCause.NODE_LOST, ExitCause.KILLED, ExitCause.CRASHED)
 PARTS = r"(?P<id>\S+) (?P<what>[a-z_ ]+?)(?: on (?P<node>\w+))?(?: (?P<code>-?\d+))?(?:: (?P<why>.*))?"
-
-
-class Clock:
-    """Time passes when the test says so."""
-
-    def __init__(self):
-        self.now, self.numbers, self.timers = 0.0, itertools.count(), []
-
-    def call_later(self, seconds, function):
-        timer = Timer(function)
-        heapq.heappush(self.timers, (self.now + seconds, next(self.numbers), timer))
-        return timer
-
-    def advance(self, seconds):
-        end = self.now + seconds
-        while self.timers and self.timers[0][0] <= end:
-            self.now, _, timer = heapq.heappop(self.timers)
-            timer.run()
-        self.now = end
-
-
-class Timer:
-    def __init__(self, function):
-        self.run = function
-
-    def cancel(self):
-        self.run = lambda: None
 
 
 class FakePlaces:
@@ -156,7 +130,7 @@ def now(coroutine):
     return ended.value.value
 
 
-class Scene:
+class PlayedLauncher:
     """A launcher over places, a starter and a clock that do what a test says."""
 
     def __init__(self):
@@ -164,12 +138,17 @@ class Scene:
         self.places = FakePlaces(self.asked)
         self.starter = FakeStarter(self.places)
         ports = self.places.reporting_to, self.starter.reporting_to
-        more = {"seconds": Seconds(start=600.0), "call_later": self.clock.call_later}
+        more = {"seconds": Seconds(start=600.0), "call_later": self.call_later}
         self.launcher = PlaceLauncher(*ports, self.take, **more)
 
     def take(self, report):
         self.reports.append(report)
         self.asked.append(told(report))
+
+    def call_later(self, seconds, function):
+        timer = SimpleNamespace(run=function, cancel=lambda: setattr(timer, "run", lambda: None))
+        self.clock.after(seconds, lambda: timer.run())
+        return timer
 
     def happens(self, line):
         """``2 run``, ``launch 2 not on n1``, ``after 30``, ``worker 1 exits 3``, ``place 0 waiting on n1: why``."""
@@ -185,7 +164,9 @@ class Scene:
                 for number in numbers.split():
                     now(self.launcher.launch(int(number), away_from))
             case "after":
-                self.clock.advance(float(rest))
+                self.clock.after(float(rest), (over := []).append, True)
+                while not over:
+                    self.clock.advance()
             case "master":
                 now(self.launcher.close(keep=rest == "leaves"))
             case "refused:":
@@ -357,7 +338,7 @@ a master that leaves ends nobody, and what becomes of workers is for the next to
 
 @pytest.mark.parametrize("story", list(told_in(STORIES)))
 def test_what_follows(story):
-    scene = Scene()
+    scene = PlayedLauncher()
     for line in story[1:]:
         for each in parts_of(line.partition("->")[0]):
             scene.happens(each)
@@ -385,7 +366,7 @@ def may_happen(scene, launched):
 @settings(max_examples=60, deadline=None)
 def test_whatever_happens_in_any_order_every_worker_ends_once_and_no_place_stays(data):
     """The starter's asserts hold as well. What has happened before a failure is a story."""
-    scene, launched = Scene(), 0
+    scene, launched = PlayedLauncher(), 0
     for _ in range(data.draw(st.integers(0, 40))):
         lines = data.draw(st.sampled_from([each for each in may_happen(scene, launched) if each]))
         line = data.draw(st.sampled_from(lines))

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from contextlib import asynccontextmanager
 from functools import partial
+from types import SimpleNamespace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,19 +52,13 @@ def test_whatever_becomes_of_requests_as_many_places_come_as_are_wanted_and_none
     asyncio.run(run())
 
 
-class Scene:
-    """Places and whoever provides them; ``there``: what there is before."""
-
-    def __init__(self, there=()):
-        self.provider, self.reports = FakeProvider(ROOM, itertools.repeat("fine")), asyncio.Queue()
-        self.provider.places.update(there)
-        self.places = PolledPlaces(self.provider, self.reports.put_nowait, OFTEN)
-
-
 @asynccontextmanager
-async def scene(there=()):
+async def polled_places(there=()):
+    """With whoever provides them; ``there``: what there is before."""
+    made = SimpleNamespace(provider=FakeProvider(ROOM, itertools.repeat("fine")), reports=asyncio.Queue())
+    made.provider.places.update(there)
+    made.places = PolledPlaces(made.provider, made.reports.put_nowait, OFTEN)
     async with asyncio.timeout(20):
-        made = Scene(there)
         made.found = list(await made.places.found())
         yield made
         await made.places.close()
@@ -76,7 +71,7 @@ def fails(error):
     return fail
 
 
-@on(partial(scene, {"7": PlaceLost("7", ExitCause.PREEMPTED, -9, "for another job")}))
+@on(partial(polled_places, {"7": PlaceLost("7", ExitCause.PREEMPTED, -9, "for another job")}))
 async def test_of_a_place_that_ended_in_the_absence_of_a_master_the_next_hears_why(scene):
     assert scene.found == [Place("7", state=PlaceState.LOST)]
     scene.places.want(0, NOWHERE)
@@ -84,7 +79,7 @@ async def test_of_a_place_that_ended_in_the_absence_of_a_master_the_next_hears_w
     await scene.places.close()
 
 
-@on(scene)
+@on(polled_places)
 async def test_a_mistake_while_places_are_watched_is_told(scene):
     scene.provider.ask = fails(ZeroDivisionError("a mistake"))
     scene.places.want(1, NOWHERE)
@@ -92,7 +87,7 @@ async def test_a_mistake_while_places_are_watched_is_told(scene):
     await scene.places.close(keep=True)
 
 
-@on(scene)
+@on(polled_places)
 async def test_what_keeps_places_from_being_had_is_told_and_logged_once(scene, caplog):
     refusal = "Slurm does not answer: sbatch: Job violates accounting/QOS policy"
     tries, ask = [], scene.provider.ask
@@ -116,7 +111,7 @@ def test_places_that_stay_do_not_fail_a_job_that_has_ended(monkeypatch, caplog):
     monkeypatch.setattr(polled, "CLOSE_SECONDS", 0.01)
 
     async def whole():
-        async with scene({"7": None}) as opened:
+        async with polled_places({"7": None}) as opened:
             opened.provider.end = fails(UnreachableError("no answer"))
 
     asyncio.run(whole())

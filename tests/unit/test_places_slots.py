@@ -21,7 +21,7 @@ GPU 1: NVIDIA H200 (UUID: GPU-b81c)
 OTHERS_HAVE_ALL = "every GPU is taken, some by other jobs of yours"
 
 
-class Job(Bench):
+class JobOfSlots(Bench):
     """A job's slots, and what is known of them; they report at once."""
 
     def want(self, most):
@@ -53,7 +53,7 @@ async def jobs(tmp_path):
     made = []
 
     def make(count, gpus, locks=tmp_path, **more):
-        made.append(Job(partial(Slots, count, gpus, locks, **more)))
+        made.append(JobOfSlots(partial(Slots, count, gpus, locks, **more)))
         return made[-1]
 
     yield make
