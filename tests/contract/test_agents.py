@@ -1,6 +1,7 @@
 """The agent of a place as a real process, and the master's real server with its desk."""
 
 import asyncio
+import itertools
 import os
 import signal
 
@@ -145,7 +146,10 @@ async def test_an_agent_that_is_never_taken_says_so_in_a_line(scene):
 @on(acting)
 async def test_who_has_no_master_for_too_long_looks_for_none_any_more(scene, readable, told):
     """Nor minds till then, who has had one, a certificate that can't be read."""
-    master, orders, time, can_read = await scene.master(), asyncio.Queue(), Clock(), [True]
+    master, orders, can_read, seconds = await scene.master(), asyncio.Queue(), [True], [0.0]
+    moments = itertools.accumulate(
+        iter(lambda: seconds[-1], None)
+    )  # it is as much later whenever the time is asked for
     environment = WorkerEnvironment(f"127.0.0.1:{master.port}", TOKEN, 0, "", master_timeout=600)
 
     def hello():
@@ -153,20 +157,10 @@ async def test_who_has_no_master_for_too_long_looks_for_none_any_more(scene, rea
             raise UserError("can't read tls.crt: Stale file handle")
         return pb.AgentHello(place="place-0")
 
-    link = Link(environment, hello, orders.put_nowait, time)
+    link = Link(environment, hello, orders.put_nowait, moments.__next__)
     keeping = asyncio.ensure_future(link.keep())
     assert (await asyncio.wait_for(orders.get(), DEADLINE)).HasField("welcome")
     can_read.append(readable)
     await master.leave()
-    time.step = 400.0
+    seconds.append(400.0)
     assert told.format(port=master.port) in await asyncio.wait_for(keeping, DEADLINE)
-
-
-class Clock:
-    """Goes by a step whenever it is read."""
-
-    step = now = 0.0
-
-    def __call__(self):
-        self.now += self.step
-        return self.now

@@ -11,7 +11,7 @@ from functools import partial
 import psutil
 import pytest
 from agent_kit import acting, place
-from fork_kit import Scene, forking, launcher_of, run_all
+from fork_kit import Launching, forking, launcher_of, run_all
 
 from elasticdl.common.process_group import tethered
 from elasticdl.job.jobdir import JobDir, MasterAddress
@@ -60,7 +60,7 @@ async def local_bench(tmp_path, modules=None):
 async def agent_bench(tmp_path):
     async with acting(tmp_path, ENDS_WHEN_TOLD) as scene:
         master = await scene.master()
-        bench = Scene((partial(Slots, PLACES, (), tmp_path), master.agents.reporting_to), tmp_path)
+        bench = Launching((partial(Slots, PLACES, (), tmp_path), master.agents.reporting_to), tmp_path)
         bench.end = scene.tell
         names = [f"slot-{number}" for number in range(PLACES)]
         for name in names:

@@ -96,7 +96,7 @@ def memory(step=0):
     return Snapshot(JobSnapshot(WorkerRange(minimum=1, maximum=2), step, training=training), started=1.0)
 
 
-class Bench:
+class Holder:
     """A master's state, saved by a holder whose journal is a file."""
 
     def __init__(self, api, folder, holder="one"):
@@ -116,7 +116,7 @@ class Bench:
 @asynccontextmanager
 async def loaded(tmp_path):
     """By the first master of a job."""
-    bench = Bench(FakeApi(), tmp_path)
+    bench = Holder(FakeApi(), tmp_path)
     assert await bench.store.load() is None
     bench.api.written.clear()
     yield bench
@@ -141,7 +141,7 @@ def test_whatever_becomes_of_writes_and_masters_the_next_one_has_what_was_saved_
 
     async def run(folder):
         api, older, saved = FakeApi(), [], [(None, "")]  # of the last that are there the one, or the other
-        master = Bench(api, folder, "0")
+        master = Holder(api, folder, "0")
         assert await master.store.load() is None
         for step, (happens, lines) in enumerate(history):
             master.write(entries(step)[: 99 * lines])  # the last is still being written
@@ -149,7 +149,7 @@ def test_whatever_becomes_of_writes_and_masters_the_next_one_has_what_was_saved_
             kept = master.journal.read_text().rpartition("\n")
             master.write(f'later"}}\n{{"event": "entry", "text": "{step}"}}\n')
             if happens == "another begins":
-                older, master = [*older, master], Bench(api, folder, str(step + 1))
+                older, master = [*older, master], Holder(api, folder, str(step + 1))
                 found = await master.store.load(), master.journal.read_text()
                 assert found in saved
                 assert master.store.next_worker == (found[0].job.next_id if found[0] else 0)
@@ -216,11 +216,11 @@ async def test_what_the_first_writes_while_the_second_takes_over_is_not_lost(fir
 
     def patch_first(*arguments):
         first.api.patch = patch
-        asyncio.run(Bench(first.api, tmp_path).store._write({MEMORY: memory(5).to_json()}))
+        asyncio.run(Holder(first.api, tmp_path).store._write({MEMORY: memory(5).to_json()}))
         return patch(*arguments)
 
     first.api.patch = patch_first
-    assert (await Bench(first.api, tmp_path, "two").store.load()).job.training.step == 5
+    assert (await Holder(first.api, tmp_path, "two").store.load()).job.training.step == 5
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ async def test_what_the_first_writes_while_the_second_takes_over_is_not_lost(fir
 @on(loaded)
 async def test_damage_is_the_users_business_and_stays_when_the_job_ends_for_it(first, tmp_path, broken):
     first.api.objects[STATE] = {"metadata": {"resourceVersion": "1"}, **broken}
-    bench = Bench(first.api, tmp_path, "another")
+    bench = Holder(first.api, tmp_path, "another")
     with pytest.raises(UserError, match="what an earlier master has left can't be read: "):
         await bench.store.load()
     await bench.store.claim()
@@ -264,7 +264,7 @@ async def test_of_a_journal_that_is_too_long_the_newest_is_kept_however_often(be
     for number in range(1000):
         bench.write(f"entry {number * 7919 % 10007}\n")
         if number == 500:
-            bench = Bench(bench.api, tmp_path, "two")
+            bench = Holder(bench.api, tmp_path, "two")
             await bench.store.load()
         if number % 10 == 9:
             await bench.save(number)

@@ -34,7 +34,7 @@ SPEC = JobSpec.model_validate({"num_workers": "1", "command": ("true",)})
 SETTLED = 40  # turns of the event loop
 
 
-class Api:
+class Route:
     """The ConfigMap as one master reaches it: not at all while it is ``closed``."""
 
     def __init__(self, real):
@@ -92,7 +92,7 @@ class Town:
         self.masters, self.rose_at = self.masters + 1, time.time()
         self.job_dir = JobDir(self.folder / str(self.masters) / "digits")
         self.job_dir.path.mkdir(parents=True)
-        self.api = Api(self.object)
+        self.api = Route(self.object)
         state = ClusterState(self.api, "digits", f"master-{self.masters}", self.job_dir.journal)
         made = asyncio.Event()
 

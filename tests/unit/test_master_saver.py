@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
-from shell_kit import NoPlace
+from test_master_serve import NoPlace
 
 from elasticdl.job import messages as m
 from elasticdl.job.messages import Member
@@ -31,7 +31,7 @@ def impatient(monkeypatch):
     monkeypatch.setattr(loop_module, "RETRY_SECONDS", 0.001)
 
 
-class Store(NoStore):
+class GatedStore(NoStore):
     """Saves when its gate is open, after so many failures."""
 
     news_seconds = 1.0
@@ -55,12 +55,12 @@ class Books(Observer):
         self.entries.append((event, fields))
 
 
-class Desk:
+class LoopAtWork:
     """A loop between a mailbox and a store. Worker 0 has a session."""
 
     def __init__(self):
         self.now = 100.0
-        self.store, self.launcher, self.books, self.mailbox = Store(), NoPlace(), Books(), Mailbox()
+        self.store, self.launcher, self.books, self.mailbox = GatedStore(), NoPlace(), Books(), Mailbox()
         self.sessions = Sessions()
         self.outbox = self.sessions.open(0)
         self.job = Job(Settings(WorkerRange(minimum=1, maximum=1)))
@@ -106,7 +106,7 @@ class Desk:
 @asynccontextmanager
 async def at_a_desk(saves=True):
     """The loop begins with a tick of its own, so worker 0 is launched as soon as that is saved."""
-    desk = Desk()
+    desk = LoopAtWork()
     if not saves:
         desk.store.gate.clear()
     desk.running = asyncio.create_task(desk.loop.run())

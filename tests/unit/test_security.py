@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from shell_kit import NoPlace
 from test_common_manifests import parts
+from test_master_serve import NoPlace
 
 from elasticdl.cli import folder_run
 from elasticdl.common.certificates import issue

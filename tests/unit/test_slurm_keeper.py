@@ -8,10 +8,10 @@ import signal
 import sys
 
 import pytest
+from cli_kit import Scene, new_job, scene_in
 
 from elasticdl.common.backoff import Backoff
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.job.jobdir import JobDir, create_job_dir
 from elasticdl.job.journal import read_journal
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.shell import slurm_keeper, slurm_master
@@ -21,22 +21,12 @@ from elasticdl.master.shell.slurm_keeper import EXIT_AGAIN, EXIT_LEFT, MOST_CRAS
 WORKERS = "scancel --quiet --me --name=elasticdl-mine-7-worker"
 
 
-class Bench:
-    """A keeper and its job."""
+class Kept:
+    """A job and its keeper; what is asked of Slurm's programs the scene says."""
 
-    def __init__(self, folder, job: JobDir) -> None:
-        self.job, self._folder = job, folder
-        self.says("scancel", "")
-
-    def says(self, name: str, script: str) -> None:
-        """What one of Slurm's programs does, as a shell script."""
-        program = self._folder / name
-        program.write_text(f'#!/bin/sh\necho "{name} $*" >> {self._folder}/called\n{script}\n')
-        program.chmod(0o755)
-
-    def calls(self) -> list[str]:
-        called = self._folder / "called"
-        return called.read_text().splitlines() if called.exists() else []
+    def __init__(self, scene: Scene) -> None:
+        self.job, self.program, self.calls = new_job("mine"), scene.program, scene.asked
+        self.program("scancel")
 
     def keep(self, *master: str, delay: float = 0.0) -> int:
         """``master``: what each master does, in Python; ``start`` says how many there were with it."""
@@ -63,11 +53,9 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path, monkeypatch) -> Bench:
-    monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path / "home"))
-    (tmp_path / "bin").mkdir()
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    return Bench(tmp_path / "bin", create_job_dir("mine"))
+def bench(tmp_path, monkeypatch):
+    with scene_in(tmp_path, monkeypatch) as scene:
+        yield Kept(scene)
 
 
 KILLED = "os.kill(os.getpid(), 9)"
@@ -139,7 +127,7 @@ def test_the_workers_of_a_job_that_has_ended_are_not_left(bench):
 
 @pytest.mark.parametrize(("state", "code"), [("RUNNING", EXIT_LEFT), ("CANCELLED Restarts=0", 130)])
 def test_the_master_is_told_to_leave_or_to_stop_the_job(bench, state, code):
-    bench.says("scontrol", f"[ $1 = requeue ] || echo JobId=7 JobState={state}")
+    bench.program(f"scontrol [ $1 = requeue ] || echo JobId=7 JobState={state}")
     handlers = (
         "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(143)); signal.signal(signal.SIGINT, lambda *_: stop())"
     )
@@ -164,7 +152,7 @@ def test_a_master_that_leaves_the_job_leaves_its_workers(bench):
     ],
 )
 def test_slurm_may_want_an_end_while_no_master_runs(bench, state, code, asked):
-    bench.says("scontrol", f"[ $1 = requeue ] || echo JobId=7 JobState={state}")
+    bench.program(f"scontrol [ $1 = requeue ] || echo JobId=7 JobState={state}")
     assert bench.keep(f"os.kill(os.getppid(), {signal.SIGTERM})", KILLED, delay=60) == code
     assert bench.calls()[1:] == ([asked] if asked else [])
     assert bench.job.status.exists() == (code == 130)
