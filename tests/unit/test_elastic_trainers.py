@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torchmetrics
+from job_kit import Lost
 from trainers_kit import (  # noqa: F401 - fixtures
     Module,
     changed,
@@ -14,7 +15,7 @@ from trainers_kit import (  # noqa: F401 - fixtures
     transformers,
 )
 
-from elasticdl.elastic.transformers import Trainer
+from elasticdl.elastic.transformers import Trainer, elastic_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 STEPS = 3  # of an epoch
@@ -193,3 +194,26 @@ def test_an_object_that_counts_parts_of_batches_is_warned_of_once(run):  # noqa:
     said, _, told = run(ModuleCounts)
     assert said == (None, None)
     assert sum(line.startswith("a torchmetrics object that is logged in training_step") for line in told) == 2
+
+
+class LostOverTheLast(Trainer):
+    """Who writes the checkpoint."""
+
+    changes = False
+
+    def train(self):
+        super().train()
+        if self.changes:
+            self.model.first.bias.data.zero_()
+
+    def _save_optimizer_and_scheduler(self, folder):
+        if elastic_trainer.runtime.rank() == 0:
+            elastic_trainer.runtime.lose()
+        super()._save_optimizer_and_scheduler(folder)
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_the_last_checkpoint_is_written_by_another_if_the_model_is_still_the_same(run, tmp_path, changes):  # noqa: F811
+    said, _, _ = run(changed(LostOverTheLast, changes=changes), save_strategy="epoch")
+    assert [type(each) for each in said] == [Lost, type(None)]
+    assert (tmp_path / "1" / "checkpoint-3" / "trainer_state.json").exists() != changes

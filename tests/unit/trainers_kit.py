@@ -148,13 +148,12 @@ def make_train(kind, job, folder, *, batches=1, samples=24, epochs=1, callbacks=
         lr_scheduler_type="constant",
         train_sampling_strategy="sequential",
         report_to="none",
-        save_strategy="no",
         logging_steps=1,
         disable_tqdm=True,
         use_cpu=True,
         dataloader_pin_memory=False,
         max_grad_norm=0.0,
-        **{"optim": "sgd", **options},
+        **{"optim": "sgd", "save_strategy": "no", **options},
     )
     rows = [{"pixels": pixels, "labels": label} for pixels, label in make_data(samples)]
     trainer = kind(

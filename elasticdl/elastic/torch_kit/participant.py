@@ -114,6 +114,9 @@ class Host:
     def arrived(self) -> None:
         """This worker stands where the job stands, and has its state."""
 
+    def world_at_end(self) -> None:
+        """The script is done, and its worker is in another world: who wrote files may be lost. What it has done with the model since is its own affair."""
+
     def left(self) -> None:
         """This worker leaves for good. Its process ends with status 0."""
         raise NotImplementedError
@@ -221,7 +224,7 @@ class Participant:
         except WorldChanged as change:
             log.info("%s", change)  # which is part of ending
         try:
-            self.job.end(self.state)
+            self.job.end(self.state, self._host.world_at_end)
         except Stopped as stopped:
             log.info("leaving: %s", stopped.reason)
             self._host.left()

@@ -497,11 +497,12 @@ class JobContext(ABC):
         with self._handing_over(state):
             self._next_world(state)
 
-    def end(self, state: Carried) -> None:
-        """The script is done; return when all members' are: who is lost till then has somebody to do its part."""
+    def end(self, state: Carried, on_world: Callable[[], None]) -> None:
+        """The script is done; return when all members' are: who is lost till then has somebody to do its part. ``on_world``: in each further world."""
         with self._handing_over(state):
             self.worlds.tell(p.Trigger.RETURNED)
             while self._next_world(state) is not None:
+                on_world()
                 self.worlds.tell(p.Trigger.RETURNED)
         self.collective.stop()
 

@@ -32,7 +32,7 @@ from elasticdl.elastic.torch_kit.participant import MovableHost, Outcome, Partic
 from elasticdl.elastic.torch_kit.passes import Remedy
 from elasticdl.elastic.torch_kit.reducer import Rides
 from elasticdl.elastic.torch_kit.refusals import refuse_new_groups
-from elasticdl.elastic.torch_kit.tensors import ElasticContext, RandomStreams, refuse_others
+from elasticdl.elastic.torch_kit.tensors import ElasticContext, RandomStreams, marks_of, refuse_others
 from elasticdl.elastic.torch_kit.torch_state import holders_of_callbacks
 from elasticdl.elastic.training.data_facts import EVALUATION, named_sources
 
@@ -167,6 +167,7 @@ class TrainerHost(MovableHost):
         self._was_first: bool | None = None  # None: training has not begun
         # The checkpoint that the first worker writes since the last step, and what writes it.
         self.unwritten: tuple[str, Callable[[], None]] | None = None
+        self._ended_with: list[int] | None = None  # marks of the parameters, if that checkpoint is of the last step
 
     # -- who writes --
 
@@ -206,6 +207,17 @@ class TrainerHost(MovableHost):
             (checkpoint, write), self.unwritten = self.unwritten, None
             if not is_whole(checkpoint):
                 write()
+
+    def _marks(self) -> list[int] | None:
+        return marks_of([*self._trainer.model.parameters()])() if self.unwritten is not None else None
+
+    def end_of_training(self) -> None:
+        super().end_of_training()
+        self._ended_with = self._marks()
+
+    def world_at_end(self) -> None:
+        if self._marks() == self._ended_with:
+            self._make_up()
 
     # -- the beginning --
 
