@@ -27,6 +27,7 @@ from elasticdl.master.shell.calls import ALLOWED, Server, Servicer, Sessions, Tl
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
+from tests.unit.session_kit import Listening
 
 DEADLINE = 30.0
 NOW = datetime.now(UTC)
@@ -284,27 +285,6 @@ def test_no_proxy_stands_between(local_master, monkeypatch):
 
 
 # -- the worker's stream --
-
-
-class Listening:
-    """What a session hears from its stream."""
-
-    has_last_word = False
-
-    def __init__(self):
-        self.heard = queue.SimpleQueue()
-
-    def greet(self, unsent):
-        return [m.Hello(), *unsent]
-
-    def receive(self, message):
-        self.heard.put(message.WhichOneof("body"))
-
-    def lost(self, reason):
-        self.heard.put(reason)
-
-    def next(self):
-        return self.heard.get(timeout=DEADLINE)
 
 
 @pytest.fixture

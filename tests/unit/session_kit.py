@@ -1,7 +1,8 @@
-"""What tests of the worker's shells share: a session with a made-up master, and worlds entered by hand."""
+"""What tests of the worker's shells share: a session with a made-up master, who listens to a stream, and worlds entered by hand."""
 
 from __future__ import annotations
 
+import queue
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -23,6 +24,27 @@ class JobStub(SimpleNamespace):
 def alone() -> Session:
     """Of a script that no master has started."""
     return Session(WorkerCore(under_master=False))
+
+
+class Listening:
+    """What a session hears from its stream."""
+
+    has_last_word = False
+
+    def __init__(self):
+        self.heard = queue.SimpleQueue()
+
+    def greet(self, unsent):
+        return [m.Hello(), *unsent]
+
+    def receive(self, message):
+        self.heard.put(message.WhichOneof("body"))
+
+    def lost(self, reason):
+        self.heard.put(reason)
+
+    def next(self):
+        return self.heard.get(timeout=30.0)
 
 
 class FakeMaster:

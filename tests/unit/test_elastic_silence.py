@@ -8,15 +8,15 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import grpc
 import pytest
-from session_kit import FakeMaster
+from session_kit import FakeMaster, Listening
 
 from elasticdl.common.channel import ATTEMPT_SECONDS, FIRST_DELAY, LONGEST_DELAY, Silence, in_words
 from elasticdl.common.credentials import Token, WorkerEnvironment
 from elasticdl.elastic.link import stream
-from elasticdl.job import messages as m
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
@@ -71,33 +71,9 @@ def test_what_grpc_says_is_put_into_words(details, words):
 # ---- over a real channel ----
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-class Listening:
-    has_last_word = False
-
-    def __init__(self):
-        self.heard = queue.SimpleQueue()
-        self.receive = lambda message: self.lost(message.WhichOneof("body"))
-
-    def greet(self, unsent):
-        return [m.Hello()]
-
-    def lost(self, reason):
-        self.heard.put(reason)
-
-    def next(self):
-        return self.heard.get(timeout=DEADLINE)
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return SimpleNamespace(now=0.0)
 
 
 @pytest.fixture
@@ -108,7 +84,7 @@ def open_stream(clock, caplog):
         listening = Listening()
         vars(listening).update(listens)
         environment = WorkerEnvironment(address, Token("t"), 3, "job.json", master_timeout=limit)
-        opened.append(stream.MasterStream(environment, clock))
+        opened.append(stream.MasterStream(environment, lambda: clock.now))
         opened[-1].open(listening)
         return listening, opened[-1]
 
