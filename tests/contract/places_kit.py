@@ -12,7 +12,7 @@ DEADLINE = 60.0
 NOWHERE = frozenset()
 
 
-class Bench:
+class PlacesBench:
     """Places of which two can be READY at a time, and what was reported of them."""
 
     def __init__(self, make, lose=None):
@@ -78,7 +78,7 @@ async def opened(bench):
 
 
 def bench_of(make, lose=None):
-    return opened(Bench(make, lose))
+    return opened(PlacesBench(make, lose))
 
 
 class FakeProvider:

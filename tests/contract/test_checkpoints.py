@@ -123,7 +123,7 @@ def unneeded():
     raise AssertionError("a copy costs memory and time")
 
 
-class Slow:
+class SlowDisk:
     """A file system that takes its time."""
 
     def __init__(self):
@@ -139,7 +139,7 @@ class Slow:
 
 
 def test_one_is_left_out_while_another_is_being_written(writer):
-    slow = Slow()
+    slow = SlowDisk()
     assert writer.begin(1, slow)
     assert slow.begun.wait(PATIENCE)
     assert not writer.begin(2, unneeded)
@@ -155,7 +155,7 @@ def test_one_is_left_out_while_another_is_being_written(writer):
 
 
 def test_finish_waits_for_what_is_under_way_and_writes_the_last_once(writer):
-    slow = Slow()
+    slow = SlowDisk()
     writer.begin(1, slow)
     writer.finish(2, quick, soon(), slow.go.set)  # it ticks meanwhile
     writer.finish(2, unneeded, soon())
@@ -175,7 +175,7 @@ def test_what_failed_is_told_and_tried_again_at_the_end(writer):
 
 
 def test_finish_gives_up_at_its_deadline(writer):
-    slow = Slow()
+    slow = SlowDisk()
     writer.begin(1, slow)
     writer.finish(2, unneeded, time.monotonic())
     assert steps(writer.store) == []

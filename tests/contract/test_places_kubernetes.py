@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from kubernetes import client
-from places_kit import Bench, opened
+from places_kit import PlacesBench, opened
 from test_places_contract import CHECKS
 
 from elasticdl.common.credentials import Role
@@ -54,7 +54,7 @@ async def on_cluster(own_cluster, namespace):
         """Nobody tells what runs in the pods to leave."""
         return PodPlaces(WorkerPodApi(here, JOB), pods, report, PodTimeouts(leave=0.0), random.Random(7))
 
-    bench = Bench(make, lambda _, place_id: core.delete_namespaced_pod(place_id, namespace))
+    bench = PlacesBench(make, lambda _, place_id: core.delete_namespaced_pod(place_id, namespace))
     bench.another = lambda: make(bench.reports.put_nowait)
     async with opened(bench):
         yield bench

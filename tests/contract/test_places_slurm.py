@@ -7,7 +7,7 @@ import sys
 from contextlib import asynccontextmanager
 from functools import partial
 
-from places_kit import Bench, opened
+from places_kit import PlacesBench, opened
 
 from elasticdl.master.core.events import ExitCause
 from elasticdl.places.base import PlaceState
@@ -37,7 +37,7 @@ async def on_slurm(slurm, tmp_path, monkeypatch, arguments=()):
     agent = tmp_path / "agent.py"
     agent.write_text(AGENT)
     provider = SlurmProvider(tmp_path.name, [sys.executable, str(agent)], f"{tmp_path}/%j.out", arguments)
-    async with opened(Bench(partial(PolledPlaces, provider))) as bench:
+    async with opened(PlacesBench(partial(PolledPlaces, provider))) as bench:
         bench.another = partial(PolledPlaces, provider, bench.reports.put_nowait)
         yield bench
     assert slurm.run("squeue", "--noheader", f"--name={tmp_path.name}") == ""

@@ -19,7 +19,7 @@ TRAIN += ["--worker_resource_request", "cpu=0.2,memory=256Mi,gpu=2", "--worker_r
 TRAIN += ["--global_batch_size", "64", "--stop_grace", "5"]
 
 
-class Journal:
+class News:
     """What the journal of the job tells since it was last looked at."""
 
     def __init__(self, elasticdl):
@@ -59,7 +59,7 @@ def journal(full_cluster, elasticdl):
     done = elasticdl(*TRAIN, *long, "--detach")
     assert done.returncode == 0, done.stderr
     try:
-        journal = Journal(elasticdl)
+        journal = News(elasticdl)
         journal.both()
         yield journal
     finally:

@@ -32,7 +32,7 @@ STEPS_PER_DISTURBANCE = 100  # more than are made at the pace of a storm
 LONGEST_OUTAGE = 2.0
 
 
-class Kind(StrEnum):
+class Disturbance(StrEnum):
     PREEMPT = "something urgent takes a node's GPUs for a while"
     DELETE = "a worker's pod is deleted"
     DELETE_NOW = "a worker's pod is deleted without grace"
@@ -48,7 +48,11 @@ class Kind(StrEnum):
 
 
 # The rare ones take long: until a node counts as lost, or, with each death more, until a Job starts the next master.
-WEIGHTS = dict.fromkeys(Kind, 6) | {Kind.FREEZE_NODE: 2, Kind.LOSE_NODE: 2, Kind.KILL_MASTER: 1}
+WEIGHTS = dict.fromkeys(Disturbance, 6) | {
+    Disturbance.FREEZE_NODE: 2,
+    Disturbance.LOSE_NODE: 2,
+    Disturbance.KILL_MASTER: 1,
+}
 
 
 class Storm:
@@ -66,22 +70,22 @@ class Storm:
         self._hit: set[int] = set()  # workers that were disturbed
         self.story: list[str] = []
 
-    def bring(self, kind: Kind) -> None:
+    def bring(self, kind: Disturbance) -> None:
         job, after, pick = self._job, self._rng.randint(1, 8), self._rng.random()
         job.wait_for_step(job.step() + after)
-        whole = kind in (Kind.FREEZE_NODE, Kind.LOSE_NODE, Kind.PREEMPT)
+        whole = kind in (Disturbance.FREEZE_NODE, Disturbance.LOSE_NODE, Disturbance.PREEMPT)
         self.end_urgent(float("inf") if whole else job.step())
         workers = self._wait_for_standing(WORKERS if whole else 2)
         self.story.append(f"step {job.step()}: {kind}")
         match kind:
-            case Kind.PREEMPT:
+            case Disturbance.PREEMPT:
                 self._preempt(job.step() + 5 * after)
-            case Kind.FREEZE_NODE | Kind.LOSE_NODE:
+            case Disturbance.FREEZE_NODE | Disturbance.LOSE_NODE:
                 nodes = self._cluster.node_names
                 self._cut_off(kind, nodes[int(pick * len(nodes))], workers)
-            case Kind.RESTART_API_SERVER:
+            case Disturbance.RESTART_API_SERVER:
                 self._cluster.restart_api_server(LONGEST_OUTAGE * pick)
-            case Kind.KILL_MASTER | Kind.DELETE_MASTER | Kind.DELETE_MASTER_NOW:
+            case Disturbance.KILL_MASTER | Disturbance.DELETE_MASTER | Disturbance.DELETE_MASTER_NOW:
                 master = wait_for(
                     "a master", lambda: [pod for pod in job.running("master") if job.process(pod)], job.describe
                 )
@@ -106,18 +110,18 @@ class Storm:
 
         return wait_for(f"{least} workers that train", standing, self._job.describe)
 
-    def _end(self, kind: Kind, pod: Any, worker: int = -1) -> None:
+    def _end(self, kind: Disturbance, pod: Any, worker: int = -1) -> None:
         match kind:
-            case Kind.DELETE | Kind.DELETE_MASTER:
+            case Disturbance.DELETE | Disturbance.DELETE_MASTER:
                 self._pods.delete(pod.metadata.name)
-            case Kind.DELETE_NOW | Kind.DELETE_MASTER_NOW:
+            case Disturbance.DELETE_NOW | Disturbance.DELETE_MASTER_NOW:
                 self._pods.delete(pod.metadata.name, grace_period_seconds=0)
-            case Kind.KILL:
+            case Disturbance.KILL:
                 self._job.worker_process(worker).kill()
             case _:
                 process = self._job.process(pod)
                 assert process, f"there is no process of pod {pod.metadata.name}"
-                process.send_signal(signal.SIGTERM if kind is Kind.TERM_POD else signal.SIGKILL)
+                process.send_signal(signal.SIGTERM if kind is Disturbance.TERM_POD else signal.SIGKILL)
 
     def _preempt(self, until_step: int) -> None:
         """All GPUs of a node are needed, on whichever the scheduler thinks best."""
@@ -128,10 +132,10 @@ class Storm:
         wait_for("the urgent pod to run", lambda: is_running(read(name, job.namespace)), job.describe)
         self._note(*(job.together() - job.workers().keys()))
 
-    def _cut_off(self, kind: Kind, node: str, workers: dict[int, Any]) -> None:
+    def _cut_off(self, kind: Disturbance, node: str, workers: dict[int, Any]) -> None:
         """Of a frozen one the workers train on, and its master decides, until another one is there."""
         self._note(*(number for number, pod in workers.items() if pod.spec.node_name == node))
-        freezes = kind is Kind.FREEZE_NODE
+        freezes = kind is Disturbance.FREEZE_NODE
         self._cluster.freeze_node(node) if freezes else self._cluster.lose_node(node)
         try:
             wait_for(f"node {node} to be given up", lambda: self._is_given_up(node), self._job.describe)

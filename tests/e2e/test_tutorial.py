@@ -68,7 +68,7 @@ def without_numbers(line: str) -> str:
     return " ".join(NUMBERS.sub("# ", line).split())
 
 
-class Reader:
+class Learner:
     """Somebody who has installed the packages, and reads the page from its top."""
 
     def __init__(self, folder: Path) -> None:
@@ -116,7 +116,7 @@ class Reader:
 
 
 def test_a_reader_of_the_tutorial_loses_no_step(tmp_path):
-    reader = Reader(tmp_path)
+    reader = Learner(tmp_path)
     try:
         for step in read(ROOT / "docs" / "tutorial.md").steps:
             reader.follow(step)

@@ -5,7 +5,7 @@ import io
 import pytest
 import urllib3
 from refusal_kit import refused
-from test_cli_printed import OUT, Shown
+from test_cli_printed import OUT, PrintedScreen
 
 from elasticdl.cli import pod_logs
 from elasticdl.cli.follow import Prints
@@ -37,7 +37,7 @@ class Log(io.BytesIO):
     def shutdown(self): ...
 
 
-class Pods:
+class LogsOfPods:
     """The logs of some workers' pods, which have ended: of each text, or what it is at each reading. ``unread``: those whose logs can't be
     read, with the error; ``entry``: more about where worker 5 was started, by the journal that is kept."""
 
@@ -83,7 +83,7 @@ def followed(pods, worker=None, over=lambda: True):
 
 def shown_of(pods, ranks, *worlds):
     """On a screen, of a job that was in these worlds."""
-    shown = Shown()
+    shown = PrintedScreen()
     prints = Prints(JobSpec(log_ranks=ranks).shown_ranks(), shown, PodPrinters(pods, "job"))
     for number, members in enumerate(worlds, 1):
         prints.hear({"event": "world_formed", "time": float(number), "world": number, "members": members})
@@ -116,29 +116,29 @@ FIFTH = (SHARED, f"{said(1, 'starting worker 5')}1970-01-01T00:00:02Z {entered(5
 
 
 def test_workers_that_ran_in_one_pod_one_after_another_are_told_apart():
-    assert (read(Pods(SHARED), 0), read(Pods(SHARED), 2)) == (["a"], ["b"])
-    writers = [line.partition(" ")[0] for line in read(Pods(SHARED))]
+    assert (read(LogsOfPods(SHARED), 0), read(LogsOfPods(SHARED), 2)) == (["a"], ["b"])
+    writers = [line.partition(" ")[0] for line in read(LogsOfPods(SHARED))]
     assert writers == ["place-0", "worker-0", "place-0", "place-0", "worker-2"]
     told = "job job has no logs of worker 7; it has logs of place-0, worker-0, worker-2"
-    refused(told, lambda: read(Pods(SHARED), 7))
-    assert shown_of(Pods(SHARED), "0", [0], [2]).texts[OUT] == "a\nb\n"
+    refused(told, lambda: read(LogsOfPods(SHARED), 7))
+    assert shown_of(LogsOfPods(SHARED), "0", [0], [2]).texts[OUT] == "a\nb\n"
 
 
 @pytest.mark.parametrize("look", [read, followed])
 def test_of_a_pod_on_a_lost_node_it_is_told_that_it_can_not_be_read_and_the_others_are_shown(capsys, look):
-    lines = look(Pods(SHARED, SHARED, unread={"w-1": LOST}))
+    lines = look(LogsOfPods(SHARED, SHARED, unread={"w-1": LOST}))
     assert {line[-1] for line in lines if line.startswith("worker")} == {"a", "b"}
     assert capsys.readouterr().err == f"the log of w-1 can't be read now: {LOST}\n"
 
 
 def test_a_log_that_breaks_off_is_followed_on_from_there(monkeypatch):
     monkeypatch.setattr(pod_logs, "LOOK_SECONDS", 0.0)
-    pods = Pods(["one\ntwo\n\0", "one\n\0", "one\ntwo\nthree\n\0", "one\ntwo\nthree\nfour\n"])
+    pods = LogsOfPods(["one\ntwo\n\0", "one\n\0", "one\ntwo\nthree\n\0", "one\ntwo\nthree\nfour\n"])
     assert followed(pods, 0, pods.is_read_to_its_end) == ["one", "two", "three", "four"]
 
 
 def test_who_follows_logs_and_may_not_read_them_is_told_so():
-    refused("you may not read the log", lambda: followed(Pods(SHARED, SHARED, unread={"w-1": FORBIDDEN})))
+    refused("you may not read the log", lambda: followed(LogsOfPods(SHARED, SHARED, unread={"w-1": FORBIDDEN})))
 
 
 @pytest.mark.parametrize("follow", [False, True])
@@ -146,7 +146,7 @@ def test_who_follows_logs_and_may_not_read_them_is_told_so():
     ("entry", "read"), [({"place": "w-1"}, {"w-1"}), ({}, {"w-0", "w-1"}), ({"place": "removed"}, {"w-0", "w-1"})]
 )
 def test_of_a_worker_only_its_pod_is_read_if_it_is_known_which_that_is(follow, entry, read):
-    pods = Pods(*FIFTH, entry=entry)
+    pods = LogsOfPods(*FIFTH, entry=entry)
     assert [line[-1] for line in NamespaceJob(pods, "job").logs(5, follow=follow)] == ["c"]
     assert pods.read == read
 
@@ -159,9 +159,9 @@ def test_another_rank_0_goes_on_where_the_last_one_ended():
     second = in_pod("loads", entered(1, 1, 1), "step 1", entered(1, 0, 2), "step 2")
     stays = in_pod("loads", entered(0, 0, 1), "step 1", entered(0, 1, 2), "step 2")
     leaves = [0, 1], [1]
-    assert shown_of(Pods("", second), "0", *leaves).texts[OUT] == "step 2\n"
-    assert shown_of(Pods(first, second), "0", *leaves).texts[OUT] == "loads\nstep 1\nlate\nstep 2\n"
-    assert shown_of(Pods(stays, second), "0", [0, 1], [1, 0]).texts[OUT] == "loads\nstep 1\nstep 2\n"
-    every = shown_of(Pods(first, second), "all", *leaves).texts[OUT].splitlines()
+    assert shown_of(LogsOfPods("", second), "0", *leaves).texts[OUT] == "step 2\n"
+    assert shown_of(LogsOfPods(first, second), "0", *leaves).texts[OUT] == "loads\nstep 1\nlate\nstep 2\n"
+    assert shown_of(LogsOfPods(stays, second), "0", [0, 1], [1, 0]).texts[OUT] == "loads\nstep 1\nstep 2\n"
+    every = shown_of(LogsOfPods(first, second), "all", *leaves).texts[OUT].splitlines()
     own = {0: ["loads", "step 1", "late"], 1: ["loads", "step 1", "step 2"]}
     assert sorted(every) == sorted(f"[worker {worker}] {text}" for worker, texts in own.items() for text in texts)

@@ -23,7 +23,7 @@ from elasticdl.proto import elasticdl_pb2 as pb
 OUT, ERR = Stream.OUT, Stream.ERR
 
 
-class Shown:
+class PrintedScreen:
     """A screen that keeps what is printed, and what is said."""
 
     def __init__(self, *, is_terminal=False):
@@ -45,14 +45,14 @@ class Shown:
         self.said.append(text)
 
 
-class Job:
+class PrintingJob:
     """A job's folder in which the test plays the workers that print, and the master whose journal is followed."""
 
     def __init__(self, ranks="0", *, stdout_apart=False):
         self.dir = create_job_dir("job")
         self.now, self.version = 1000.0, 0
         self.unheard = None  # entries that are heard later, if any are
-        self.shown = Shown()
+        self.shown = PrintedScreen()
         self.files = {OUT: self.dir.worker_log}
         if stdout_apart:
             self.files = {OUT: self.dir.worker_out, ERR: self.dir.worker_log}
@@ -108,7 +108,7 @@ def _home(tmp_path, monkeypatch):
 @pytest.mark.parametrize("seed", range(40))
 def test_what_was_printed_by_whoever_had_rank_0_is_shown_once_however_worlds_and_looks_come(seed, is_late):
     """Also if the journal is heard later than what the workers print."""
-    draw, job, ids = random.Random(seed), Job(), 0
+    draw, job, ids = random.Random(seed), PrintingJob(), 0
     printed, members, leaving = (
         [],
         [],
@@ -154,7 +154,7 @@ def test_what_was_printed_by_whoever_had_rank_0_is_shown_once_however_worlds_and
 
 
 def test_all_workers_have_their_names_before_each_line():
-    job = Job("all")
+    job = PrintingJob("all")
     job.launched(0, 1)
     job.print(0, "a\nb\n\r 3%|\r 50%|\r100%|\n")
     job.print(1, "c\nun")
@@ -187,7 +187,7 @@ def test_one_file_for_both_streams_where_both_lead_to_one_place(tmp_path):
         out, err, elsewhere = Outlet(one.fileno(), OUT), Outlet(same.fileno(), ERR), Outlet(other.fileno(), ERR)
         script, module = JobSpec(command=("python", "x.py")), JobSpec(model_def="m")
         assert [apart(script, out, err), apart(script, out, elsewhere), apart(module, out, err)] == [False, True, True]
-        job = Job()
+        job = PrintingJob()
         job.launched(0)
         job.print(0, "the worker's own\n")
         job.print(0, "the module's\n", to=job.dir.worker_out)
@@ -211,7 +211,7 @@ def test_one_file_for_both_streams_where_both_lead_to_one_place(tmp_path):
 )
 @pytest.mark.parametrize("at_once", [True, False])
 def test_on_a_terminal_a_line_that_is_written_over_stands_once(printed, whole, rest, at_once):
-    shown = Shown(is_terminal=True)
+    shown = PrintedScreen(is_terminal=True)
     lines = PrintedLines(shown, OUT)
     for part in [printed] if at_once else re.split(r"(?<=[|\d])(?=\r)|(?<=\[A)(?!\x1b)", printed):
         lines.feed(part.encode())
@@ -222,13 +222,13 @@ def test_on_a_terminal_a_line_that_is_written_over_stands_once(printed, whole, r
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_an_unfinished_line_is_shown_once_it_is_very_long_but_a_bar_that_goes_on_for_days_never_is(is_terminal):
-    lines = PrintedLines(shown := Shown(is_terminal=is_terminal), OUT)
+    lines = PrintedLines(shown := PrintedScreen(is_terminal=is_terminal), OUT)
     for step in range(100):
         lines.feed(f"\r{step}|".encode() + b" " * (LONGEST_LINE // 50))
     assert (shown.texts[OUT] == "", shown.begun.strip() == "99|") == (is_terminal, is_terminal)
 
 
-class Terminal(io.StringIO):
+class LostTerminal(io.StringIO):
     gone = False
 
     def isatty(self):
@@ -243,7 +243,7 @@ class Terminal(io.StringIO):
 def test_above_the_panel_lines_are_as_they_were_printed_and_the_job_goes_on_without_the_terminal(monkeypatch):
     """The unfinished line stands in the panel."""
     monkeypatch.setattr(Outlet, "is_terminal", True)
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setattr(sys, "stderr", terminal := LostTerminal())
     for name, value in {"COLUMNS": "40", "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)
     long = "\x1b[32mgreen\x1b[0m [b] " + "long " * 30
@@ -263,7 +263,7 @@ def test_above_the_panel_lines_are_as_they_were_printed_and_the_job_goes_on_with
 
 
 def test_lines_without_a_time_stand_where_their_worker_was_started_or_entered_a_world():
-    job = Job(stdout_apart=True)
+    job = PrintingJob(stdout_apart=True)
 
     def master(event, **fields):
         job.record(event, **fields)

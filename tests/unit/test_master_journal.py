@@ -47,7 +47,7 @@ class Route:
         return self.real.patch(kind, name, change)
 
 
-class Server:
+class NoServer:
     async def start(self, servicer): ...
 
     async def close(self): ...
@@ -101,7 +101,7 @@ class Town:
             made.set()
             return Launcher(report, self.launched)
 
-        master = Master(SPEC, self.job_dir, Server(), state, make_launcher)
+        master = Master(SPEC, self.job_dir, NoServer(), state, make_launcher)
         self.serving = asyncio.create_task(master.run())
         await made.wait()
         await self.settle()

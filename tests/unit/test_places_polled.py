@@ -26,7 +26,7 @@ ANSWERS = st.sampled_from(["fine", "fine", "is not heard", "is done without an a
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(HAPPENS, st.integers(0, 3)), max_size=12), st.lists(ANSWERS, max_size=12), st.booleans())
 def test_whatever_becomes_of_requests_as_many_places_come_as_are_wanted_and_none_stays(history, answers, settles):
-    """`Bench` sees that none is lost twice, or changes when it is lost."""
+    """`PlacesBench` sees that none is lost twice, or changes when it is lost."""
 
     async def run():
         provider, most = FakeProvider(ROOM, answers), 0

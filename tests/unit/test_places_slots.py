@@ -8,7 +8,7 @@ import pytest
 from elasticdl.common.credentials import SHARED_GPU
 from elasticdl.places import local
 from elasticdl.places.local import Slots, find_gpus
-from tests.contract.places_kit import Bench
+from tests.contract.places_kit import PlacesBench
 from tests.stories import on
 
 GPUS = ["GPU-a", "GPU-b"]
@@ -21,7 +21,7 @@ GPU 1: NVIDIA H200 (UUID: GPU-b81c)
 OTHERS_HAVE_ALL = "every GPU is taken, some by other jobs of yours"
 
 
-class JobOfSlots(Bench):
+class JobOfSlots(PlacesBench):
     """A job's slots, and what is known of them; they report at once."""
 
     def want(self, most):

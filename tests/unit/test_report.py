@@ -158,7 +158,7 @@ def test_what_the_status_knows_of_a_job_that_is_lost_is_told():
 # ---- the dashboard's server, which shows jobs to whoever knows its secret ----
 
 
-class Shown:
+class BoardOfOne:
     """A board with one job."""
 
     def __init__(self):
@@ -175,7 +175,7 @@ class Shown:
 
 @pytest.fixture
 def server():
-    with closing(LiveServer(Shown())) as opened:
+    with closing(LiveServer(BoardOfOne())) as opened:
         yield opened
 
 
@@ -230,7 +230,7 @@ def test_who_asks_otherwise_gets_nothing_and_nothing_can_be_changed(server, meth
 
 
 def test_only_this_machine_is_listened_to_and_nothing_stays():
-    opened = LiveServer(Shown())
+    opened = LiveServer(BoardOfOne())
     assert (opened.server_address[0], len(opened.secret) >= 40) == ("127.0.0.1", True)
     opened.close()
     with pytest.raises(ConnectionRefusedError):

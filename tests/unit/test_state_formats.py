@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from refusal_kit import refused
-from test_kubernetes_state import STATE, Bench, FakeApi
+from test_kubernetes_state import STATE, Holder, FakeApi
 
 from elasticdl.job.messages import Member
 from elasticdl.job.spec import WorkerRange
@@ -72,7 +72,7 @@ def kept():
 
 def test_the_state_of_the_first_version_is_taken_over(tmp_path):
     api = kept()
-    bench = Bench(api, tmp_path, "next")
+    bench = Holder(api, tmp_path, "next")
     assert asyncio.run(bench.store.load()) == WRITTEN
     newest = bench.journal.read_text()  # the rest is in an object that is not read any more
     assert len(newest.splitlines()) >= 12
@@ -113,6 +113,6 @@ def test_fields_of_later_versions_are_ignored():
 def test_a_state_without_a_journal_of_its_own_is_taken_over(tmp_path):
     api = FakeApi()
     api.objects[STATE]["binaryData"] = {MEMORY: pack(kept().state.memory.encode())}
-    bench = Bench(api, tmp_path, "next")
+    bench = Holder(api, tmp_path, "next")
     assert asyncio.run(bench.store.load()) == WRITTEN
     assert bench.journal.read_text() == ""

@@ -25,7 +25,7 @@ _FIRST_NODE = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Addresses:
     """The addresses of one cluster, out of a range that is meant for tests and routed nowhere."""
 
     number: int
@@ -55,7 +55,7 @@ class Plan:
 class Network:
     """The switch, and the host's way to it."""
 
-    def __init__(self, plan: Plan, process: Leashed, pid: int) -> None:
+    def __init__(self, plan: Addresses, process: Leashed, pid: int) -> None:
         self.plan = plan
         # Of a process in the switch's namespace.
         self.pid = pid
@@ -115,16 +115,16 @@ def in_namespace(pid: int, lines: list[str]) -> None:
     run_ip(lines, ("nsenter", f"--net=/proc/{pid}/ns/net"))
 
 
-def _connect_host(pid: int) -> Plan:
+def _connect_host(pid: int) -> Addresses:
     """Make the host's interface, whose name reserves the addresses; both end with the switch."""
     # Not by the generator of all: two test processes in which something has seeded it would take the same.
     *others, last = random.SystemRandom().sample(range(256), 20)
-    for plan in map(Plan, others):
+    for plan in map(Addresses, others):
         with contextlib.suppress(ControlPlaneError):  # another cluster has the number
             return _reserved(plan, pid)
-    return _reserved(Plan(last), pid)
+    return _reserved(Addresses(last), pid)
 
 
-def _reserved(plan: Plan, pid: int) -> Plan:
+def _reserved(plan: Addresses, pid: int) -> Addresses:
     run_ip([f"link add {plan.interface} type veth peer name host netns {pid}"])
     return plan

@@ -39,7 +39,7 @@ def main() -> int:
     pod_logs = Path(settings.logs, "pods", settings.name)
     pod_logs.mkdir(exist_ok=True)
     mount_own(settings.own, pod_logs)
-    node = Node(settings)
+    node = NodePrograms(settings)
     node.start()
     return node.wait()
 
@@ -95,7 +95,7 @@ def _mount(*arguments: str) -> None:
     subprocess.run(["mount", *arguments], timeout=_COMMAND_WITHIN_S, check=True)
 
 
-class Node:
+class NodePrograms:
     """The programs of a node; everything here runs in its namespaces."""
 
     def __init__(self, settings: KubeletSettings) -> None:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.full.network import Plan
+from tests.cluster.full.network import Addresses
 from tests.cluster.settings import NodeSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeletSettings(NodeSettings):
     place: int  # among the nodes of the cluster
-    network: int  # the number of its `Plan`
+    network: int  # the number of its `Addresses`
     switch: int  # a process in the switch's network namespace, by its number on the host
     kubernetes: str  # the folder of kubelet and kube-proxy
     programs: str  # the folder of the others
     images: str
 
     @property
-    def plan(self) -> Plan:
-        return Plan(self.network)
+    def plan(self) -> Addresses:
+        return Addresses(self.network)
 
     @property
     def address(self) -> str:
