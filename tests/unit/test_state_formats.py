@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from refusal_kit import refused
-from test_kubernetes_state import STATE, Holder, FakeApi
+from test_kubernetes_state import STATE, FakeApi, Holder
 
 from elasticdl.job.messages import Member
 from elasticdl.job.spec import WorkerRange
