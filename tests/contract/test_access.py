@@ -5,7 +5,6 @@ import queue
 import socket
 import ssl
 import threading
-import time
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
@@ -28,6 +27,7 @@ from elasticdl.master.shell.journal_file import Journal
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 from tests.unit.session_kit import Listening
+from tests.waiting import wait_until
 
 DEADLINE = 30.0
 NOW = datetime.now(UTC)
@@ -65,14 +65,12 @@ class ServedMaster:
 
     def wait_for(self, kind, count):
         """The first so many messages of workers, of one kind."""
-        deadline = time.monotonic() + DEADLINE
-        while (
-            len(found := [e.said for e in self.events if isinstance(e, FromWorker) and isinstance(e.said, kind)])
-            < count
-        ):
-            assert time.monotonic() < deadline, self.events
-            time.sleep(0.01)
-        return found[:count]
+
+        def said():
+            return [e.said for e in self.events if isinstance(e, FromWorker) and isinstance(e.said, kind)]
+
+        wait_until(lambda: len(said()) >= count, lambda: self.events)
+        return said()[:count]
 
     def stop(self):
         self._loop.call_soon_threadsafe(self._over.set)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from elasticdl.cli.namespace_job import NamespaceJob
 from elasticdl.job.journal import Entry
 from elasticdl.kube.client import Client
 from tests.cluster.cluster import Cluster
+from tests.waiting import wait_until
 
 ZOO = Path(watched_softmax.__file__).parent
 # Nothing should take this long, even on a busy machine; a test that waits for less would only be flaky.
@@ -75,11 +75,7 @@ def priority_classes(cluster: Cluster, suffix: str, **values: int) -> Iterator[N
 
 def wait_for(what: str, condition: Callable[[], Any], describe: Callable[[], str] = str, poll: float = 0.1) -> Any:
     """What ``condition`` returns, once that is true."""
-    deadline = time.monotonic() + DEADLINE
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"no {what} in {DEADLINE:.0f} s\n{describe()}"
-        time.sleep(poll)
-    return found
+    return wait_until(condition, lambda: f"{what}\n{describe()}", DEADLINE, poll)
 
 
 class WatchedJob:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from contextlib import closing
 
 import pytest
@@ -14,6 +13,7 @@ from elasticdl.cli.commands.look import LiveBoard, LiveServer
 from elasticdl.job.facts import Facts
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.report.page import page_data, report
+from tests.waiting import wait_until
 
 webdriver = pytest.importorskip("selenium.webdriver")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -60,11 +60,7 @@ class Browser:
         return self.driver.execute_script(f"return {expression}")
 
     def until(self, expression):
-        deadline = time.monotonic() + PATIENCE
-        while not (found := self.ask(expression)):
-            assert time.monotonic() < deadline, f"{expression} did not become true; {self.complaints()}"
-            time.sleep(0.05)
-        return found
+        return wait_until(lambda: self.ask(expression), lambda: f"{expression}; {self.complaints()}", PATIENCE)
 
     def complaints(self):
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] != "DEBUG"]

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
@@ -19,6 +18,7 @@ from elasticdl.cli.folder_job import FolderJob
 from elasticdl.cli.signals import ECHO_SECONDS, SignalLog
 from elasticdl.job.jobdir import JobDir, jobs_root
 from elasticdl.master.shell import serve
+from tests.waiting import wait_until
 
 TIMEOUT = 60.0
 INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
@@ -186,10 +186,7 @@ def test_nothing_is_left_of_a_check_whose_command_is_interrupted_or_killed(comma
     checked = scene.home / "checked"
     scene.check(f"import pathlib, time; pathlib.Path({str(checked)!r}).touch(); time.sleep(600)")
     process = command("train", "--model_def=ok", "--job_name=one")
-    deadline = time.monotonic() + TIMEOUT
-    while not checked.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(checked.exists)
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)
     if number == signal.SIGINT:

@@ -5,13 +5,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.cluster import build
 from tests.cluster.build import CLUSTER
+from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE = 60.0
@@ -40,10 +40,8 @@ class Go:
         (self.folder / "obey").write_text(line)
 
     def until_it_builds(self):
-        asked, deadline = self.folder / "asked", time.monotonic() + DEADLINE
-        while not (asked.exists() and re.search("^build", asked.read_text(), re.MULTILINE)):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        asked = self.folder / "asked"
+        wait_until(lambda: asked.exists() and re.search("^build", asked.read_text(), re.MULTILINE))
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from elasticdl.common.process_group import ProcessGroup
+from tests.waiting import wait_until
 
 DEADLINE = 30.0
 
@@ -19,13 +19,6 @@ DEADLINE = 30.0
 def start(*command, **more):
     process = subprocess.Popen(command, start_new_session=True, **more)
     return process, ProcessGroup(process.pid, process.wait)
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def is_over(process):

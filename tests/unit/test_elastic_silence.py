@@ -6,7 +6,6 @@ import math
 import queue
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -19,6 +18,7 @@ from elasticdl.common.credentials import Token, WorkerEnvironment
 from elasticdl.elastic.link import stream
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
+from tests.waiting import wait_until
 
 DEADLINE = 30.0
 ENDED_SECONDS = 15.0  # gRPC by itself ends an attempt to connect after 20
@@ -105,11 +105,7 @@ class Welcoming(pb_grpc.MasterServicer):
 
 def look_until(opened, holds):
     """As the heartbeat's thread does."""
-    deadline = time.monotonic() + ENDED_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline
-        opened.look()
-        time.sleep(0.02)
+    wait_until(lambda: opened.look() or holds(), seconds=ENDED_SECONDS)
 
 
 def test_a_closed_port_is_told_and_that_the_master_has_come_after_all_and_what_a_listener_can_not_bear(

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 from session_kit import FakeMaster
 
@@ -15,6 +14,7 @@ from elasticdl.common.reason import Line, Stack
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.link.witness import Operations, SlowStart, Witness
 from elasticdl.job import messages as m
+from tests.waiting import wait_until
 
 DEADLINE = 30.0
 
@@ -76,11 +76,8 @@ def test_the_master_that_asks_gets_a_notice(capfd):
     master = FakeMaster()
     master.session.post(p.Trigger.READY)
     master.session.post(p.Ordered(m.DumpStacks()))
-    deadline, printed = time.monotonic() + DEADLINE, ""
-    while "the master asks for the stacks of all threads" not in printed:  # the last that is done
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-        printed += capfd.readouterr().err
+    last, printed = "the master asks for the stacks of all threads", []
+    wait_until(lambda: printed.append(capfd.readouterr().err) or last in "".join(printed))
     assert master.notices("worker_stuck")[0]["stack"]
 
 
@@ -120,12 +117,10 @@ print("done")
 
 def test_a_dump_is_left_while_pythons_lock_is_held_and_gone_when_it_goes_on(tmp_path):
     ended = subprocess.Popen([sys.executable, "-c", HANGS], env={**os.environ, STACKS: str(tmp_path / "stacks")})
-    deadline = time.monotonic() + DEADLINE
-    while not (tmp_path / "stacks").exists() or "in hang" not in (tmp_path / "stacks").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    stacks = tmp_path / "stacks"
+    wait_until(lambda: stacks.exists() and "in hang" in stacks.read_text())
     assert ended.wait(DEADLINE) == 0
-    assert (tmp_path / "stacks").read_text() == ""
+    assert stacks.read_text() == ""
 
 
 FORKS = """

@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
 from elasticdl.places.worker_process import RUNS, look_at
+from tests.waiting import wait_until
 
 DEADLINE = 30.0
 DUMP = 'Timeout (0:00:04)!\nThread 0x1 (most recent call first):\n  File "/job/train.py", line 31 in load\n'
@@ -30,14 +30,7 @@ def sleeper(*prefix):
 
 def wait_until_it_sleeps(pid):
     """While a program starts, it may well wait for a disk, of which `look_at` would tell."""
-    wait_for(lambda: psutil.Process(pid).status() == psutil.STATUS_SLEEPING)
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_SLEEPING)
 
 
 def test_what_it_has_left_is_told_and_goes_into_its_log(tmp_path):
@@ -57,8 +50,8 @@ def test_what_it_has_left_is_told_and_goes_into_its_log(tmp_path):
 @pytest.mark.parametrize("prefix", [[], ["sh", "-c", '"$@" & wait', "sh"]])
 def test_one_that_is_stopped_says_so_also_behind_a_shell(tmp_path, prefix):
     with sleeper(*prefix) as pid:
-        wait_for(lambda: not prefix or psutil.Process(pid).children())
+        wait_until(lambda: not prefix or psutil.Process(pid).children())
         victim = psutil.Process(pid).children()[0] if prefix else psutil.Process(pid)
         victim.suspend()
-        wait_for(lambda: victim.status() == psutil.STATUS_STOPPED)
+        wait_until(lambda: victim.status() == psutil.STATUS_STOPPED)
         assert look_at(0, pid, tmp_path / "none", tmp_path / "log").state == "does not run: it is stopped (state T)"

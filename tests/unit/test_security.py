@@ -18,7 +18,7 @@ from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube import manifests, names
 from elasticdl.master.core.events import StopRequested
-from elasticdl.master.shell.calls import ALLOWED
+from elasticdl.master.shell.calls import ALLOWED, TokenAccess
 from elasticdl.master.shell.serve import Master, local_master
 
 ROOT = Path(__file__).parents[2]
@@ -113,6 +113,12 @@ def test_only_the_user_can_read_a_local_jobs_token_and_it_goes_with_the_job(job)
     assert first.token != second.token
     assert (rights, first.address.startswith(LOOPBACK)) == (0o600, True)
     assert "secret" in WorkerEnvironment("127.0.0.1:1", Token("secret"), 0, "job.json").to_env().values()
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "10.1.2.3:50001"])
+def test_a_token_is_never_sent_over_a_network(address):
+    with pytest.raises(ValueError, match="a token must not travel in the clear"):
+        TokenAccess(Token("secret")).add_port(None, address)
 
 
 def test_a_master_that_could_not_write_how_its_job_ended_leaves_where_it_was(job, monkeypatch):
