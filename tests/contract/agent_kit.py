@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from contextlib import asynccontextmanager
+from functools import partial
 
 import psutil
 
@@ -93,7 +94,7 @@ class MasterOfAgents:
 
 class Agency:
     def __init__(self, folder, worker):
-        self.folder = folder
+        self.folder, self.tell = folder, partial(tell, folder)
         self.processes = []
         self.masters = []
         (folder / "worker.py").write_text(worker)
@@ -136,9 +137,11 @@ class Agency:
             while not (self.folder / f"{worker_id}.up").exists():
                 await asyncio.sleep(0.01)
 
-    def tell(self, worker_id, code):
-        (self.folder / f".{worker_id}").write_text(str(code))
-        (self.folder / f".{worker_id}").rename(self.folder / str(worker_id))
+
+def tell(folder, worker_id, code):
+    """With which code to end."""
+    (folder / f".{worker_id}").write_text(str(code))
+    (folder / f".{worker_id}").rename(folder / str(worker_id))
 
 
 def place(name, **environment):

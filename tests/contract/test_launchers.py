@@ -10,7 +10,7 @@ from functools import partial
 
 import psutil
 import pytest
-from agent_kit import acting, place
+from agent_kit import acting, place, tell
 from fork_kit import Launching, forking, launcher_of, run_all
 
 from elasticdl.common.process_group import tethered
@@ -45,13 +45,9 @@ sys.exit(int(open(told).read()))
 
 @asynccontextmanager
 async def local_bench(tmp_path, modules=None):
-    def end(worker_id, code):
-        (tmp_path / f".{worker_id}").write_text(str(code))
-        (tmp_path / f".{worker_id}").rename(tmp_path / str(worker_id))
-
     environ = {"PATH": "/usr/bin:/bin", "WORK": str(tmp_path)}
     async with launcher_of((sys.executable, "-c", ENDS_WHEN_TOLD), tmp_path, modules, environ, PLACES) as bench:
-        bench.end = end
+        bench.end = partial(tell, tmp_path)
         yield bench
     assert not [r for r in bench.seen if isinstance(r, WorkerPlaced) and psutil.pid_exists(r.pid)]
 

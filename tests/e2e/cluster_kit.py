@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 from kubernetes import client
-from running_job import run_cli
+from running_job import last_commit, run_cli
 
 from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH, compare
 from benchmarks.storm.zoo import watched_softmax
@@ -20,12 +20,12 @@ from elasticdl.cli.namespace_job import NamespaceJob
 from elasticdl.job.journal import Entry
 from elasticdl.kube.client import Client
 from tests.cluster.cluster import Cluster
+from tests.cluster.kit import is_running
 from tests.waiting import wait_until
 
 ZOO = Path(watched_softmax.__file__).parent
 # Nothing should take this long, even on a busy machine; a test that waits for less would only be flaky.
 DEADLINE = 200.0
-_TAIL = 1500  # bytes of a record that hold at least its last two lines
 
 # What a job consists of. Every namespace has some of its own: of those only the job's are meant.
 KINDS = ("Pod", "Job", "Service", "Secret", "ConfigMap", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy")
@@ -120,7 +120,7 @@ class WatchedJob:
         """Pods that run and are not told to leave; for a while after a death there is no master."""
         selector = f"elasticdl.org/job={self.name},elasticdl.org/role={role}"
         found: Any = self.core.list_namespaced_pod(self.namespace, label_selector=selector)
-        return [each for each in found.items if each.status.phase == "Running" and not each.metadata.deletion_timestamp]
+        return list(filter(is_running, found.items))
 
     def process(self, pod: Any) -> psutil.Process | None:
         """The pod's own process, if it is still there."""
@@ -138,7 +138,7 @@ class WatchedJob:
     def commits(self) -> dict[int, Entry]:
         """The last step that each worker has made, those that are gone included."""
         paths = {int(path.stem.removeprefix("worker-")): path for path in self._record.glob("worker-*.jsonl")}
-        return {worker: commit for worker, path in paths.items() if (commit := _last_commit(path))}
+        return {worker: commit for worker, path in paths.items() if (commit := last_commit(path))}
 
     def together(self) -> set[int]:
         """The workers that have made a step in the newest world in which anybody has."""
@@ -187,11 +187,3 @@ class WatchedJob:
     def check_training(self) -> None:
         """No step or sample was lost or made twice, and every loss that any worker has seen is that of PyTorch alone."""
         compare(self._losses.iterdir(), self._record.glob("worker-*.jsonl"), self.epochs)
-
-
-def _last_commit(path: Path) -> Entry | None:
-    with path.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-        lines = file.read().decode().splitlines(keepends=True)
-    commits = [line for line in lines if line.startswith('{"commit"') and line.endswith("\n")]
-    return json.loads(commits[-1]) if commits else None

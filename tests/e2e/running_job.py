@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -92,7 +93,7 @@ class RunningJob:
 
     def steps_recorded(self) -> int:
         """The newest step that any worker has committed, from the records that workers write."""
-        return max((committed(path) for path in self.record_files()), default=0)
+        return max((last["commit"] for path in self.record_files() if (last := last_commit(path))), default=0)
 
     def wait_for_rows(self, curve: Path, number: int = 3) -> None:
         """Until a script has written so many more lines to its curve."""
@@ -146,10 +147,13 @@ class RunningJob:
         return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
 
 
-def committed(path: Path) -> int:
-    """The newest step that this worker's record says was applied."""
-    lines = [line for line in path.read_text().splitlines() if line.startswith('{"commit"') and line.endswith("}")]
-    return int(lines[-1].split(":")[1].split(",")[0]) if lines else 0
+def last_commit(path: Path) -> Entry | None:
+    """What this worker's record says last of a step that was applied."""
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 10_000))  # more than its last two lines
+        lines = file.read().decode().splitlines(keepends=True)
+    commits = [line for line in lines if line.startswith('{"commit"') and line.endswith("\n")]
+    return json.loads(commits[-1]) if commits else None
 
 
 def read_curve(path: Path) -> list[tuple[float, ...]]:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_kubernetes_state import FakeApi
+from test_master_serve import NoPlace
 
 from elasticdl.elastic.core.plan import Progress
 from elasticdl.elastic.core.protocol import Member, World
@@ -53,21 +54,12 @@ class NoServer:
     async def close(self): ...
 
 
-class Launcher:
-    """One worker, that no master's death concerns."""
-
-    def __init__(self, post, launched):
-        self.post, self.launched = post, launched
+class OnePlace(NoPlace):
+    """In which there is one worker, that no master's death concerns."""
 
     async def find(self, remembered):
         assert remembered == dict.fromkeys(self.launched, "slot 0")
         return [e.FoundWorker(worker_id, "h", 7) for worker_id in self.launched]
-
-    async def launch(self, worker_id, away_from=""):
-        self.launched.append(worker_id)
-        self.post(e.WorkerPlaced(worker_id, "h", 7, place="slot 0"))
-
-    async def close(self, *, keep=False): ...
 
 
 class Town:
@@ -99,7 +91,10 @@ class Town:
         def make_launcher(report, limits):
             self.report = report
             made.set()
-            return Launcher(report, self.launched)
+            launcher = OnePlace(report)
+            launcher.launched = self.launched
+            launcher.launching = lambda: report(e.WorkerPlaced(self.launched[-1], "h", 7, place="slot 0"))
+            return launcher
 
         master = Master(SPEC, self.job_dir, NoServer(), state, make_launcher)
         self.serving = asyncio.create_task(master.run())
