@@ -10,7 +10,7 @@ import yaml
 from refusal_kit import refused
 
 from elasticdl.cli.cluster_run import make_parts
-from elasticdl.common.credentials import Role, interface_of
+from elasticdl.common.credentials import interface_of
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube import manifests
 from elasticdl.kube.manifests import as_yaml
@@ -193,15 +193,6 @@ def test_values_of_variables_are_in_a_secret_of_the_job_and_nowhere_else():
     holders = [each for each in manifests.companions(made) if "aHVzaA==" in json.dumps(each)]
     assert [(each["kind"], each["metadata"]["name"]) for each in holders] == [("Secret", "digits-envs")]
     assert "hush" not in json.dumps([*manifests.companions(made), manifests.make_job(made), made.worker])
-
-
-def test_each_role_has_its_own_secret_and_the_pods_theirs_only():
-    made = parts()
-    secrets = {each["metadata"]["name"] for each in manifests.companions(made) if each["kind"] == "Secret"}
-    assert secrets == {f"digits-{role}-tls" for role in Role}
-    for pod, role in ((made.master, "master"), (made.worker, "worker")):
-        mounted = [volume["secret"]["secretName"] for volume in pod["spec"]["volumes"] if "secret" in volume]
-        assert mounted == [f"digits-{role}-tls"]
 
 
 @pytest.mark.parametrize("word", ["y", "1e3", "0o7", "null"])

@@ -138,15 +138,9 @@ def test_certificates_are_valid_for_as_long_as_the_document_says():
     assert ends == {now + timedelta(days=3650)}
 
 
-def test_a_workers_key_is_good_for_every_worker_and_for_nothing_else():
-    """A worker's certificate has no number: which worker calls is what it says itself."""
-    certificate = x509.load_pem_x509_certificate(issue("digits", datetime.now(UTC))[Role.WORKER].certificate)
-    titles = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert titles.get_values_for_type(x509.DNSName) == ["worker.digits.elasticdl"]
-    assert calls(Role.WORKER) == ["Session", "Attend"]
-
-
-def test_a_pod_mounts_one_key_which_its_processes_can_read():
+def test_each_role_has_its_own_secret_and_a_pod_mounts_one_key():
+    """Which its processes can read."""
+    assert {each["metadata"]["name"] for each in made("Secret")} == {f"digits-{role}-tls" for role in Role}
     for role, pod in ((Role.MASTER, parts().master), (Role.WORKER, parts().worker)):
         secrets = [each["secret"] for each in pod["spec"]["volumes"] if "secret" in each]
         assert secrets == [{"secretName": f"digits-{role}-tls", "defaultMode": 0o444}]
