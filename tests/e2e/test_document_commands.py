@@ -45,7 +45,7 @@ class Typed:
         return printed
 
 
-class Reader:
+class Typist:
     """Somebody in a fresh checkout in which everything is set up, who types what the documents say."""
 
     def __init__(self, folder: Path) -> None:
@@ -109,7 +109,7 @@ class Reader:
 
 @pytest.fixture
 def reader(tmp_path):
-    made = Reader(tmp_path)
+    made = Typist(tmp_path)
     yield made
     for typed in made.typed:  # a job of this machine ends with its command
         typed.process.kill()

@@ -34,7 +34,7 @@ class _Pod:
     forgotten: bool = False  # its end was reported, and it is deleted
 
 
-class Cluster:
+class SimulatedCluster:
     """One launcher, whatever master talks to it: workers outlive masters."""
 
     def __init__(self, site: Site, places: int) -> None:

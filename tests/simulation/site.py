@@ -12,7 +12,7 @@ from elasticdl.master.core.values import Phase
 from elasticdl.master.core.worker_record import JobSnapshot
 from tests.simulation.checks import Checks
 from tests.simulation.clock import Clock
-from tests.simulation.cluster import Cluster
+from tests.simulation.cluster import SimulatedCluster
 from tests.simulation.collectives import Collectives
 from tests.simulation.lineage import Model, Violation
 from tests.simulation.masters import Master, Store
@@ -46,7 +46,7 @@ class Site:
         self.handover: Broadcast | None = None
         self.store = Store()
         self.collectives = Collectives(self.clock, self.draw_network)
-        self.cluster = Cluster(self, plan.workers)
+        self.cluster = SimulatedCluster(self, plan.workers)
         self.checks = Checks(self)
         self.masters: list[Master] = []
         self.limits = WorkerRange(minimum=plan.minimum, maximum=plan.workers)

@@ -29,7 +29,7 @@ from elasticdl.kube.client import (
     Watch,
 )
 from tests.cluster.api import Api, Json
-from tests.cluster.node.pod import Host, Pod
+from tests.cluster.node.pod import HostOfPods, Pod
 from tests.cluster.node.server import PORT, bind
 from tests.cluster.node.services import Services
 from tests.cluster.node.status import Reporter, timestamp
@@ -100,13 +100,13 @@ class Node:
                 return bind(f"127.{network}.0.1", self._named, self._settings), network
         raise OSError(f"port {PORT} is taken on all of 127.1.0.1 to 127.254.0.1")
 
-    def _host(self, address: str, network: int, reporter: Reporter) -> Host:
+    def _host(self, address: str, network: int, reporter: Reporter) -> HostOfPods:
         settings, folder = self._settings, self._settings.own
         (folder / "pods").mkdir(parents=True, exist_ok=True)
         url = urlsplit(settings.server)
         service = {"KUBERNETES_SERVICE_HOST": str(url.hostname), "KUBERNETES_SERVICE_PORT": str(url.port)}
         numbers = itertools.count(256)
-        return Host(
+        return HostOfPods(
             address=address,
             pods=folder / "pods",
             logs=Path(settings.logs, "pods"),
@@ -147,7 +147,7 @@ class Node:
         status |= {"nodeInfo": info, "daemonEndpoints": {"kubeletEndpoint": {"Port": PORT}}}
         self._api.ask("PATCH", f"/api/v1/nodes/{settings.name}/status", {"status": status})
 
-    def _see(self, manifest: Json, host: Host) -> None:
+    def _see(self, manifest: Json, host: HostOfPods) -> None:
         uid = manifest["metadata"]["uid"]
         if known := self._pods.get(uid):
             known.changed(manifest)

@@ -34,7 +34,7 @@ _CANNOT_START, _LOST = 128, 255  # exit codes
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostOfPods:
     """What a node gives to its pods."""
 
     address: str
@@ -50,7 +50,7 @@ class Host:
 class Pod:
     """Runs from ``start`` until its object has vanished and its process has ended."""
 
-    def __init__(self, manifest: Json, host: Host) -> None:
+    def __init__(self, manifest: Json, host: HostOfPods) -> None:
         self.ref = PodRef.of(manifest)
         self._manifest = manifest
         self._host = host
