@@ -7,7 +7,7 @@ import contextlib
 import elasticdl.elastic.keras.tensorflow_adapter  # noqa: F401 - before Keras  # isort: skip
 import keras
 import numpy as np
-from elastic_keras_kit import Board, SumOfThreads, run_all
+from elastic_kit import Board, SumOfThreads, in_threads
 from session_kit import FakeMaster, enter
 
 from elasticdl.elastic.core.plan import BatchPolicy
@@ -16,6 +16,7 @@ from elasticdl.elastic.keras.fit import Fit, FitCall
 from elasticdl.elastic.keras.fit_data import FitData
 from elasticdl.elastic.keras.fit_stages import Stages
 from elasticdl.elastic.keras.loader import ElasticContext
+from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
 
 BATCH = 16
 SAMPLES = 64
@@ -84,7 +85,7 @@ class Fitting:
     ):
         self.model, self.callbacks = model, callbacks
         self.history = keras.callbacks.History()
-        self.collective = SumOfThreads(0, Board(1))
+        self.collective = SumOfThreads(0, Board(1), TensorFlowTensors())
         self.context = ElasticContext(FakeMaster().session, self.collective, BatchPolicy(batch, None, most), seed=0)
         self.context.check_state = check_state
         given = {"initial_epoch": 0, "verbose": 0, "shuffle": False, "validation_freq": 1, **options}
@@ -135,7 +136,7 @@ def fit_together(workers, make):
         members[rank].join(rank, board)
         members[rank].train()
 
-    run_all(range(workers), train)
+    in_threads(train, range(workers))
     return members
 
 
@@ -152,7 +153,7 @@ def fit_with_a_newcomer(make, joins_after):
         members[rank].join(rank, board, listed)
         members[rank].train()
 
-    run_all(range(2), train)
+    in_threads(train, range(2))
     return members
 
 

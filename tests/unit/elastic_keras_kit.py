@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import elasticdl.elastic.keras.tensorflow_adapter  # noqa: F401 - before Keras  # isort: skip
 import keras
 import numpy as np
 import tensorflow as tf
+from elastic_kit import SumOfThreads
 from session_kit import FakeMaster, enter
 
-from elasticdl.elastic.collectives.port import Collective
-from elasticdl.elastic.core.protocol import Member, World
 from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.loader import ElasticContext, ElasticDataLoader
 from elasticdl.elastic.keras.step import TrainStep
@@ -65,47 +60,6 @@ class Samples:
         return self.inputs[index], self.labels[index]
 
 
-class Board:
-    """Where the threads leave what is to be summed."""
-
-    def __init__(self, size):
-        self.size = size
-        self.slots = [None] * size
-        self.barrier = threading.Barrier(size, timeout=60)
-
-    def exchange(self, rank, value):
-        self.slots[rank] = value
-        self.barrier.wait()
-        slots = list(self.slots)
-        # Whoever is lost by now has given its own: to the others this exchange was the last.
-        with contextlib.suppress(threading.BrokenBarrierError):
-            self.barrier.wait()
-        return slots
-
-
-class SumOfThreads(Collective):
-    """A world of several workers in the threads of one process: sums are real, only the wire is missing."""
-
-    def __init__(self, rank, board):
-        super().__init__(TensorFlowTensors())
-        self.enter(rank, board)
-
-    def enter(self, rank, board):
-        self.board = board
-        self.world = World.of(1, tuple(Member(i, "h", 0, False) for i in range(board.size)), rank)
-
-    def sum(self, tensor, name):
-        return tf.add_n(self.board.exchange(self.world.rank, tf.convert_to_tensor(tensor)))
-
-    def broadcast_array(self, array, name):
-        return self.board.exchange(self.world.rank, array.copy())[0]
-
-    def exchange(self, array, sent, received, name):
-        rank = self.world.rank
-        slots = self.board.exchange(rank, (array.copy(), sent))
-        return np.concatenate([np.split(given, np.cumsum(sizes)[:-1])[rank] for given, sizes in slots])
-
-
 class Trainee:
     """One worker's context, model and state on a board; without ``joins`` it is yet to ask for the board's world."""
 
@@ -121,7 +75,7 @@ class Trainee:
         check_state="epoch",
         values=dict,
     ):
-        self.collective = SumOfThreads(rank, board)
+        self.collective = SumOfThreads(rank, board, TensorFlowTensors())
         self.policy, self.joins, self.check_state, self.values = policy, joins, check_state, values
         self.model = model or make_model()
         if jit_compile is not None:
@@ -156,9 +110,3 @@ class Trainee:
                 self.state.commit()
                 if steps is not None and len(self.losses) >= steps:
                     return
-
-
-def run_all(members, do):
-    """``do(member)`` for all at once; the first error is raised."""
-    with ThreadPoolExecutor(len(members)) as pool:
-        return list(pool.map(do, members, timeout=120))

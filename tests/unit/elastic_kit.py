@@ -1,4 +1,4 @@
-"""What the tests of the PyTorch twin share: workers in the threads of one process."""
+"""What the tests of elastic training share, and of PyTorch's twin: workers in the threads of one process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import torch
 from session_kit import FakeMaster, enter
 from torch.nn.functional import cross_entropy
@@ -32,17 +33,39 @@ def make_data(samples=50):
     )
 
 
+class Board:
+    """Where the threads leave what is to be summed."""
+
+    def __init__(self, size):
+        self.size = size
+        self.slots = [None] * size
+        self.barrier = threading.Barrier(size, timeout=60)
+
+    def exchange(self, rank, value):
+        self.slots[rank] = value
+        self.barrier.wait()
+        slots = list(self.slots)
+        # Whoever is lost by now has given its own: to the others this exchange was the last.
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.barrier.wait()
+        return slots
+
+
 class SumOfThreads(Collective):
     """A world of several workers in the threads of one process: sums are real, only the wire is missing."""
 
-    def __init__(self, rank, board):
-        super().__init__(TorchTensors())
+    def __init__(self, rank, board, tensors=None):
+        super().__init__(tensors or TorchTensors())
+        self.enter(rank, board)
+
+    def enter(self, rank, board):
+        self.board = board
         self.world = World.of(1, tuple(Member(i, "h", 0, False) for i in range(board.size)), rank)
-        self._board = board
 
     def sum_(self, tensors, name):
-        self._board.contribute(self.world.rank, [torch.as_tensor(each) for each in tensors])
-        return tensors
+        lent = [self.tensors.lend(tensor, natively=True) + 0 for tensor in tensors]
+        slots = self.board.exchange(self.world.rank, lent)
+        return [self._summed(tensor, sum(given)) for tensor, *given in zip(tensors, *slots, strict=True)]
 
     def begin_sum(self, tensor, name):
         return Transfer(tensor)
@@ -51,33 +74,18 @@ class SumOfThreads(Collective):
         return self.sum_([transfer.tensor for transfer in transfers], "")
 
     def broadcast_array(self, array, name):
-        return self._board.exchange(self.world.rank, [torch.from_numpy(array)])[0][0].numpy()
+        return self.board.exchange(self.world.rank, array.copy())[0]
 
     def exchange(self, array, sent, received, name):
         rank = self.world.rank
-        slots = self._board.exchange(rank, [torch.from_numpy(array), torch.tensor(sent)])
-        return torch.cat([given.split(sizes.tolist())[rank] for given, sizes in slots]).numpy()
+        slots = self.board.exchange(rank, (array.copy(), sent))
+        return np.concatenate([np.split(given, np.cumsum(sizes)[:-1])[rank] for given, sizes in slots])
 
 
-class Board:
-    def __init__(self, size):
-        self.size = size
-        self.slots = [None] * size
-        self.barrier = threading.Barrier(size, timeout=30)
-
-    def contribute(self, rank, tensors):
-        slots = self.exchange(rank, tensors)
-        for index, tensor in enumerate(tensors):
-            tensor.copy_(sum(slot[index] for slot in slots))
-
-    def exchange(self, rank, tensors):
-        self.slots[rank] = [tensor.clone() for tensor in tensors]
-        self.barrier.wait()
-        slots = list(self.slots)
-        # Whoever is lost by now has given its own: to the others this exchange was the last.
-        with contextlib.suppress(threading.BrokenBarrierError):
-            self.barrier.wait()
-        return slots
+def in_threads(work, members):
+    """``work(member)`` for all at once; the first error is raised."""
+    with ThreadPoolExecutor(len(members)) as pool:
+        return list(pool.map(work, members, timeout=120))
 
 
 class Trainee:
@@ -156,8 +164,3 @@ def plain_losses(batch, epochs=2, drop_last=False, prepare=lambda model: None):
             optimizer.step()
             losses.append(loss.item())
     return losses
-
-
-def in_threads(work, members):
-    with ThreadPoolExecutor(len(members)) as pool:
-        return list(pool.map(work, members, timeout=60))

@@ -29,7 +29,7 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import Member, World, WorldBroken
 from elasticdl.elastic.core.worker import WorkerCore
-from elasticdl.elastic.torch_kit.tensors import ElasticContext, RandomStreams
+from elasticdl.elastic.torch_kit.tensors import ElasticContext, RandomStreams, TorchTensors
 from elasticdl.elastic.training.kept_state import KeptState
 from elasticdl.job import messages as m
 
@@ -66,12 +66,14 @@ class Turns:
             self._streams.restore(self._own.kept)
 
 
-class Breaking:
-    """The board of one world, which can break; to be put before a class with `exchange`."""
+class BreakingBoard(Board):
+    """That of one world, which can break."""
 
     turns = None
 
     def exchange(self, *given):
+        if self.size == 1:
+            return super().exchange(*given)
         try:
             with self.turns.others():
                 return super().exchange(*given)
@@ -79,33 +81,26 @@ class Breaking:
             raise WorldBroken("a worker is lost") from None
 
 
-class TorchBoard(Breaking, Board): ...
-
-
-class Wire:
-    """What makes a collective one of a `Job`; to be put before a class that has a `_board` of present members, and sums on it."""
+class Wire(SumOfThreads):
+    """Of one worker; its boards are those of the job's worlds."""
 
     def __init__(self, job):
         self.job, self.is_cut = job, False
-        super().__init__(0, job.board_kind(1))
+        super().__init__(0, BreakingBoard(1), job.tensors())
         self._has_compared = True  # its engine
 
     def start(self, world):
-        self.world, self._board = world, self.job.boards.get(world.version)
+        self.world, self.board = world, self.job.boards.get(world.version, self.board)
 
     def break_world(self, version):
         self.job.boards[version].barrier.abort()
 
-    def finish(self, transfers):
-        """The last word of a step."""
-        summed = super().finish(transfers)
-        if self.is_cut and transfers:
+    def sum_(self, tensors, name):
+        summed = super().sum_(tensors, name)
+        if self.is_cut and tensors and name in self.job.last_of_step:
             self.is_cut = False
             raise WorldBroken("the connection is lost")
         return summed
-
-
-class TorchWire(Wire, SumOfThreads): ...
 
 
 class Line(FakeMaster):
@@ -125,7 +120,8 @@ class Job:
     """``events``: by worker and step. ``finds``: the state of a job that worker 0 comes to, as of `states`. ``kept``: the folder for states that are
     kept. ``place``: where workers are told that the job stands. ``under_master``: else it is a script that runs by itself."""
 
-    context_kind, wire_kind, board_kind, streams = ElasticContext, TorchWire, TorchBoard, RandomStreams
+    context_kind, tensors, streams = ElasticContext, TorchTensors, RandomStreams
+    last_of_step = ("",)  # sums of these names are a step's last word
     keeps_states = True
 
     def __init__(self, workers=1, events=(), *, finds=None, kept=None, place=(0, 0), under_master=True):
@@ -153,7 +149,7 @@ class Job:
     def init_in_place(self, global_batch_size, most=None):
         worker = self.rank()
         core = WorkerCore(worker, under_master=self.under_master)
-        wire, line = self.wire_kind(self), Line(self, worker, core)
+        wire, line = Wire(self), Line(self, worker, core)
         context = self.context_kind(line.session, wire, BatchPolicy(global_batch_size, None, most), seed=0)
         line.session.break_collective = wire.break_world
         context.check_state, context.warn = "epoch", self.warnings.append
@@ -270,7 +266,7 @@ class Job:
             for worker in order
             for ask in [self.asking.pop(worker)]
         )
-        self.boards[self._version] = board = self.board_kind(len(members))
+        self.boards[self._version] = board = BreakingBoard(len(members))
         board.turns = self.turns
         for rank, worker in enumerate(order):
             world = World.of(self._version, members, rank)

@@ -9,44 +9,25 @@ import elasticdl.elastic.keras.tensorflow_adapter  # noqa: F401 - before Keras  
 import keras
 import numpy as np
 import tensorflow as tf
-from elastic_keras_kit import Board, Count, SumOfThreads
+from elastic_keras_kit import Count
 from front_ends import BATCH, CLASSES, FEATURES, SAMPLES, Trained, samples
-from job_kit import Breaking, Job, Wire
+from job_kit import Job
 from loop_benches import refused
 
 from elasticdl.data import Arrays
 from elasticdl.elastic.core.plan import epoch_order
-from elasticdl.elastic.core.protocol import Stopped, WorldBroken
+from elasticdl.elastic.core.protocol import Stopped
 from elasticdl.elastic.keras.fit import Fit, FitCall
 from elasticdl.elastic.keras.fit_data import FitData
 from elasticdl.elastic.keras.fit_stages import Stages
 from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.loader import ElasticContext, ElasticDataLoader
 from elasticdl.elastic.keras.step import TrainStep
-
-
-class KerasBoard(Breaking, Board):
-    def exchange(self, *given):
-        return super().exchange(*given) if self.size > 1 else Board.exchange(self, *given)
-
-
-class KerasWire(Wire, SumOfThreads):
-    def start(self, world):
-        super().start(world)
-        if self._board is not None:  # else it is alone, as ever
-            self.board = self._board
-
-    def sum(self, tensor, name):
-        """The only one of a step."""
-        summed = super().sum(tensor, name)
-        if self.is_cut:
-            self.is_cut = False
-            raise WorldBroken("the connection is lost")
-        return summed
+from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
 
 
 class KerasJob(Job):
-    context_kind, wire_kind, board_kind = ElasticContext, KerasWire, KerasBoard
+    context_kind, tensors, last_of_step = ElasticContext, TensorFlowTensors, ("elasticdl.step",)
 
     def run(self, work):
         """Without traces, which would take longer than all the steps."""

@@ -92,7 +92,7 @@ def weights(member):
     ("kit", "policy"), [(elastic_kit, BatchPolicy(None, 4, 2)), (elastic_keras_kit, BatchPolicy(8, None))]
 )
 def test_a_worker_with_another_order_of_samples_is_found_in_the_first_step(kit, policy):
-    board = kit.Board(3)
+    board = elastic_kit.Board(3)
     members = [kit.Trainee(rank, board, policy) for rank in range(3)]
     members[2].loader.sampler.order = replace(members[2].loader.sampler.order, seed=1)
     before = weights(members[0])

@@ -4,7 +4,8 @@ import threading
 
 import numpy as np
 import pytest
-from elastic_keras_kit import Board, Count, Samples, SumOfThreads, Trainee, assert_same, make_model, norm_layer, run_all
+from elastic_keras_kit import Count, Samples, Trainee, assert_same, make_model, norm_layer
+from elastic_kit import Board, SumOfThreads, in_threads
 from refusal_kit import refused
 from session_kit import alone as alone_session
 
@@ -61,7 +62,7 @@ def test_a_regularizer_counts_once_per_global_batch():
     layers = lambda: (keras.layers.Dense(16, kernel_regularizer=keras.regularizers.L2(0.1)),)  # noqa: E731
     board, data, model = Board(2), Samples(), make_model(layers)
     members = [Trainee(rank, board, BatchPolicy(16, None, 3), make_model(layers)) for rank in range(2)]
-    run_all(members, lambda member: member.train())
+    in_threads(Trainee.train, members)
     losses = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer=keras.optimizers.SGD(0.1, momentum=0.9), loss=losses)
     expected = []
@@ -74,7 +75,7 @@ def test_a_regularizer_counts_once_per_global_batch():
 def test_a_counter_counts_once_a_step_whatever_the_micro_batches():
     board = Board(2)
     members = [Trainee(rank, board, BatchPolicy(16, None, 3), make_model(lambda: (Count(),))) for rank in range(2)]
-    run_all(members, lambda member: member.train(1))
+    in_threads(Trainee.train, members)
     assert [int(member.model.layers[1].calls) for member in members] == [4, 4]
 
 

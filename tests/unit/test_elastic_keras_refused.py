@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from elastic_fit_kit import Batches, Fitting, X, Y, data_of, dense, fit_together, sequences
-from elastic_keras_kit import Board, Samples, Trainee, make_model
+from elastic_keras_kit import Samples, Trainee, make_model
+from elastic_kit import Board
 from refusal_kit import refused
 
 import elasticdl.elastic.torch as elastic_torch

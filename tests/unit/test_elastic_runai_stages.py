@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from elastic_keras_kit import Board, SumOfThreads, run_all
+from elastic_kit import Board, SumOfThreads, in_threads
 
 from elasticdl.common.errors import JobFailedError
 from elasticdl.elastic.core.plan import Progress
@@ -37,7 +37,7 @@ def meet(members, has_state):
             return type(error)
         return None
 
-    return run_all(range(len(members)), enter)
+    return in_threads(enter, range(len(members)))
 
 
 def test_newcomers_are_handed_what_they_have_missed():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import elastic_keras_kit
 import elastic_kit
 import numpy as np
@@ -23,7 +21,7 @@ STEPS = 4  # of an epoch: 50 samples
 
 
 def members_of(kit, check_state="epoch", workers=3, **options):
-    board = kit.Board(workers)
+    board = elastic_kit.Board(workers)
     members = [kit.Trainee(rank, board, POLICY, check_state=check_state, **options) for rank in range(workers)]
     for rank, member in enumerate(members):
         member.state._check._worker_id = member.context._core.worker_id = rank
@@ -58,8 +56,7 @@ def train(members, plant=lambda member: None, epochs=3, at=1, step=0, each=lambd
             return f"torn: {error}"
         return None
 
-    with ThreadPoolExecutor(len(members)) as pool:
-        return list(pool.map(work, members, timeout=200))
+    return elastic_kit.in_threads(work, members)
 
 
 def weights(member):

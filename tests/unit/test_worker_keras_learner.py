@@ -5,7 +5,7 @@ import os
 import elastic_keras_kit
 import numpy as np
 import pytest
-from elastic_keras_kit import Board, SumOfThreads, run_all
+from elastic_kit import Board, SumOfThreads, in_threads
 
 import keras  # isort: skip
 
@@ -16,7 +16,7 @@ from worker_kit import KERAS_MODULE, function, spec_maker, trained
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.keras.tensorflow_adapter import prepare_devices
+from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors, prepare_devices
 from elasticdl.worker.check import check
 from elasticdl.worker.keras_learner import KerasEvaluator, OneFeature, name_metrics, one_feature
 from elasticdl.worker.learner import build_model
@@ -43,7 +43,7 @@ def evaluator(rank, board, metrics, data):
         loss=lambda labels, outputs: keras.ops.square(outputs["sum"][:, 0] - keras.ops.cast(labels, "float32")),
         metrics=name_metrics(metrics),
         batch_size=3,
-        context=JobStub(collective=SumOfThreads(rank, board), advance=lambda activity: None),
+        context=JobStub(collective=SumOfThreads(rank, board, TensorFlowTensors()), advance=lambda activity: None),
     )
 
 
@@ -58,7 +58,7 @@ def evaluated(workers, data, metrics):
         result = member.evaluate(lambda hook, batch, logs: told.append((hook[14:], batch, *logs.values())))
         return result, told
 
-    results, told = zip(*run_all(members, evaluate), strict=True)
+    results, told = zip(*in_threads(evaluate, members), strict=True)
     assert all(result == results[0] for result in results)
     return members[0].model, results[0], told
 
@@ -239,7 +239,7 @@ def test_a_step_that_overflows_is_skipped_by_all_members(policy):
         return Trainee(rank, board, BatchPolicy(16, None), elastic_keras_kit.make_model(), optimizer)
 
     one, other = members = [make(rank) for rank in range(2)]
-    run_all(members, lambda member: member.train(epochs=6))
+    in_threads(lambda member: member.train(epochs=6), members)
     assert one.state.step == 24
     assert 0 < int(one.optimizer.iterations) < 24
     assert all(map(np.array_equal, one.weights(), other.weights()))
