@@ -1,4 +1,4 @@
-"""Benches of Keras: a loop of one's own, and ``fit``."""
+"""Benches of Keras: a loop of one's own, and ``fit``; and what tests of steps and fits share."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import elasticdl.elastic.keras.tensorflow_adapter  # noqa: F401 - before Keras  
 import keras
 import numpy as np
 import tensorflow as tf
-from elastic_keras_kit import Count
+from elastic_kit import SumOfThreads
 from front_ends import BATCH, CLASSES, FEATURES, SAMPLES, Trained, samples
 from job_kit import Job
 from loop_benches import refused
+from session_kit import FakeMaster, enter
 
 from elasticdl.data import Arrays
 from elasticdl.elastic.core.plan import epoch_order
@@ -29,13 +30,25 @@ from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
 class KerasJob(Job):
     context_kind, tensors, last_of_step = ElasticContext, TensorFlowTensors, ("elasticdl.step",)
 
+    traces = False  # which takes longer than all the steps
+
     def run(self, work):
-        """Without traces, which would take longer than all the steps."""
-        tf.config.run_functions_eagerly(True)
+        tf.config.run_functions_eagerly(not self.traces)
         try:
             return super().run(work)
         finally:
             tf.config.run_functions_eagerly(False)
+
+
+class Count(keras.layers.Layer):
+    """Counts how often it is called."""
+
+    def build(self, shape):
+        self.calls = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False)
+
+    def call(self, inputs):
+        self.calls.assign_add(1)
+        return inputs
 
 
 class Counting(Count):
@@ -45,10 +58,10 @@ class Counting(Count):
         return super().call(inputs) / (1 + keras.ops.cast(self.calls, "float32") / 20)
 
 
-class Bench:
+class KerasBench:
     """What both share. The random numbers of a script's own are not promised: samples are read in a thread that seeds the generators."""
 
-    Job, layers = KerasJob, ()
+    Job, layers, batch = KerasJob, (), (BATCH, None)  # and how much of one at a time
 
     def __init__(self, script):
         self.script, self.losses = script, []
@@ -61,7 +74,7 @@ class Bench:
         self.data = samples()
 
     def train(self, job):
-        context = job.init_in_place(BATCH)
+        context = job.init_in_place(*self.batch)
         loader, make_epochs, state, *hooks = self.begin(context)
         try:
             with closing(loader):
@@ -74,7 +87,7 @@ class Bench:
         return Trained(weights, self.losses, int(self.model.layers[-1].calls))
 
 
-class KerasLoop(Bench):
+class KerasLoop(KerasBench):
     def __init__(self, script):
         super().__init__(script)
         self.dataset = Arrays(*self.data)
@@ -110,21 +123,30 @@ class Notes(keras.callbacks.Callback):
         self.note(logs["loss"])
 
 
-class KerasFit(Bench):
+class Fitting(KerasBench):
+    """One worker's call of ``fit``."""
+
+    def __init__(self, model, data, callbacks=(), *, batch=16, most=16, **options):
+        self.model, self.callbacks, self.batch = model, callbacks, (batch, most)
+        self.history = keras.callbacks.History()
+        given = {"epochs": 3, "initial_epoch": 0, "verbose": 0, "shuffle": False, "validation_freq": 1, **options}
+        self.call = FitCall(data, [*callbacks, self.history], **given)
+
+    def begin(self, context):
+        self.fit = Fit(context, Stages(), self.model, self.call)
+        return self.fit.state.loader, self.fit.train, self.fit.state, self.fit
+
+
+class KerasFit(Fitting):
     def __init__(self, script):
-        super().__init__(script)
+        KerasBench.__init__(self, script)
         self.model.compile(self.optimizer, self.loss, jit_compile=False)
+        given = {"batch": BATCH, "most": None, "epochs": script.epochs, "shuffle": script.shuffle}
+        super().__init__(self.model, FitData.of(*self.data), [Notes(self.losses)], **given)
 
     def alone(self):
         given = {"batch_size": BATCH, "epochs": self.script.epochs, "shuffle": self.script.shuffle, "verbose": 0}
         self.model.fit(*self.data, callbacks=[Notes(self.losses)], **given)
-
-    def begin(self, context):
-        given = {"initial_epoch": 0, "verbose": 0, "shuffle": self.script.shuffle, "validation_freq": 1}
-        callbacks = [Notes(self.losses), keras.callbacks.History()]
-        call = FitCall(FitData.of(*self.data), callbacks, epochs=self.script.epochs, **given)
-        fit = Fit(context, Stages(), self.model, call)
-        return fit.state.loader, fit.train, fit.state, fit
 
 
 class SamplesOfTwoShapes(KerasLoop):
@@ -139,3 +161,153 @@ class NormalizesWeights(KerasFit):
 
 KerasLoop.refusals = (refused(SamplesOfTwoShapes, "samples .* can't be put into one batch"),)
 KerasFit.refusals = (refused(NormalizesWeights, "the model sets .*kernel, which is trained, whenever it is called"),)
+
+
+# -- ``fit`` of any model and data --
+
+
+def numbers():
+    generator = np.random.default_rng(0)
+    inputs = generator.normal(size=(64, 6)).astype("float32")
+    return inputs, (inputs @ generator.normal(size=(6, 1))).astype("float32")
+
+
+AT_ONCE = 16  # samples in a batch of `fit`
+X, Y = numbers()
+
+
+def sequences(samples=48, steps=5):
+    """Of unequal lengths, the long ones of each batch first; what comes after is 0, to be masked."""
+    generator = np.random.default_rng(0)
+    inputs = generator.normal(size=(samples, steps, 2)).astype("float32")
+    lengths = np.sort(generator.integers(1, steps + 1, samples).reshape(-1, AT_ONCE), 1)[:, ::-1].ravel()
+    inputs[np.arange(steps)[None] >= lengths[:, None]] = 0
+    return inputs, generator.normal(size=(samples, steps, 1)).astype("float32")
+
+
+class Batches(keras.utils.PyDataset):
+    """Draws a new order between epochs; what reading leaves behind is of its process."""
+
+    def __init__(self, draws=False, grows_in=None):
+        """``draws``: where it is read, too."""
+        super().__init__()
+        self.random, self.draws, self.grows_in = np.random.default_rng(3), draws, grows_in
+        self.order, self.level, self.calls = np.arange(len(X)), 1.0, []
+        self.opened, self.read = -1, {}
+
+    def __len__(self):
+        return len(X) // AT_ONCE + (len(self.calls) == self.grows_in)
+
+    def __getitem__(self, number):
+        self.opened = number
+        self.read[number] = True
+        if self.draws:
+            self.random.random()
+        rows = self.order[number * AT_ONCE : (number + 1) * AT_ONCE]
+        return X[rows] * np.float32(self.level), Y[rows]
+
+    def on_epoch_begin(self):
+        self.calls.append("begin")
+
+    def on_epoch_end(self):
+        self.calls.append("end")
+        self.random.shuffle(self.order)
+
+
+def dense(*middle, optimizer=None, loss="mse", **compiled):
+    """Compiled, with the same weights each time."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((6,)), *middle, keras.layers.Dense(4), keras.layers.Dense(1)])
+    model.compile(optimizer or keras.optimizers.SGD(0.02), loss, jit_compile=False, **compiled)
+    return model
+
+
+def fit_together(workers, make, events=()):
+    """``make(rank)`` gives each worker's `Fitting`; all train to the end, and the first error is raised. They are returned."""
+    job = KerasJob(workers, events)
+    job.traces, job.keeps_states = True, False
+    members = [make(rank) for rank in range(workers + job.comers)]
+    said, _ = job.run(lambda rank: members[rank].train(job))
+    for error in filter(None, said):
+        raise error
+    return members
+
+
+# -- steps of one's own --
+
+
+def loss(labels, predictions):
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, predictions)
+
+
+def make_model(middle=lambda: ()):
+    """With the same weights each time; ``middle()``: layers between the dense ones."""
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(16), *middle(), keras.layers.ReLU(), keras.layers.Dense(3)]
+    )
+
+
+class Samples:
+    def __init__(self, samples=50):
+        generator = np.random.default_rng(1)
+        self.inputs = generator.normal(size=(samples, 8)).astype("float32")
+        self.labels = generator.integers(0, 3, samples)
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return self.inputs[index], self.labels[index]
+
+
+class KerasTrainee:
+    """One worker's context, model and state on a board; without ``joins`` it is yet to ask for the board's world."""
+
+    def __init__(
+        self,
+        rank,
+        board,
+        policy,
+        model=None,
+        optimizer=None,
+        joins=True,
+        jit_compile=None,
+        check_state="epoch",
+        values=dict,
+    ):
+        self.collective = SumOfThreads(rank, board, TensorFlowTensors())
+        self.policy, self.joins, self.check_state, self.values = policy, joins, check_state, values
+        self.model = model or make_model()
+        if jit_compile is not None:
+            self.model.compile(jit_compile=jit_compile)
+        self.optimizer = optimizer or keras.optimizers.SGD(0.1, momentum=0.9)
+        self.train_step = TrainStep(self.model, loss, self.optimizer)
+        self.data = Samples()
+        self.begin()
+
+    def begin(self):
+        """As at the start of a process, but with what has been traced."""
+        self.context = ElasticContext(FakeMaster().session, self.collective, self.policy, seed=0)
+        self.context.check_state = self.check_state
+        self.loader = ElasticDataLoader(self.context, self.data)
+        self.state = KerasState(self.context, self.train_step, self.loader, self.values())
+        self.losses = []
+        if self.joins:
+            enter(self.context, self.collective.world)
+
+    def enter(self, rank, board):
+        """The next world."""
+        self.collective.enter(rank, board)
+        enter(self.context, self.collective.world)
+
+    def weights(self):
+        return [variable.numpy() for variable in (*self.model.variables, *self.optimizer.variables)]
+
+    def train(self, epochs=1, steps=None):
+        for _ in self.loader.epochs(epochs):
+            for batch in self.loader:
+                self.losses.append(self.state.make_step(batch))
+                self.state.commit()
+                if steps is not None and len(self.losses) >= steps:
+                    return

@@ -16,7 +16,7 @@ BATCH, BATCHES = 8, 9
 TORN = 2  # steps are made before
 
 
-class Net(torch.nn.Module):
+class ScaledNet(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.body = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
@@ -52,9 +52,9 @@ def each_batch(text, steps=True):
 
 
 class Script:
-    """``loop(script)``: what it does with its ``loader``. ``make``: of its model, otherwise `Net`."""
+    """``loop(script)``: what it does with its ``loader``. ``make``: of its model, otherwise `ScaledNet`."""
 
-    def __init__(self, loop, make=Net, samples=BATCH * BATCHES, batch=BATCH):
+    def __init__(self, loop, make=ScaledNet, samples=BATCH * BATCHES, batch=BATCH):
         torch.manual_seed(0)
         self.loop, self.model, self.head = loop, make(), torch.nn.Linear(3, 3)
         self.optimizers = self.make_optimizers()

@@ -6,13 +6,14 @@ import contextlib
 import re
 from dataclasses import replace
 
-import elastic_keras_kit
 import elastic_kit
 import numpy as np
 import pytest
 import torch
+from elastic_kit import Trainee
 from hypothesis import given
 from hypothesis import strategies as st
+from keras_benches import KerasTrainee
 from refusal_kit import refused
 from torch.utils.data import Dataset, Subset, TensorDataset
 
@@ -88,12 +89,10 @@ def weights(member):
     return model.get_weights() if isinstance(model, keras.Model) else [each.tolist() for each in model.parameters()]
 
 
-@pytest.mark.parametrize(
-    ("kit", "policy"), [(elastic_kit, BatchPolicy(None, 4, 2)), (elastic_keras_kit, BatchPolicy(8, None))]
-)
-def test_a_worker_with_another_order_of_samples_is_found_in_the_first_step(kit, policy):
+@pytest.mark.parametrize(("kind", "policy"), [(Trainee, BatchPolicy(None, 4, 2)), (KerasTrainee, BatchPolicy(8, None))])
+def test_a_worker_with_another_order_of_samples_is_found_in_the_first_step(kind, policy):
     board = elastic_kit.Board(3)
-    members = [kit.Trainee(rank, board, policy) for rank in range(3)]
+    members = [kind(rank, board, policy) for rank in range(3)]
     members[2].loader.sampler.order = replace(members[2].loader.sampler.order, seed=1)
     before = weights(members[0])
     said = elastic_kit.in_threads(lambda member: refused("step 1", member.train), members)
@@ -105,7 +104,7 @@ def test_a_worker_with_another_order_of_samples_is_found_in_the_first_step(kit, 
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_data_that_differ_are_found_in_the_first_step_or_in_the_next_epoch_if_one_worker_makes_labels_anew(epoch):
     board = elastic_kit.Board(2)
-    members = [elastic_kit.Trainee(rank, board, BatchPolicy(8, None)) for rank in range(2)]
+    members = [Trainee(rank, board, BatchPolicy(8, None)) for rank in range(2)]
 
     def work(member):
         data, rank = Labelled(elastic_kit.make_data()), member.context.world.rank

@@ -4,8 +4,8 @@ import threading
 
 import numpy as np
 import pytest
-from elastic_keras_kit import Count, Samples, Trainee, assert_same, make_model, norm_layer
 from elastic_kit import Board, SumOfThreads, in_threads
+from keras_benches import Count, KerasTrainee, Samples, make_model
 from refusal_kit import refused
 from session_kit import alone as alone_session
 
@@ -24,16 +24,25 @@ WHOLE = BatchPolicy(16, None, None)
 HALVES = BatchPolicy(16, None, 8)
 
 
+def norm_layer():
+    return (keras.layers.BatchNormalization(momentum=0.5),)
+
+
+def assert_same(before, after):
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def alone(policy=HALVES, layers=lambda: (), **kwargs):
-    return Trainee(0, Board(1), policy, make_model(layers), **kwargs)
+    return KerasTrainee(0, Board(1), policy, make_model(layers), **kwargs)
 
 
-class Net(keras.Sequential):
+class OwnSequential(keras.Sequential):
     """Of the script's own, so that what it keeps is compared."""
 
 
 def test_the_history_that_keras_leaves_with_a_model_of_the_scripts_own_is_not_compared():
-    model = Net([keras.Input((2,)), keras.layers.Dense(1)])
+    model = OwnSequential([keras.Input((2,)), keras.layers.Dense(1)])
     before = LayerAttributes(model).compared()
     assert before == LayerAttributes(model).compared()
     model.history = keras.callbacks.History()
@@ -61,8 +70,8 @@ def test_running_statistics_are_the_weighed_mean_over_all_micro_batches():
 def test_a_regularizer_counts_once_per_global_batch():
     layers = lambda: (keras.layers.Dense(16, kernel_regularizer=keras.regularizers.L2(0.1)),)  # noqa: E731
     board, data, model = Board(2), Samples(), make_model(layers)
-    members = [Trainee(rank, board, BatchPolicy(16, None, 3), make_model(layers)) for rank in range(2)]
-    in_threads(Trainee.train, members)
+    members = [KerasTrainee(rank, board, BatchPolicy(16, None, 3), make_model(layers)) for rank in range(2)]
+    in_threads(KerasTrainee.train, members)
     losses = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer=keras.optimizers.SGD(0.1, momentum=0.9), loss=losses)
     expected = []
@@ -74,8 +83,8 @@ def test_a_regularizer_counts_once_per_global_batch():
 
 def test_a_counter_counts_once_a_step_whatever_the_micro_batches():
     board = Board(2)
-    members = [Trainee(rank, board, BatchPolicy(16, None, 3), make_model(lambda: (Count(),))) for rank in range(2)]
-    in_threads(Trainee.train, members)
+    members = [KerasTrainee(rank, board, BatchPolicy(16, None, 3), make_model(lambda: (Count(),))) for rank in range(2)]
+    in_threads(KerasTrainee.train, members)
     assert [int(member.model.layers[1].calls) for member in members] == [4, 4]
 
 
@@ -149,7 +158,7 @@ def test_an_error_in_the_only_call_of_a_step_changes_nothing():
 )
 def test_what_the_job_may_need_is_traced_at_the_start_and_nothing_later(policy, least_workers, under_master, outer):
     layers = keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)
-    member = Trainee(0, Board(1), policy, make_model(lambda: layers), joins=False)
+    member = KerasTrainee(0, Board(1), policy, make_model(lambda: layers), joins=False)
     before = member.weights()
     member.context.least_workers = least_workers
     member.context.session.core.under_master = under_master

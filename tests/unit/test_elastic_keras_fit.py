@@ -8,23 +8,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from elastic_fit_kit import (
-    BATCH,
-    Batches,
-    Fitting,
-    X,
-    Y,
-    assert_as_plain,
-    data_of,
-    dense,
-    fit_together,
-    fit_with_a_newcomer,
-    plainly,
-    sequences,
-)
+from keras_benches import AT_ONCE, Batches, Fitting, X, Y, dense, fit_together, sequences
 from refusal_kit import refused
 
 from elasticdl.elastic.keras.fit import FitCall
+from elasticdl.elastic.keras.fit_data import FitData
 
 FEW = slice(0, 16)  # one batch, so that a mean of Keras's over batches is one over samples
 LONG, AIMS = sequences()
@@ -32,6 +20,25 @@ EACH = np.random.default_rng(1).random(AIMS.shape[:2]).astype("float32")
 
 
 # -- the numbers --
+
+
+def plainly(model, x, y=None, callbacks=(), **given):
+    """What Keras's own ``fit`` makes of it: the history, and the weights."""
+    sizes = {} if y is None else {"batch_size": AT_ONCE}
+    history = model.fit(
+        x, y, **sizes, **{"epochs": 3, "shuffle": False, "verbose": 0, **given}, callbacks=list(callbacks)
+    )
+    return history.history, model.get_weights()
+
+
+def assert_as_plain(members, plain, rtol=1e-5):
+    """Each member has the weights, and the history from the epoch in which it came, that Keras's own ``fit`` gives."""
+    history, weights = plain
+    for member in members:
+        for one, other in zip(member.model.get_weights(), weights, strict=True):
+            np.testing.assert_allclose(one, other, rtol=rtol, atol=1e-6)
+        for name, values in history.items():
+            np.testing.assert_allclose(member.history.history[name], values, rtol=rtol, atol=1e-6, err_msg=name)
 
 
 def averaging():
@@ -91,7 +98,7 @@ def plateau():
 CLASSES = X[:, :3].argmax(1)
 WEIGHTED = {"sample_weight": np.linspace(0, 1, len(X)), "validation_split": 0.2}
 BY_CLASS = {"class_weight": {0: 2.0, 2: 0.5}, "validation_data": (X, CLASSES[:, None])}
-WHOLE, PARTS, WORKERS = (1, BATCH), (1, 5), (2, BATCH)  # how many, and how much at a time
+WHOLE, PARTS, WORKERS = (1, AT_ONCE), (1, 5), (2, AT_ONCE)  # how many, and how much at a time
 BOTH = {"validation_data": (X[:20], {"a": Y[:20]})}
 FITS = {  # model, inputs, labels, data, options, worlds
     "averaged weights": (averaging, X, Y, {"validation_data": (X[:20], Y[:20])}, {}, (WHOLE, PARTS, WORKERS)),
@@ -116,7 +123,7 @@ def test_a_fit_is_that_of_keras(name, workers, most):
     plain = plainly(make(), inputs, labels, plateau(), **data, **options)
     assert "learning_rate" in plain[0], "there is a plateau"
     members = fit_together(
-        workers, lambda rank: Fitting(make(), data_of(inputs, labels, **data), plateau(), most=most, **options)
+        workers, lambda rank: Fitting(make(), FitData.of(inputs, labels, **data), plateau(), most=most, **options)
     )
     assert_as_plain(members, plain, rtol=1e-4)
 
@@ -140,7 +147,9 @@ def test_a_py_dataset_is_told_of_epochs_as_by_keras(workers):
     ours = [(Batches(), Batches()) for _ in range(workers)]
     members = fit_together(
         workers,
-        lambda rank: Fitting(dense(), data_of(ours[rank][0], validation_data=ours[rank][1]), validation_freq=2),
+        lambda rank: Fitting(
+            dense(), FitData.of(ours[rank][0], None, validation_data=ours[rank][1]), validation_freq=2
+        ),
     )
     assert_as_plain(members, plain)
     for training, validating in ours:
@@ -157,12 +166,12 @@ class Drawn(Batches):
 
 def test_a_worker_that_comes_later_draws_for_its_py_dataset_what_others_have_drawn():
     first, later = Drawn(), Drawn()
-    samples = data_of(first).training
+    samples = FitData.of(first, None).training
     for count in (1, 3):
         samples.tell(count, seed=5)
     random.random()  # in its process other numbers were drawn
     np.random.random()
-    data_of(later).training.tell(3, seed=5)
+    FitData.of(later, None).training.tell(3, seed=5)
     assert first.calls == later.calls
     assert len(set(first.calls)) == 3, "two draws, and between them the beginning of an epoch"
 
@@ -193,7 +202,7 @@ def test_training_stops_after_the_step_after_which_kerass_own_stops(hook):
     theirs, ours = StopsAt(hook), [StopsAt(hook) for _ in range(2)]
     validation = {"validation_data": (X[:20], Y[:20])}
     plain = plainly(dense(), X, Y, [theirs], **validation)
-    members = fit_together(2, lambda rank: Fitting(dense(), data_of(X, Y, **validation), [ours[rank]]))
+    members = fit_together(2, lambda rank: Fitting(dense(), FitData.of(X, Y, **validation), [ours[rank]]))
     assert [each.steps for each in ours] == [theirs.steps] * 2 == [6, 6]
     assert_as_plain(members, plain)
 
@@ -249,7 +258,7 @@ def annealed(make, rank):
     def loss(labels, outputs):
         return tf.square(labels - outputs) + keras.ops.convert_to_tensor(weight) * tf.abs(outputs)
 
-    return Fitting(dense(loss=loss), data_of(X, Y), [Anneals(weight, rank)])
+    return Fitting(dense(loss=loss), FitData.of(X, Y), [Anneals(weight, rank)])
 
 
 class Slowing(keras.optimizers.SGD):
@@ -268,18 +277,18 @@ def raising(rank):
     """A data set whose samples change from epoch to epoch, and in another order."""
     data = Batches()
     callback = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: setattr(data, "level", 1 + epoch / 2))
-    return Fitting(dense(), data_of(data), [callback])
+    return Fitting(dense(), FitData.of(data, None), [callback])
 
 
 def of_a_later_checkpoint(rank):
     """Its script has read the one that the job itself has written since."""
-    return Fitting(dense(), data_of(Batches()), initial_epoch=rank, epochs=3 - rank, steps_per_epoch=3)
+    return Fitting(dense(), FitData.of(Batches(), None), initial_epoch=rank, epochs=3 - rank, steps_per_epoch=3)
 
 
 NEWCOMERS = {
-    "callbacks that decide": (lambda rank: Fitting(dense(), data_of(X, Y), [Everything()], epochs=6), 17),
+    "callbacks that decide": (lambda rank: Fitting(dense(), FitData.of(X, Y), [Everything()], epochs=6), 17),
     "a variable of TensorFlow's": (partial(annealed, lambda: tf.Variable(0.0)), 10),
-    "an optimizer's own": (lambda rank: Fitting(dense(optimizer=Slowing(0.02)), data_of(X, Y)), 5),
+    "an optimizer's own": (lambda rank: Fitting(dense(optimizer=Slowing(0.02)), FitData.of(X, Y)), 5),
     "a data set": (raising, 6),
     "epochs": (of_a_later_checkpoint, 5),
 }
@@ -289,13 +298,13 @@ NEWCOMERS = {
 def test_a_newcomer_goes_on_as_the_others_do(name):
     make, joins_after = NEWCOMERS[name]
     (alone,) = fit_together(1, make)
-    first, newcomer = fit_with_a_newcomer(make, joins_after)
+    first, newcomer = fit_together(1, make, {(0, joins_after): "joined"})
     for member in (first, newcomer):
         assert member.fit.state.step == alone.fit.state.step
         assert float(member.model.optimizer.learning_rate) == float(alone.model.optimizer.learning_rate)
-        for one, other in zip(member.weights(), alone.weights(), strict=True):
+        for one, other in zip(member.model.get_weights(), alone.model.get_weights(), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-    for one, other in zip(first.weights(), newcomer.weights(), strict=True):
+    for one, other in zip(first.model.get_weights(), newcomer.model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
     for theirs, mine in zip(first.callbacks, newcomer.callbacks, strict=True):
         for kept in getattr(theirs, "keeps", ()):

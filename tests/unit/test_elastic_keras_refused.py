@@ -6,9 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from elastic_fit_kit import Batches, Fitting, X, Y, data_of, dense, fit_together, sequences
-from elastic_keras_kit import Samples, Trainee, make_model
 from elastic_kit import Board
+from keras_benches import Batches, Fitting, KerasTrainee, Samples, X, Y, dense, fit_together, make_model, sequences
 from refusal_kit import refused
 
 import elasticdl.elastic.torch as elastic_torch
@@ -29,7 +28,7 @@ LONG, AIMS = sequences()
 
 def a_schedule_and_rules():
     optimizer = SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9))
-    member = Trainee(0, Board(1), BatchPolicy(None, 10), optimizer=optimizer)
+    member = KerasTrainee(0, Board(1), BatchPolicy(None, 10), optimizer=optimizer)
     member.state.follow(LearningRate())
     member.train(steps=1)
     member.state.follow(LearningRate(scaling="linear"))
@@ -47,7 +46,7 @@ def samples_are(sample):
 
 
 def fit(model=None, data=None, workers=1, **options):
-    fit_together(workers, lambda rank: Fitting(model or dense(), data or data_of(X, Y), **options))
+    fit_together(workers, lambda rank: Fitting(model or dense(), data or FitData.of(X, Y), **options))
 
 
 class Largest(keras.metrics.Metric):
@@ -105,7 +104,7 @@ def orders_that_differ():
     """A generator is drawn from where samples are read, and so differs between workers."""
     data = [Batches(draws=True), Batches(draws=True)]
     data[1].random.random(5)
-    fit_together(2, lambda rank: Fitting(dense(), data_of(data[rank])))
+    fit_together(2, lambda rank: Fitting(dense(), FitData.of(data[rank], None)))
 
 
 def masks(*numbers, activity=None):
@@ -157,7 +156,7 @@ REFUSED = [
     (lambda: fit(dense(Knows())), "which is no weight of the model that holds numbers: keep it"),
     (float8, "computes in float8"),
     (
-        lambda: fit_together(2, lambda rank: Fitting(dense(Sums()), data_of(X, Y), check_state="epoch")),
+        lambda: fit_together(2, lambda rank: Fitting(dense(Sums()), FitData.of(X, Y))),
         r"captured\.seen",
     ),
     # data sets
@@ -177,7 +176,7 @@ REFUSED = [
     (lambda: of(validation_split=2.0), "expected a part of 64 samples"),
     (lambda: of(x=Uneven(0, 3), y=None), r"fit\(x\): the first batch of the Uneven is empty; expected some samples"),
     (lambda: of(x=Uneven(2, 3), y=None), r"fit\(x\): batch 1 of the Uneven has 3 samples, and the first has 2"),
-    (lambda: data_of(Batches(grows_in=3)).training.tell(3, 0), r"has 5 batches after on_epoch_end\(\), and had"),
+    (lambda: of(x=Batches(grows_in=3), y=None).training.tell(3, 0), r"has 5 batches after on_epoch_end\(\), and had"),
     (orders_that_differ, r"in its training data sample .* \(held.order\)"),
     # what is no mean, or no sum
     (lambda: fit(dense(metrics=["mae", Largest()])), r"the metric largest_error \(Largest\) can't be put together"),
@@ -217,7 +216,7 @@ def test_means_are_taken(loss):
 
 
 def test_a_value_with_a_name_of_the_states_own_is_refused():
-    member = Trainee(0, Board(1), BatchPolicy(16, None, 8), joins=False)
+    member = KerasTrainee(0, Board(1), BatchPolicy(16, None, 8), joins=False)
     for name in (*(name for name in vars(member.state) if not name.startswith("_")), "step"):
         member.values = lambda name=name: {name: 100}
         refused(rf"^KerasState\({name}=...\): the state has a {name} of its own", member.begin)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import elastic_keras_kit
 import elastic_kit
 import numpy as np
 import plain_kit
 import pytest
 import torch
+from elastic_kit import Trainee
+from keras_benches import KerasTrainee
 from torch.optim.lr_scheduler import StepLR
 
 from elasticdl.common.errors import UserError
@@ -20,9 +21,9 @@ POLICY = BatchPolicy(16, None)
 STEPS = 4  # of an epoch: 50 samples
 
 
-def members_of(kit, check_state="epoch", workers=3, **options):
+def members_of(kind, check_state="epoch", workers=3, **options):
     board = elastic_kit.Board(workers)
-    members = [kit.Trainee(rank, board, POLICY, check_state=check_state, **options) for rank in range(workers)]
+    members = [kind(rank, board, POLICY, check_state=check_state, **options) for rank in range(workers)]
     for rank, member in enumerate(members):
         member.state._check._worker_id = member.context._core.worker_id = rank
     return members
@@ -137,20 +138,20 @@ def as_newcomer(plant=lambda member: None):
 
 
 @pytest.mark.parametrize(
-    ("kit", "plant", "step", "named"),
+    ("kind", "plant", "step", "named"),
     [
-        (elastic_kit, other_rate, 1, "optimizer.param_groups.0.lr is 0.1 on worker 0 and 0.2 on worker 2"),
-        (elastic_kit, scaled(1.01), 3, "model.0.weight differs by 0.0"),
-        (elastic_kit, frozen, 1, "the workers train different parameters, of which this one has 2"),
-        (elastic_kit, other_data, 3, "its training data have 51 samples, the job's 50"),
-        (elastic_kit, other_buffer, 1, "the models of the workers have different buffers"),
-        (elastic_keras_kit, other_rate, 1, "optimizer.learning_rate is 0.1 on worker 0 and 0.2 on worker 2"),
-        (elastic_keras_kit, scaled(1.01), 3, "/kernel"),
-        (elastic_keras_kit, frozen, 1, "the models of the workers have different variables, or train different ones"),
+        (Trainee, other_rate, 1, "optimizer.param_groups.0.lr is 0.1 on worker 0 and 0.2 on worker 2"),
+        (Trainee, scaled(1.01), 3, "model.0.weight differs by 0.0"),
+        (Trainee, frozen, 1, "the workers train different parameters, of which this one has 2"),
+        (Trainee, other_data, 3, "its training data have 51 samples, the job's 50"),
+        (Trainee, other_buffer, 1, "the models of the workers have different buffers"),
+        (KerasTrainee, other_rate, 1, "optimizer.learning_rate is 0.1 on worker 0 and 0.2 on worker 2"),
+        (KerasTrainee, scaled(1.01), 3, "/kernel"),
+        (KerasTrainee, frozen, 1, "the models of the workers have different variables, or train different ones"),
     ],
 )
-def test_it_is_named_and_the_others_make_the_step_again(kit, plant, step, named):
-    members = members_of(kit)
+def test_it_is_named_and_the_others_make_the_step_again(kind, plant, step, named):
+    members = members_of(kind)
 
     def new_world(member):
         """In the first step of which all is compared."""
@@ -167,7 +168,7 @@ def test_it_is_named_and_the_others_make_the_step_again(kit, plant, step, named)
 @pytest.mark.parametrize(("epochs", "ended", "step"), [(1, 1, STEPS), (3, 2, 2 * STEPS)])
 def test_who_ends_apart_from_the_rest_is_refused_too(epochs, ended, step):
     """Of the second epoch, the newcomer makes no step, or too many."""
-    members = members_of(elastic_kit)
+    members = members_of(Trainee)
 
     def work(member):
         is_newcomer = member.context.rank == 2
@@ -184,25 +185,25 @@ def test_who_ends_apart_from_the_rest_is_refused_too(epochs, ended, step):
 
 
 @pytest.mark.parametrize(
-    ("kit", "plant", "at", "step", "named"),
+    ("kind", "plant", "at", "step", "named"),
     [
-        (elastic_kit, scaled(1.01), (0, 3), 4, "model.0.weight differs by 0.0"),
-        (elastic_keras_kit, scaled(1.01), (0, 3), 4, "/kernel"),
-        (elastic_kit, other_slot, (0, 1), 4, "optimizer.state.0.momentum_buffer differs by"),
-        (elastic_kit, other_statistic, (0, 1), 4, "model.1.running_mean differs by"),
-        (elastic_kit, other_schedule, (0, 1), 4, "scheduler.last_epoch is 0 on worker 0 and 7"),
-        (elastic_kit, other_average, (0, 1), 4, "average.0.weight differs by"),
+        (Trainee, scaled(1.01), (0, 3), 4, "model.0.weight differs by 0.0"),
+        (KerasTrainee, scaled(1.01), (0, 3), 4, "/kernel"),
+        (Trainee, other_slot, (0, 1), 4, "optimizer.state.0.momentum_buffer differs by"),
+        (Trainee, other_statistic, (0, 1), 4, "model.1.running_mean differs by"),
+        (Trainee, other_schedule, (0, 1), 4, "scheduler.last_epoch is 0 on worker 0 and 7"),
+        (Trainee, other_average, (0, 1), 4, "average.0.weight differs by"),
         # A rate is found before it is used.
-        (elastic_kit, other_rate, (1, 1), 6, "optimizer.param_groups.0.lr is 0.1 on worker 0 and 0.2 on worker 2"),
-        (elastic_keras_kit, other_rate, (1, 1), 6, "optimizer.learning_rate is 0.1 on worker 0 and 0.2 on worker 2"),
+        (Trainee, other_rate, (1, 1), 6, "optimizer.param_groups.0.lr is 0.1 on worker 0 and 0.2 on worker 2"),
+        (KerasTrainee, other_rate, (1, 1), 6, "optimizer.learning_rate is 0.1 on worker 0 and 0.2 on worker 2"),
     ],
 )
-def test_what_differs_is_named_and_nobody_has_stepped_since(kit, plant, at, step, named):
+def test_what_differs_is_named_and_nobody_has_stepped_since(kind, plant, at, step, named):
     def values(member):
         return {"scheduler": StepLR(member.optimizer, 1, gamma=0.5), "average": elastic_kit.make_model()}
 
     given = {"batch_norm": True, "values": values, "data": elastic_kit.make_data(64)}
-    members = members_of(kit, **(given if kit is elastic_kit else {}))
+    members = members_of(kind, **(given if kind is Trainee else {}))
     (line,) = set(train(members, plant, at=at[0], step=at[1]))
     assert line.startswith(f"after step {step} worker 2 holds another state than workers 0 and 1: ")
     assert named in line
@@ -211,9 +212,9 @@ def test_what_differs_is_named_and_nobody_has_stepped_since(kit, plant, at, step
     assert [member.state.step for member in members] == [step] * 3
 
 
-@pytest.mark.parametrize("kit", [elastic_kit, elastic_keras_kit])
-def test_rounding_is_mended_and_told_once(kit):
-    members = members_of(kit)
+@pytest.mark.parametrize("kind", [Trainee, KerasTrainee])
+def test_rounding_is_mended_and_told_once(kind):
+    members = members_of(kind)
     told = told_by(members)
     assert train(members, scaled(1 + 2**-23)) == [None] * 3
     (line,) = told
@@ -223,11 +224,9 @@ def test_rounding_is_mended_and_told_once(kit):
         np.testing.assert_equal(weights(other), weights(members[0]))
 
 
-@pytest.mark.parametrize(
-    ("kit", "stand_with_root"), [(elastic_kit, False), (elastic_kit, True), (elastic_keras_kit, False)]
-)
-def test_whatever_differs_can_be_repaired(kit, stand_with_root):
-    members = members_of(kit, "repair")
+@pytest.mark.parametrize(("kind", "stand_with_root"), [(Trainee, False), (Trainee, True), (KerasTrainee, False)])
+def test_whatever_differs_can_be_repaired(kind, stand_with_root):
+    members = members_of(kind, "repair")
     for rank, member in enumerate(members):
         listed = tuple(Member(i, "h", 0, stand_with_root) for i in range(3))
         member.context.collective.world = World.of(member.context.world.version, listed, rank)
@@ -239,20 +238,20 @@ def test_whatever_differs_can_be_repaired(kit, stand_with_root):
     ("check_state", "plants"), [("off", [scaled(1.5), other_rate]), ("epoch", [computed_otherwise])]
 )
 def test_what_nobody_looks_at_goes_on(check_state, plants):
-    members = members_of(elastic_kit, check_state)
+    members = members_of(Trainee, check_state)
     told = told_by(members)
     assert train(members, lambda member: [plant(member) for plant in plants]) == [None] * 3
     assert told == []
 
 
 def test_it_can_be_looked_at_each_so_many_steps():
-    members = members_of(elastic_kit, "2")
+    members = members_of(Trainee, "2")
     lines = train(members, scaled(1.5), at=0)
     assert "after step 2 " in lines[0]
 
 
 def test_the_last_epoch_is_compared_at_the_end():
-    members = members_of(elastic_kit)
+    members = members_of(Trainee)
     told = told_by(members)
     assert train(members, scaled(1.5), at=2, step=1) == [None] * 3
     (line,) = told
@@ -264,7 +263,7 @@ def test_the_last_epoch_is_compared_at_the_end():
 
 
 def test_a_value_that_differs_is_told_once_and_nobody_ends():
-    members = members_of(elastic_kit, values=lambda *_: {"best": 0.3, "seen": [1]})
+    members = members_of(Trainee, values=lambda *_: {"best": 0.3, "seen": [1]})
     told = told_by(members)
 
     def plant(member):

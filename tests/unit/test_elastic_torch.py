@@ -219,7 +219,7 @@ def test_workers_with_a_parameter_in_another_memory_format_are_told():
 # -- what a loop may have besides: a wrapped and compiled model, clipping, a schedule, layers that are frozen for a while --
 
 
-class Net(torch.nn.Module):
+class Checkpointed(torch.nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
@@ -232,7 +232,7 @@ class Net(torch.nn.Module):
 
 class Rich(Trainee):
     def __init__(self, rank, board, dtype):
-        super().__init__(rank, board, BatchPolicy(16, None, 4), model=Net().to(dtype), values=self.values)
+        super().__init__(rank, board, BatchPolicy(16, None, 4), model=Checkpointed().to(dtype), values=self.values)
         self.dtype, self.compiled = dtype, torch.compile(self.model, backend="aot_eager")
 
     def values(self, _):

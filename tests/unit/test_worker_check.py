@@ -79,7 +79,7 @@ def of_model(body):
 
 
 FIRST = "custom_model()'s model, given the first samples of dataset('training', '') (features {}), raised "
-OWN = "class Own(keras.Model):\n    def train_step(self, data):\n        return {}\n"
+OWN = "class Own(keras.SeenShapes):\n    def train_step(self, data):\n        return {}\n"
 KERAS_2 = "\n\nclass Old:\n    __module__ = 'tf_keras.src.any'\n"
 PAIR = function("dataset(mode, path)", "return [({'a': np.ones(2), 'b': np.ones(3)}, np.ones(1))] * 9")
 
@@ -160,14 +160,14 @@ def test_refuses_a_second_history_in_one_folder(make_spec, tmp_path):
 # -- the warm-up pass --
 
 
-class Samples:
+class DrawnSamples:
     """Draws from every global generator, as augmentation does."""
 
     def __getitem__(self, index):
         return torch.rand(3) + np.random.rand() + random.random(), torch.tensor([1.0])
 
 
-class Model(torch.nn.Module):
+class SeenShapes(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5))
@@ -187,13 +187,13 @@ def drawn(between=lambda: None):
 
 @pytest.mark.parametrize("loss", [torch.nn.functional.mse_loss, lambda labels, predictions: {}["no"]])
 def test_leaves_no_trace_also_when_the_users_code_raises(loss):
-    model, gradients = Model(), []
+    model, gradients = SeenShapes(), []
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model.layers[0].weight.register_hook(gradients.append)
 
     def warm():
         try:
-            warm_up(model, loss, Samples(), 6, torch.device("cpu"))
+            warm_up(model, loss, DrawnSamples(), 6, torch.device("cpu"))
         except KeyError:
             gradients.append("raised")
 

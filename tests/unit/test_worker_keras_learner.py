@@ -2,7 +2,6 @@
 
 import os
 
-import elastic_keras_kit
 import numpy as np
 import pytest
 from elastic_kit import Board, SumOfThreads, in_threads
@@ -10,7 +9,7 @@ from elastic_kit import Board, SumOfThreads, in_threads
 import keras  # isort: skip
 
 import tensorflow as tf
-from elastic_keras_kit import Trainee
+from keras_benches import KerasTrainee, Samples, make_model
 from session_kit import JobStub
 from worker_kit import KERAS_MODULE, function, spec_maker, trained
 
@@ -23,7 +22,7 @@ from elasticdl.worker.learner import build_model
 from elasticdl.worker.zoo import Datasets, load_module
 
 
-class Two(elastic_keras_kit.Samples):
+class Two(Samples):
     """Inputs by name, labels that are numbered."""
 
     def __getitem__(self, index):
@@ -236,7 +235,7 @@ def test_a_step_that_overflows_is_skipped_by_all_members(policy):
 
     def make(rank):
         optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), 2.0**24, 5)
-        return Trainee(rank, board, BatchPolicy(16, None), elastic_keras_kit.make_model(), optimizer)
+        return KerasTrainee(rank, board, BatchPolicy(16, None), make_model(), optimizer)
 
     one, other = members = [make(rank) for rank in range(2)]
     in_threads(lambda member: member.train(epochs=6), members)
@@ -244,7 +243,7 @@ def test_a_step_that_overflows_is_skipped_by_all_members(policy):
     assert 0 < int(one.optimizer.iterations) < 24
     assert all(map(np.array_equal, one.weights(), other.weights()))
     assert all(np.isfinite(value).all() for value in one.weights())
-    assert not np.array_equal(one.model.get_weights()[0], elastic_keras_kit.make_model().get_weights()[0])
+    assert not np.array_equal(one.model.get_weights()[0], make_model().get_weights()[0])
 
 
 def test_a_module_that_sets_a_policy_is_trained_with_it(policy, tmp_path, make_spec):
