@@ -4,6 +4,7 @@ import csv
 import pickle
 from types import SimpleNamespace
 
+import lightning.pytorch as lightning
 import numpy as np
 import pytest
 import torch
@@ -12,7 +13,7 @@ from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationSched
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.data import has_len_all_ranks
 from torch.nn.functional import cross_entropy
-from trainers_kit import OwnJob, lightning, loader_of, make_strategy, process_is_kept  # noqa: F401
+from trainer_benches import OwnJob, loader_of, make_strategy, process_is_kept  # noqa: F401
 
 import elasticdl.elastic.lightning as elastic
 from elasticdl.elastic.lightning import strategy
@@ -22,7 +23,7 @@ from elasticdl.elastic.torch_kit.participant import Participant
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-class Module(lightning.LightningModule):
+class LoggingModule(lightning.LightningModule):
     def __init__(self, plateau=False, skips=False):
         super().__init__()
         self.plateau, self.skips = plateau, skips
@@ -55,7 +56,7 @@ class Module(lightning.LightningModule):
 
 def fit(folder, made, *, module=None, loader=None, schedule=None, **options):
     lightning.seed_everything(3)
-    module = Module(**(module or {}))
+    module = LoggingModule(**(module or {}))
     trainer = lightning.Trainer(
         strategy=made,
         accelerator="cpu",
@@ -114,7 +115,7 @@ FEATURES = {
 @pytest.mark.parametrize("feature", FEATURES)
 def test_in_a_world_of_one_it_is_lightnings_own_to_the_bit(tmp_path, feature):
     theirs = result_of(tmp_path / "theirs", *fit(tmp_path / "theirs", "auto", **FEATURES[feature]))
-    assert result_of(tmp_path / "ours", *fit(tmp_path / "ours", make_strategy(), **FEATURES[feature])) == theirs
+    assert result_of(tmp_path / "ours", *fit(tmp_path / "ours", make_strategy(OwnJob()), **FEATURES[feature])) == theirs
 
 
 def metrics_of(trainer):
@@ -182,7 +183,7 @@ def test_hooks_of_a_batch_draw_the_scripts_random_numbers(monkeypatch):
     """And neither what loads the batch nor the training step does, if there are several workers."""
     drawn = {0: [], 1: []}
 
-    class Drawing(Module):
+    class Drawing(LoggingModule):
         def on_after_batch_transfer(self, batch, dataloader_idx):
             batch[0].add_(torch.rand(()))
             return batch
@@ -199,7 +200,7 @@ def test_hooks_of_a_batch_draw_the_scripts_random_numbers(monkeypatch):
     for rank in drawn:  # noqa: B007 - which the functions above read
         lightning.seed_everything(3)
         options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "max_epochs": 2}
-        lightning.Trainer(strategy=make_strategy(), accelerator="cpu", **options).fit(
+        lightning.Trainer(strategy=make_strategy(OwnJob()), accelerator="cpu", **options).fit(
             Drawing(), loader_of(shuffle=True)
         )
     assert drawn[0] == drawn[1]

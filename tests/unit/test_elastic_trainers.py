@@ -1,18 +1,17 @@
 """What differs between the workers of Lightning's and Hugging Face's trainers, and gradients and numbers that these trainers make of parts."""
 
+import lightning.pytorch as lightning
 import pytest
 import torch
 import torchmetrics
+import transformers
 from job_kit import Lost
-from trainers_kit import (  # noqa: F401 - fixtures
-    Module,
+from trainer_benches import (  # noqa: F401 - a fixture
+    LossModule,
     changed,
     leaves_out,
-    lightning,
-    process_is_kept,
     run,
     skips,
-    transformers,
 )
 
 from elasticdl.elastic.transformers import Trainer, elastic_trainer
@@ -57,7 +56,7 @@ def momentum_and_schedule(self):
     return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
 
 
-Fitted = changed(Module, configure_optimizers=momentum_and_schedule)
+Fitted = changed(LossModule, configure_optimizers=momentum_and_schedule)
 
 
 def rate(callback, model, trainer):
@@ -110,7 +109,7 @@ def test_what_makes_two_models_ends_the_job_and_what_does_not_is_told_once(run, 
 @pytest.mark.parametrize("batches", [1, 2])
 @pytest.mark.parametrize("kind", [leaves_out(lambda module, number: number == 2), skips(lambda labels: True)])
 def test_a_batch_that_all_workers_leave_out_has_no_gradients(run, kind, batches):  # noqa: F811
-    options = {"batches": batches, "samples": 64 if issubclass(kind, Module) else 40}
+    options = {"batches": batches, "samples": 64 if issubclass(kind, LossModule) else 40}
     _, ((alone, expected),), _ = run(kind, 1, **options)
     said, made, _ = run(kind, **options)
     assert said == (None, None)
@@ -130,7 +129,7 @@ def logged_by(trainer):
     return {(at, name): row[name] for at, row in rows for name in ("loss", "eval_loss") if name in row}
 
 
-class ModuleLogs(Module):
+class ModuleLogs(LossModule):
     def training_step(self, batch, number):
         loss = super().training_step(batch, number)
         self.log("loss", loss, on_step=True, on_epoch=True)
@@ -176,7 +175,7 @@ def test_what_training_step_returns_is_logged_and_everybody_logs_the_first_evalu
         assert logged_by(trainer) == pytest.approx(logged_by(alone), rel=1e-5)
 
 
-class ModuleCounts(Module):
+class ModuleCounts(LossModule):
     """A torchmetrics object is logged in each step."""
 
     def __init__(self):

@@ -1,25 +1,25 @@
 """What scripts of Lightning's and Hugging Face's trainers do that can't be had is one line on each worker; and what is near to it and can."""
 
+import lightning.pytorch as lightning
 import pytest
 import torch
+import transformers
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.tuner import Tuner
 from refusal_kit import refused, require_refusal
 from torch.nn.functional import cross_entropy
 from torch.utils.data import ChainDataset, DataLoader
-from trainers_kit import (  # noqa: F401 - fixtures
-    Module,
-    Net,
+from trainer_benches import (  # noqa: F401 - a fixture
+    LossModule,
+    NetWithLoss,
+    OwnJob,
     changed,
     leaves_out,
-    lightning,
     loader_of,
     make_strategy,
-    process_is_kept,
     run,
     sgd,
     skips,
-    transformers,
 )
 
 from elasticdl.elastic.transformers import Trainer, elastic_trainer, patch
@@ -33,11 +33,11 @@ ENDED_ALONE = "1 of 2 workers ended their training after step 1 and the others g
 
 
 def module(**functions):
-    return changed(Module, **functions)
+    return changed(LossModule, **functions)
 
 
 def with_sync_batch_norm(self):
-    Module.__init__(self)
+    LossModule.__init__(self)
     self.net.first = torch.nn.SyncBatchNorm(16)
 
 
@@ -50,13 +50,13 @@ def of_a_sum_by_hand(self, batch, number):
 
 
 def and_another_pass(self, batch, number):
-    loss = Module.training_step(self, batch, number)
+    loss = LossModule.training_step(self, batch, number)
     torch.autograd.backward(0.1 * self.net(*batch)["loss"])
     return loss
 
 
 def logs_by_part(self, batch, number):
-    loss = Module.training_step(self, batch, number)
+    loss = LossModule.training_step(self, batch, number)
     self.log(f"loss of worker {self.trainer.global_rank}", loss)
     return loss
 
@@ -69,7 +69,7 @@ def quasi_newton(self):
     return torch.optim.LBFGS(self.parameters())
 
 
-class Stops(Module):
+class Stops(LossModule):
     """One worker stops, by its part of the first batch."""
 
     def on_train_batch_end(self, *_):
@@ -79,19 +79,19 @@ class Stops(Module):
         return self.trainer.strategy.broadcast(wish)
 
 
-class Clips(Module):
+class Clips(LossModule):
     def on_after_backward(self):
         torch.nn.utils.clip_grad_norm_(self.parameters(), 0.1)
 
 
-class InTurn(Module):
+class InTurn(LossModule):
     """Two parts of one shape, of which one worker takes the other one in the third batch."""
 
     automatic_optimization = False
 
     def __init__(self):
         super().__init__()
-        self.other = Net()
+        self.other = NetWithLoss()
 
     def training_step(self, batch, number):
         chosen = (number + (number == 2 and self.trainer.global_rank)) % 2
@@ -106,7 +106,7 @@ class InTurn(Module):
         return [sgd(self.other), sgd(self.net)]
 
 
-class EvaluatesTwice(Module):
+class EvaluatesTwice(LossModule):
     """As for sharpness-aware minimization: the second gradients come after the sum."""
 
     def optimizer_step(self, epoch, batch, optimizer, closure):
@@ -183,7 +183,7 @@ class OwnLoader(Trainer):
         return [[self.train_dataset[0]]]
 
 
-class Searching(Trainer):
+class WithoutModel(Trainer):
     def train(self, *args, **kwargs):
         self.model = None  # as `hyperparameter_search` begins, whatever it searches with
         return super().train(*args, **kwargs)
@@ -205,12 +205,12 @@ REFUSED = [  # the script, and the line
     (module(configure_optimizers=lambda self: None), {}, WHO + ".*returns no optimizer"),
     (module(__init__=with_sync_batch_norm), {}, WHO + ".*first is a SyncBatchNorm"),
     (module(configure_optimizers=quasi_newton), {}, WHO + ".*LBFGS evaluates its closure several times"),
-    (Module, {"devices": 2}, WHO + ".*devices=2; expected one"),
-    (Module, {"num_nodes": 2}, WHO + ".*num_nodes=2; leave it out"),
-    (Module, {"sync_batchnorm": True}, WHO + ".*sync_batchnorm=True needs a process group"),
-    (Module, {"loader": DataLoader(ITERATED)}, WHO + ".*what is only iterated over can't be divided"),
-    (Module, {"loader": [loader_of(), loader_of()]}, WHO + ".*there are several train loaders"),
-    (Module, {"callbacks": lambda rank: [StochasticWeightAveraging(0.1)]}, "exchanges the scheduler"),
+    (LossModule, {"devices": 2}, WHO + ".*devices=2; expected one"),
+    (LossModule, {"num_nodes": 2}, WHO + ".*num_nodes=2; leave it out"),
+    (LossModule, {"sync_batchnorm": True}, WHO + ".*sync_batchnorm=True needs a process group"),
+    (LossModule, {"loader": DataLoader(ITERATED)}, WHO + ".*what is only iterated over can't be divided"),
+    (LossModule, {"loader": [loader_of(), loader_of()]}, WHO + ".*there are several train loaders"),
+    (LossModule, {"callbacks": lambda rank: [StochasticWeightAveraging(0.1)]}, "exchanges the scheduler"),
     (module(training_step=of_a_sum), {"epochs": 2}, "the loss is a sum over the samples"),
     (changed(InTurn, training_step=of_a_sum_by_hand), {"epochs": 2}, "the loss is a sum over the samples"),
     (module(training_step=and_another_pass), {"batches": 2}, "otherwise than by the loss of training_step"),
@@ -227,7 +227,7 @@ REFUSED = [  # the script, and the line
     (Trainer, {"optim": "lomo"}, "optim='lomo' steps during the backward pass"),
     (OwnLoader, {}, r"^elastic\.transformers: the loader is a list"),
     (OwnBackward, {}, r"otherwise than by accelerator.backward\(loss\)"),
-    (Searching, {}, "hyperparameter_search trains several times"),
+    (WithoutModel, {}, "hyperparameter_search trains several times"),
     (TwiceTrained, {}, "a script trains once"),
     (skips(lambda labels: 2 in labels), {}, "^training_step made gradients of a batch on some workers and none on"),
     (Trainer, stop_in("on_step_end"), ENDED_ALONE),
@@ -265,7 +265,7 @@ def test_what_all_do_alike_is_trained(run, kind, options, steps):  # noqa: F811
 
 def test_a_tuner_tunes_alone_and_is_refused_otherwise(tmp_path):
     def tuner(takes_part_alone):
-        made = make_strategy(takes_part_alone=takes_part_alone)
+        made = make_strategy(OwnJob(), takes_part_alone=takes_part_alone)
         quiet = {"logger": False, "enable_progress_bar": False, "default_root_dir": tmp_path}
         return Tuner(lightning.Trainer(strategy=made, accelerator="cpu", max_epochs=1, **quiet))
 

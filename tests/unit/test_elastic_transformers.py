@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from trainers_kit import OwnJob, process_is_kept, transformers  # noqa: F401
+import transformers
+from trainer_benches import OwnJob, arguments, process_is_kept  # noqa: F401
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
 from elasticdl.elastic.transformers import Trainer, elastic_trainer, patch
@@ -34,24 +35,10 @@ def make_model():
     return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
 
 
-def arguments(folder, **given):
-    chosen = {
-        "per_device_train_batch_size": 8,
-        "num_train_epochs": 3,
-        "logging_steps": 1,
-        "report_to": "none",
-        "disable_tqdm": True,
-        "save_strategy": "no",
-        "warmup_steps": 3,
-        "dataloader_pin_memory": False,
-        **given,
-    }
-    return TrainingArguments(output_dir=str(folder), **chosen)
-
-
 def make(kind, folder, options=None, **given):
+    chosen = {"num_train_epochs": 3, "warmup_steps": 3, "lr_scheduler_type": "linear", "max_grad_norm": 1.0}
     data = {"train_dataset": make_texts(), "eval_dataset": make_texts(11), "data_collator": pad, **given}
-    return kind(**{"model": make_model(), "args": arguments(folder, **(options or {})), **data})
+    return kind(**{"model": make_model(), "args": arguments(folder, **{**chosen, **(options or {})}), **data})
 
 
 def assert_same_weights(one, other):

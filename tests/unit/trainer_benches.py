@@ -1,4 +1,4 @@
-"""Benches of Lightning's trainer and of Hugging Face's."""
+"""Benches of Lightning's trainer and of Hugging Face's, and what else their tests share."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import tempfile
 from contextlib import suppress
 
 import lightning.pytorch as lightning
+import pytest
 import torch
 import transformers
 from front_ends import BATCH
 from job_kit import Job
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from loop_benches import Loop, refused
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.data import DataLoader, TensorDataset
 
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.lightning import strategy
-from elasticdl.elastic.transformers import Trainer
+from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.transformers import Trainer, elastic_trainer
 
 
 class TrainersJob(Job):
@@ -28,6 +32,33 @@ class TrainersJob(Job):
             return super().run(work)
         finally:
             rank_zero_only.rank, sys.excepthook = kept
+
+
+def make_strategy(job, *, takes_part_alone=True):
+    made = strategy.make_strategy("lightning.pytorch", job)()
+    made.takes_part_alone = takes_part_alone
+    return made
+
+
+def lightning_trainer(made, **options):
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    return lightning.Trainer(strategy=made, accelerator="cpu", **{**quiet, **options})
+
+
+def arguments(folder, **options):
+    """Hugging Face's."""
+    given = {
+        "per_device_train_batch_size": BATCH,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.0,
+        "logging_steps": 1,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "dataloader_pin_memory": False,
+    }
+    return transformers.TrainingArguments(output_dir=str(folder), **{**given, **options})
 
 
 class Fitted(lightning.LightningModule):
@@ -55,16 +86,10 @@ class Lightning(Loop):
         self.fit("auto")
 
     def train(self, job):
-        made = strategy.make_strategy("lightning.pytorch", job)()
-        made.takes_part_alone = True
-        self.fit(made)
+        self.fit(make_strategy(job))
 
     def fit(self, made):
-        names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-        trainer = lightning.Trainer(
-            strategy=made, accelerator="cpu", max_epochs=self.script.epochs, **dict.fromkeys(names, False)
-        )
-        trainer.fit(self.module(self), self.loader)
+        lightning_trainer(made, max_epochs=self.script.epochs).fit(self.module(self), self.loader)
 
 
 class ByHand(Fitted):
@@ -159,20 +184,8 @@ class HuggingFace(Loop):
 
     def fit(self, kind):
         with tempfile.TemporaryDirectory() as folder:
-            args = transformers.TrainingArguments(
-                output_dir=folder,
-                per_device_train_batch_size=BATCH,
-                num_train_epochs=self.script.epochs,
-                lr_scheduler_type="constant",
-                train_sampling_strategy="random" if self.script.shuffle else "sequential",
-                max_grad_norm=0.0,
-                logging_steps=1,
-                report_to="none",
-                save_strategy="no",
-                disable_tqdm=True,
-                use_cpu=True,
-                dataloader_pin_memory=False,
-            )
+            sampling = "random" if self.script.shuffle else "sequential"
+            args = arguments(folder, num_train_epochs=self.script.epochs, train_sampling_strategy=sampling)
             trainer = noting(kind)(
                 model=self.model_kind(self.model),
                 args=args,
@@ -192,3 +205,144 @@ class TrainsASum(HuggingFace):
 
 
 HuggingFace.refusals = (refused(TrainsASum, "the loss is a sum over the samples"),)
+
+
+# -- trainers of any module, model and data --
+
+
+@pytest.fixture(autouse=True)
+def process_is_kept(monkeypatch):
+    """What trainers change of their process is put back."""
+    monkeypatch.setattr(rank_zero_only, "rank", 0)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+
+
+def make_data(samples):
+    pixels = torch.randn(samples, 8, generator=torch.Generator().manual_seed(1))
+    return TensorDataset(pixels, pixels[:, :3].argmax(1))
+
+
+def loader_of(samples=50, batch_size=BATCH, **options):
+    return DataLoader(make_data(samples), batch_size=batch_size, **options)
+
+
+class NetWithLoss(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.aside = torch.nn.Linear(8, 16), torch.nn.Linear(16, 3), torch.nn.Linear(8, 1)
+
+    def forward(self, pixels, labels=None):
+        logits = self.last(self.first(pixels).tanh())
+        aside = mse_loss(self.aside(pixels)[:, 0], labels.float())
+        return {"loss": cross_entropy(logits, labels) + aside, "logits": logits}
+
+
+class LossModule(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = NetWithLoss()
+
+    def training_step(self, batch, _):
+        return self.net(*batch)["loss"]
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+
+def changed(kind, **functions):
+    """A kind with other functions."""
+    return type(kind.__name__, (kind,), functions)
+
+
+def sgd(*modules):
+    return torch.optim.SGD([each for module in modules for each in module.parameters()], lr=0.1)
+
+
+def leaves_out(chosen):
+    """No gradients of these batches."""
+
+    def training_step(self, batch, number):
+        loss = LossModule.training_step(self, batch, number)
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return None if chosen(self, number) else loss
+
+    return changed(LossModule, training_step=training_step)
+
+
+def skips(chosen):
+    """The same."""
+
+    def training_step(self, model, inputs, *args):
+        skipped = self.state.global_step == 1 and chosen(inputs["labels"])
+        return torch.tensor(0.0) if skipped else Trainer.training_step(self, model, inputs, *args)
+
+    return changed(Trainer, training_step=training_step)
+
+
+class OwnJob:
+    """In place of what knows this process's job: one of it alone, as often as one likes."""
+
+    def init_in_place(self, global_batch_size):
+        return ElasticContext.connect(BatchPolicy(global_batch_size, None), seed=0, environ={})
+
+    def train_in_place(self, finish):
+        self.finish = finish
+
+    def leave(self): ...
+
+    def rank(self):
+        return 0
+
+
+def make_fit(kind, job, folder, *, batches=1, samples=24, epochs=1, callbacks=(), loader=None, **options):
+    """In a step there are so many batches."""
+    given = {"max_epochs": epochs, "callbacks": [*callbacks], "accumulate_grad_batches": batches, **options}
+    module, trainer = kind(), lightning_trainer(make_strategy(job), **given)
+    data = loader_of(samples) if loader is None else loader
+
+    def fit():
+        trainer.fit(module, data)
+        return trainer, module.net
+
+    return fit
+
+
+def make_train(kind, job, folder, *, batches=1, samples=24, epochs=1, callbacks=(), data=None, **options):
+    """The same with Hugging Face's trainer."""
+    given = {"num_train_epochs": epochs, "gradient_accumulation_steps": batches, "learning_rate": 0.1, "optim": "sgd"}
+    args = arguments(folder, **{**given, "train_sampling_strategy": "sequential", **options})
+    rows = [{"pixels": pixels, "labels": label} for pixels, label in make_data(samples)]
+    trainer = kind(
+        model=NetWithLoss(),
+        args=args,
+        train_dataset=rows if data is None else data,
+        eval_dataset=rows[:8],
+        callbacks=[*callbacks],
+    )
+
+    def train():
+        trainer.train()
+        return trainer, trainer.model
+
+    return train
+
+
+def run_trainers(kind, folder, monkeypatch, workers=2, callbacks=None, **options):
+    """What each worker has to say, its trainer with the model that it ends with, and what is told to the journal."""
+    job = TrainersJob(workers)
+    job.keeps_states = False
+    monkeypatch.setattr(elastic_trainer, "runtime", job)
+    make = make_fit if issubclass(kind, LossModule) else make_train
+    works = [
+        make(kind, job, folder / str(rank), callbacks=callbacks(rank) if callbacks else (), **options)
+        for rank in range(workers)
+    ]
+    said, made = job.run(lambda rank: works[rank]())
+    return said, made, job.warnings
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """``run(kind, workers, ...)``: as `run_trainers`."""
+    return lambda kind, *given, **options: run_trainers(kind, tmp_path, monkeypatch, *given, **options)
