@@ -39,7 +39,7 @@ def big(batches):
     return [tuple(np.concatenate(part) for part in zip(*batch, strict=True)) for batch in batches]
 
 
-class Training:
+class SmallTraining:
     """A model of two layers and its optimizer: one that accumulates, or with ``steps=None`` the framework's own.
 
     ``optimizer``: a function of the variables, in place of the one of that name.
@@ -69,7 +69,7 @@ class Training:
         return self.difference(other) <= tolerance
 
 
-class Torch(Training):
+class Torch(SmallTraining):
     kind, wrap, ready = torch.optim.SGD, optim.Optimizer, optim
     shipped = sorted(
         {name for name in torch.optim.__all__ if isinstance(getattr(torch.optim, name), type)}
@@ -116,7 +116,7 @@ class Torch(Training):
         self.optimizer.step(**sizes)
 
 
-class Keras(Training):
+class Keras(SmallTraining):
     kind, wrap, ready = keras.optimizers.SGD, optimizers.Optimizer, optimizers
     shipped = sorted(set(optimizers.__all__) - {"Optimizer"})
 

@@ -51,7 +51,7 @@ class Count(keras.layers.Layer):
         return inputs
 
 
-class Counting(Count):
+class CountingLayer(Count):
     """What it has counted changes what comes out."""
 
     def call(self, inputs):
@@ -68,7 +68,7 @@ class KerasBench:
         keras.utils.set_random_seed(0)
         dropout = [keras.layers.Dropout(script.dropout)] if script.dropout else []
         first, last = keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(CLASSES)
-        self.model = keras.Sequential([keras.Input((FEATURES,)), first, *self.layers, *dropout, last, Counting()])
+        self.model = keras.Sequential([keras.Input((FEATURES,)), first, *self.layers, *dropout, last, CountingLayer()])
         self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self.optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
         self.data = samples()

@@ -18,7 +18,7 @@ from elasticdl.elastic.torch_kit.torch_state import TorchState
 from tests import small_front_end
 
 
-class Counting(torch.nn.Module):
+class CountingNet(torch.nn.Module):
     """Two layers; what it has counted changes what comes out."""
 
     def __init__(self, dropout=0.0):
@@ -43,7 +43,7 @@ class Loop:
     runtimes = ()
 
     def __init__(self, script):
-        self.script, self.model = script, Counting(script.dropout)
+        self.script, self.model = script, CountingNet(script.dropout)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.data = TensorDataset(*map(torch.from_numpy, samples()))
         self.loader = DataLoader(self.data, batch_size=BATCH, shuffle=script.shuffle)

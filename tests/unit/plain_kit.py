@@ -51,7 +51,7 @@ def each_batch(text, steps=True):
     return loop
 
 
-class Script:
+class PlainScript:
     """``loop(script)``: what it does with its ``loader``. ``make``: of its model, otherwise `ScaledNet`."""
 
     def __init__(self, loop, make=ScaledNet, samples=BATCH * BATCHES, batch=BATCH):
@@ -124,7 +124,15 @@ class Script:
         return [each.detach().clone() for each in tensors], others
 
 
-def run(loop, workers=2, *, loses=False, kind=Script, under_master=True, **options):
+class TwoOptimizers(PlainScript):
+    """A body that steps on each batch, and a head that steps more rarely."""
+
+    def make_optimizers(self):
+        head = torch.optim.SGD([*self.model.body[2].parameters(), *self.head.parameters()], lr=0.1, momentum=0.5)
+        return [torch.optim.AdamW(self.model.body[0].parameters(), lr=0.02), head]
+
+
+def run(loop, workers=2, *, loses=False, kind=PlainScript, under_master=True, **options):
     """The scripts of the workers that are not lost, and what each of all workers has said."""
     job = Job(workers, under_master=under_master)
     scripts = [kind(loop, **options) for _ in range(workers)]
@@ -134,7 +142,7 @@ def run(loop, workers=2, *, loses=False, kind=Script, under_master=True, **optio
     return [each for each, word in zip(scripts, said, strict=True) if not isinstance(word, Lost)], said
 
 
-def compare(loop, workers=2, *, loses=False, kind=Script, **options):
+def compare(loop, workers=2, *, loses=False, kind=PlainScript, **options):
     """All that are left have what the script has made on one device. They are returned."""
     tensors, others = kind(loop, **options).alone().found
     left, said = run(loop, workers, loses=loses, kind=kind, **options)

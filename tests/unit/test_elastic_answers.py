@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from plain_kit import BATCHES, TORN, Script, compare, run
+from plain_kit import BATCHES, TORN, PlainScript, compare, run
 
 from elasticdl.elastic.core.protocol import WorldBroken
 
 
-class Late(Script):
+class Late(PlainScript):
     """Worker 1 is lost when a mean is known, which has not reached the workers ``late``: for them the world has broken before."""
 
     late, has_missed = (), False

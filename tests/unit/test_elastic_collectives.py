@@ -25,7 +25,7 @@ from elasticdl.tensorflow import tf
 NOWHERE = Endpoint(KvStore(lambda *_: None), "lo")
 
 
-class FakeHorovod:
+class HorovodSums:
     """Collectives that are done at the third look, or fail then."""
 
     Sum = "sum"
@@ -61,7 +61,7 @@ def test_each_worker_is_a_host_of_its_own_to_horovod():
 
 
 def test_a_collective_is_waited_for_without_spinning():
-    hvd, tensors = FakeHorovod(), [torch.ones(2), torch.ones(3)]
+    hvd, tensors = HorovodSums(), [torch.ones(2), torch.ones(3)]
     two_workers(hvd).sum_(tensors, "t")
     assert hvd.looks == {"t.0": 3, "t.1": 3}
     assert [tensor.tolist() for tensor in tensors] == [[2, 2], [2, 2, 2]]
@@ -71,7 +71,7 @@ def test_horovod_without_nccl_is_given_what_has_come_to_the_host(monkeypatch):
     copies = lambda tensor, stream: SimpleNamespace(wait=lambda: torch.full(tensor.shape, 2.0))  # noqa: E731
     monkeypatch.setattr(tensors_of_torch, "HostCopy", copies)
     monkeypatch.setattr(tensors_of_torch, "new_stream", lambda _: "stream")
-    made = two_workers(hvd := FakeHorovod())
+    made = two_workers(hvd := HorovodSums())
     made.finish([made.begin_sum(torch.ones(2, device="meta"), "a")])
     assert [tensor.tolist() for tensor in hvd.tensors.values()] == [[4.0, 4.0]]
 
@@ -117,7 +117,7 @@ def test_what_fails_in_a_collective_is_told_apart_by_its_cause(error, told, capl
     """The journal is told what a broken world means; the library's own text is in the log."""
     caplog.set_level("INFO")
     with pytest.raises(told) as caught:
-        two_workers(FakeHorovod(error)).sum_([torch.ones(1)], "t")
+        two_workers(HorovodSums(error)).sum_([torch.ones(1)], "t")
     assert type(caught.value) is told
     if told is WorldBroken:
         assert re.fullmatch(r"a collective of world \d+ failed: one of its workers is lost, .*", str(caught.value))

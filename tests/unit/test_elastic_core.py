@@ -100,7 +100,7 @@ def step(number, **said):
     return [given(batch), voted(vote(batch.batch, **said)), made]
 
 
-class Worker:
+class CheckedCore:
     """A core that is checked after each event, what it said and told to do, and what was kept of its state."""
 
     def __init__(self, *events, **options):
@@ -140,7 +140,7 @@ class Worker:
 
 
 def training(*events, size=2, **options):
-    return Worker(MADE, p.Trigger.READY, *entered(1, size), *events, **options)
+    return CheckedCore(MADE, p.Trigger.READY, *entered(1, size), *events, **options)
 
 
 @pytest.mark.parametrize(("events", "trained"), [((), False), ((counted,), True)])
@@ -172,7 +172,7 @@ def test_alone_nothing_is_kept_until_that_world_is_left():
 
 
 def test_a_world_that_broke_before_it_was_entered_is_left_as_all_that_break():
-    worker = Worker(MADE, p.Trigger.READY, p.Ordered(m.Broken(1, "a member is gone")))
+    worker = CheckedCore(MADE, p.Trigger.READY, p.Ordered(m.Broken(1, "a member is gone")))
     assert worker.out[-1] == p.BreakCollective(1, "a member is gone", entered=False)
     assert (worker.do(p.WorldPublished(world(1))), worker.core.world) == ([p.Command.CONNECT], world(1))
     (asked,) = worker.do(p.CollectiveFailed("its store says that it is broken"), p.Trigger.CLOSED)
@@ -182,7 +182,7 @@ def test_a_world_that_broke_before_it_was_entered_is_left_as_all_that_break():
 
 def test_a_world_that_comes_while_an_earlier_one_is_being_connected_is_entered_next():
     """The master could not save for a while: it no longer expects this worker in the earlier one."""
-    worker = Worker(MADE, p.Trigger.READY, p.WorldPublished(world(1)))
+    worker = CheckedCore(MADE, p.Trigger.READY, p.WorldPublished(world(1)))
     assert worker.do(p.WorldPublished(world(2))) == [p.BreakCollective(1, "world 2 follows it", entered=True)]
     worker.do(p.CollectiveFailed("broken off"))
     assert (worker.do(p.Trigger.CLOSED), worker.core.world) == ([p.Command.CONNECT], world(2))
@@ -193,7 +193,7 @@ def test_a_world_that_comes_while_an_earlier_one_is_being_connected_is_entered_n
 
 
 def test_worlds_that_break_without_a_step_have_an_end():
-    worker = Worker(MADE, p.Trigger.READY)
+    worker = CheckedCore(MADE, p.Trigger.READY)
     for version in range(1, 2 * MAX_FRUITLESS_WORLDS - 1):
         middle = step(1) if version == MAX_FRUITLESS_WORLDS - 1 else []  # which begins the count anew
         worker.do(*entered(version), *middle, p.CollectiveFailed("no peer"), p.Trigger.CLOSED)
@@ -207,7 +207,7 @@ def test_worlds_that_break_without_a_step_have_an_end():
 
 def test_who_is_brought_to_the_others_state_may_turn_out_to_be_in_an_earlier_training():
     """Then it makes the state of the next one, and asks for a world of those who train that."""
-    worker = Worker(MADE, p.Trigger.READY, p.WorldPublished(world(1)), p.Trigger.CONNECTED)
+    worker = CheckedCore(MADE, p.Trigger.READY, p.WorldPublished(world(1)), p.Trigger.CONNECTED)
     later = SampleOrder(ORDER.samples * 2, ORDER.policy, 0)
     worker.do(bound(order=later), p.Trigger.READY, *entered(2))
     assert worker.core.position.order == later
@@ -267,15 +267,15 @@ def test_each_part_of_a_pause_is_what_it_took_and_the_ordinary_way_to_a_point_is
 
 @pytest.mark.parametrize("event", [p.Ordered(m.StopWork("no need", checkpoint=True)), p.MasterLost("no need")])
 def test_one_that_waits_leaves_at_once_and_has_failed_if_it_has_never_heard_a_master(event):
-    worker = Worker(MADE, p.Trigger.READY, p.Welcomed(0.5))
+    worker = CheckedCore(MADE, p.Trigger.READY, p.Welcomed(0.5))
     assert worker.do(event) == [p.LeaveJob("no need", checkpoint=True, drained=False)]
     assert worker.core.state is S.GONE
     if isinstance(event, p.MasterLost):
-        assert Worker(MADE, p.Trigger.READY).do(event) == [p.Fail(UnreachableError, "no need")]
+        assert CheckedCore(MADE, p.Trigger.READY).do(event) == [p.Fail(UnreachableError, "no need")]
 
 
 def test_the_only_member_lingers_until_another_has_its_state():
-    assert Worker(MADE, linger_seconds=10.0).do(p.Terminated("SIGTERM")) == [p.Send(m.Draining("SIGTERM"))]
+    assert CheckedCore(MADE, linger_seconds=10.0).do(p.Terminated("SIGTERM")) == [p.Send(m.Draining("SIGTERM"))]
     worker = training(*step(1), commit, p.Terminated("SIGTERM"), size=1, linger_seconds=10.0)
     assert worker.out[-1] == p.Send(m.Draining("SIGTERM", lingers=True))
     assert not worker.core.leaving
@@ -304,7 +304,7 @@ def test_the_last_of_a_world_in_which_all_leave_waits_for_the_next_and_knows_tha
 
 
 def test_an_earlier_master_is_refused_and_not_obeyed():
-    worker = Worker(MADE, p.Trigger.READY, p.SessionOpened(), p.Welcomed(0.5, 2), p.SessionOpened())
+    worker = CheckedCore(MADE, p.Trigger.READY, p.SessionOpened(), p.Welcomed(0.5, 2), p.SessionOpened())
     (refused,) = worker.do(p.Welcomed(0.5, 1))
     assert isinstance(refused, p.RefuseMaster)
     assert worker.do(p.WorldPublished(world(1)), p.Ordered(m.StopWork("old", checkpoint=False))) == []
@@ -313,7 +313,7 @@ def test_an_earlier_master_is_refused_and_not_obeyed():
 
 
 def test_heartbeats_begin_when_the_master_has_taken_the_session_up():
-    worker = Worker(MADE)
+    worker = CheckedCore(MADE)
     for beats, seconds in ((0, 0.0), (1, 10.0)):
         worker.now = seconds
         worker.do(p.SessionOpened(), p.Trigger.TICK)
@@ -375,7 +375,7 @@ ways = st.one_of(
 
 @hypothesis.given(st.booleans(), st.lists(ways, max_size=30))
 def test_no_order_of_events_confuses_it(under_master, story):
-    worker = Worker(under_master=under_master, linger_seconds=2.0)
+    worker = CheckedCore(under_master=under_master, linger_seconds=2.0)
     for way in story:
         for event in way:
             worker.now += 1.0

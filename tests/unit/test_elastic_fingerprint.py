@@ -30,7 +30,7 @@ from elasticdl.elastic.training.pieces import (
 
 
 @dataclasses.dataclass
-class Best:
+class BestScores:
     epoch: int
     scores: list
 
@@ -42,7 +42,7 @@ class Phase(enum.Enum):
 def test_all_that_is_nested_has_a_name():
     value = {
         "optimizer": {"state": {0: {"step": 3}}, "groups": [{"lr": 0.1, "betas": (0.9, 0.99)}]},
-        "best": Best(2, [deque([0.5]), Phase.WARM]),
+        "best": BestScores(2, [deque([0.5]), Phase.WARM]),
         "count": np.int64(3),
         "seen": {"z", "x", "y"},
     }

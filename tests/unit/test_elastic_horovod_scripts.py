@@ -25,7 +25,7 @@ elastic_source = pytest.importorskip("horovod.common.elastic").__file__
 ENVIRONMENT = WorkerEnvironment("127.0.0.1:1", Token("token"), 0, "job.json").to_env()
 
 
-class Master(FakeMaster):
+class ScriptsMaster(FakeMaster):
     """What it sees of a script: its requests, commits, pauses and last words."""
 
     @property
@@ -103,7 +103,7 @@ def make_worker(monkeypatch):
     made = []
 
     def make(*worlds, **env):
-        master = Master(*worlds)
+        master = ScriptsMaster(*worlds)
         worker = ScriptWorker({**ENVIRONMENT, **env}, lambda environment: FakeLink(master.session))
         made.append(worker)
         return worker, master

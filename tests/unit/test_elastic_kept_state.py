@@ -26,7 +26,7 @@ LEAVES = p.Terminated("told to leave")
 MASTER_LOST = p.MasterLost("no master for 30 s")
 
 
-class Job:
+class OnlyWorker:
     """A worker of a job, the only one, whose kept state is in this folder or URL."""
 
     def __init__(self, place, *, resume=True, **values):
@@ -81,13 +81,13 @@ def names(tmp_path):
 @pytest.mark.parametrize("order", [STOPPED, LEAVES, MASTER_LOST])
 def test_the_next_goes_on_from_there_and_at_its_end_nothing_is_left(place, tmp_path, order):
     """Another job, or a worker of this one whose last has left, or has found no master any more."""
-    first = Job(place, seen=1)
+    first = OnlyWorker(place, seen=1)
     first.context.session.post(p.Welcomed(0.5))
     first.train(stop_after=2, order=order)
     assert names(tmp_path) == ["stopped-0000000002.state"]
     (told,) = first.told("checkpoint")
     assert (told["step"], told["path"]) == (2, f"{place}/stopped-0000000002.state")
-    second, undisturbed = Job(place, seen=0).train(), Job(tmp_path / "none").train()
+    second, undisturbed = OnlyWorker(place, seen=0).train(), OnlyWorker(tmp_path / "none").train()
     (resumed,) = second.told("resumed")
     assert (resumed["step"], resumed["path"]) == (2, told["path"])
     assert (second.state.step, second.state.seen) == (undisturbed.state.step, 1)
@@ -96,11 +96,11 @@ def test_the_next_goes_on_from_there_and_at_its_end_nothing_is_left(place, tmp_p
 
 
 def test_who_wants_nothing_kept_and_who_has_not_made_a_step_keeps_nothing(place, tmp_path):
-    Job(place).train(stop_after=1, order=p.Ordered(m.StopWork("elasticdl stop", checkpoint=False)))
-    untrained = Job(place)
+    OnlyWorker(place).train(stop_after=1, order=p.Ordered(m.StopWork("elasticdl stop", checkpoint=False)))
+    untrained = OnlyWorker(place)
     untrained.state._position.has_state = True
     untrained.leave(STOP)
-    unkept = Job(place)
+    unkept = OnlyWorker(place)
     unkept.state.cannot_be_kept = "it is in its second fit()"
     unkept.train(stop_after=1)
     assert unkept.told() == [{"message": "nothing is kept of step 1: it is in its second fit()"}]
@@ -108,10 +108,10 @@ def test_who_wants_nothing_kept_and_who_has_not_made_a_step_keeps_nothing(place,
 
 
 def test_a_later_stop_takes_the_place_of_an_earlier_and_one_that_began_anew_of_all(place, tmp_path):
-    Job(place).train(stop_after=1)
-    Job(place).train(stop_after=3)
+    OnlyWorker(place).train(stop_after=1)
+    OnlyWorker(place).train(stop_after=3)
     assert names(tmp_path) == ["stopped-0000000003.state"]
-    anew = Job(place, resume=False).train(stop_after=1)
+    anew = OnlyWorker(place, resume=False).train(stop_after=1)
     assert names(tmp_path) == ["stopped-0000000001.state"]
     assert not anew.told("resumed")
 
@@ -119,18 +119,18 @@ def test_a_later_stop_takes_the_place_of_an_earlier_and_one_that_began_anew_of_a
 def test_of_a_world_that_broke_the_state_that_is_a_step_further_stays(place, tmp_path):
     for steps in (3, 2):
         order = p.Ordered(m.StopWork("elasticdl stop", checkpoint=False))
-        KeptState(str(place)).write(Job(tmp_path / "none").train(stop_after=steps, order=order).state)
+        KeptState(str(place)).write(OnlyWorker(tmp_path / "none").train(stop_after=steps, order=order).state)
     assert names(tmp_path) == ["stopped-0000000002.state", "stopped-0000000003.state"]
-    later = Job(place)
+    later = OnlyWorker(place)
     resume(later)
     assert later.state.step == 3
 
 
 def test_what_can_not_be_kept_is_told_and_what_was_there_stays(tmp_path):
     kept = tmp_path / "kept"
-    Job(kept).train(stop_after=1)
+    OnlyWorker(kept).train(stop_after=1)
     before = (kept / "stopped-0000000001.state").read_bytes()
-    job = Job(kept)
+    job = OnlyWorker(kept)
     job.state.values["rule"] = lambda step: step  # no pickle can hold it
     job.train(stop_after=2)
     (failed,) = job.told("checkpoint_failed")
@@ -142,7 +142,7 @@ def test_what_can_not_be_kept_is_told_and_what_was_there_stays(tmp_path):
 def test_in_a_pod_nothing_is_kept_without_a_folder_that_all_see(tmp_path):
     """Its folder is there, but the next pod's is another one."""
     for options, left in (({}, []), ({"checkpoint_dir": str(tmp_path / "kept")}, ["stopped-0000000002.state"])):
-        job = Job("")
+        job = OnlyWorker("")
         job.context.kept = KeptState.of(JobSpec(image="i", job_name="j", **options), tmp_path)
         job.train(stop_after=2)
         failed = [each["reason"] for each in job.told("checkpoint_failed")]
@@ -175,21 +175,21 @@ def read_other_data(job):
 )
 def test_another_training_is_told_so_in_one_line_and_so_is_half_a_file(tmp_path, change, why):
     kept = tmp_path / "kept"
-    Job(kept, seen=7).train(stop_after=1)
-    job, path = Job(kept), kept / "stopped-0000000001.state"
+    OnlyWorker(kept, seen=7).train(stop_after=1)
+    job, path = OnlyWorker(kept), kept / "stopped-0000000001.state"
     change(job)
     refused(rf"^{path}, kept of step 1, {why}.*; give --no_resume to begin anew$", lambda: resume(job))
     for damaged in (path.read_bytes()[:1000], b"", b"nothing of the kind"):
         path.write_bytes(damaged)
-        refused(rf"^{path} can't be read: .*; give --no_resume to begin anew$", lambda: resume(Job(kept)))
+        refused(rf"^{path} can't be read: .*; give --no_resume to begin anew$", lambda: resume(OnlyWorker(kept)))
         assert path.read_bytes() == damaged
 
 
 @pytest.mark.parametrize(("own", "taken"), [(1, True), (2, False), (3, False)])
 def test_of_a_checkpoint_of_the_scripts_own_and_a_kept_state_the_later_is_taken(tmp_path, own, taken):
     kept = tmp_path / "kept"
-    Job(kept).train(stop_after=2)
-    job = Job(kept)
+    OnlyWorker(kept).train(stop_after=2)
+    job = OnlyWorker(kept)
     job.context.loaded(Progress(0, 20, own, 20))
     resume(job)
     assert job.state.step == (2 if taken else own)
@@ -206,7 +206,7 @@ def test_of_a_checkpoint_of_the_scripts_own_and_a_kept_state_the_later_is_taken(
 
 @pytest.mark.parametrize(("last", "left"), [(False, []), (True, ["stopped-0000000002.state"])])
 def test_of_several_only_the_last_leaves_it_or_rank_0(tmp_path, last, left):
-    job = Job(tmp_path).train(stop_after=2, order=LEAVES)
+    job = OnlyWorker(tmp_path).train(stop_after=2, order=LEAVES)
     job.context.kept.remove()
     of_two = World.of(1, (Member(1, "h", 2, True), Member(3, "h", 2, True)), 1)
     job.context.collective.world, job.context.session.core.may_be_last = of_two, last
@@ -218,16 +218,16 @@ def test_a_job_that_is_to_begin_anew_goes_on_from_what_its_own_workers_have_kept
     """And from nothing that an earlier job has left in the same place."""
     place, own = tmp_path / "checkpoints", tmp_path / "job"
     own.mkdir()
-    Job(place).train(stop_after=3)
+    OnlyWorker(place).train(stop_after=3)
     spec = JobSpec(command=["s.py"], checkpoint_dir=str(place), resume=False)
-    first, second = Job(place), Job(place)
+    first, second = OnlyWorker(place), OnlyWorker(place)
     for job in (first, second):
         job.context.kept = KeptState.of(spec, own)
     assert first.context.kept.read(first.state, pytest.fail) == ""
     first.train(stop_after=1)
     assert first.context.kept.read(second.state, pytest.fail).startswith(str(own))
     assert second.state.step == first.state.step == 1
-    assert KeptState(str(place)).read(Job(place).state, pytest.fail), "a job that goes on finds it as well"
+    assert KeptState(str(place)).read(OnlyWorker(place).state, pytest.fail), "a job that goes on finds it as well"
 
 
 # -- a piece that the project does not have is kept, undone, sent, written and compared as all others --

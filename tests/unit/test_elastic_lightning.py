@@ -85,7 +85,7 @@ def result_of(folder, trainer, module):
     return module.seen, trainer.global_step, trainer.current_epoch, log, rates, files, weights
 
 
-class OwnOrder(torch.utils.data.Sampler):
+class RollingOrder(torch.utils.data.Sampler):
     """Draws from a generator, and counts."""
 
     def __init__(self):
@@ -100,7 +100,7 @@ class OwnOrder(torch.utils.data.Sampler):
 
 
 FEATURES = {
-    "an order of its own": {"loader": lambda: loader_of(sampler=OwnOrder()), "max_epochs": 2},
+    "an order of its own": {"loader": lambda: loader_of(sampler=RollingOrder()), "max_epochs": 2},
     "accumulate": {"accumulate_grad_batches": 3, "gradient_clip_val": 0.1},
     "validate within an epoch": {"val_check_interval": 2, "max_epochs": 2},
     "steps": {"max_steps": 10, "max_epochs": -1},

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from elastic_kit import make_data, make_model
-from plain_kit import Script, compare, each_batch, run
+from plain_kit import PlainScript, compare, each_batch, run
 from refusal_kit import refused
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
@@ -90,7 +90,7 @@ def test_before_the_script_has_joined_one_worker_is_the_first(monkeypatch, envir
 
 @pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.Adam])  # the first has a state from the start
 def test_an_optimizer_that_has_stepped_has_to_say_with_which_epoch_the_loop_begins(kind):
-    class Made(Script):
+    class Made(PlainScript):
         steps = 0
 
         def make_optimizers(self):
@@ -143,7 +143,7 @@ def test_outside_the_loop_a_gpus_stream_is_the_scripts_own(monkeypatch):
                 script.step()
             assert stream[0] == outside
 
-    monkeypatch.setattr(Script, "begun", lambda script: next(iter(script.loader)))
+    monkeypatch.setattr(PlainScript, "begun", lambda script: next(iter(script.loader)))
     assert run(loop, 1)[1] == (None,)
 
 

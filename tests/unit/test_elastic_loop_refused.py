@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 from elastic_kit import Board, Trainee
-from plain_kit import BATCH, Script, each_batch, run
+from plain_kit import BATCH, PlainScript, TwoOptimizers, each_batch, run
 from refusal_kit import refused, require_refusal
 from torch.nn import functional as f
 from torch.nn.functional import cross_entropy
@@ -74,12 +74,6 @@ def test_gradients_that_cant_be_right(text):
 def test_a_script_that_no_master_has_started_is_told_as_well(text):
     words = LOOKED_AT if "torch.optim" in text else WITH_A_BATCH[text]
     all_refuse(words, each_batch(text, steps=False), 1, under_master=False)
-
-
-class TwoOptimizers(Script):
-    def make_optimizers(self):
-        body, head = self.model.body[0], self.model.body[2]
-        return [torch.optim.SGD(each.parameters(), lr=0.1) for each in (body, torch.nn.ModuleList([head, self.head]))]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +188,7 @@ class DistributedOptimizer(torch.optim.SGD):
     def _allreduce_grad_async(self): ...
 
 
-LINEAR, DATA = torch.nn.Linear(1, 1), Script(None).loader.dataset
+LINEAR, DATA = torch.nn.Linear(1, 1), PlainScript(None).loader.dataset
 
 
 def loader(make, *given, **options):

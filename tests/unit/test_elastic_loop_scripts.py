@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 from elastic_kit import Board, SumOfThreads, in_threads
-from plain_kit import BATCH, BATCHES, TORN, Script, compare, each_batch, run
+from plain_kit import BATCH, BATCHES, TORN, PlainScript, TwoOptimizers, compare, each_batch, run
 from refusal_kit import refused
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import update_bn
@@ -98,7 +98,7 @@ def test_a_step_that_is_torn_is_made_once(loop):
     assert survivor.sent == [{}]
 
 
-class Observed(Script):
+class Observed(PlainScript):
     """``sent``: what others are told of passes made once more, in each world that is entered after a break."""
 
     def begun(self):
@@ -116,14 +116,6 @@ class Observed(Script):
 
 
 # -- several optimizers, and batches of which nothing is made --
-
-
-class TwoOptimizers(Script):
-    """A body that steps on each batch, and a head that steps more rarely."""
-
-    def make_optimizers(self):
-        head = torch.optim.SGD([*self.model.body[2].parameters(), *self.head.parameters()], lr=0.1, momentum=0.5)
-        return [torch.optim.AdamW(self.model.body[0].parameters(), lr=0.02), head]
 
 
 def steps_rarely(script):
@@ -176,8 +168,8 @@ def averages_statistics(script):
     ("loop", "kind", "steps"),
     [
         (steps_rarely, TwoOptimizers, BATCHES),
-        (averages_statistics, Script, BATCHES),
-        (leaves_some_out, Script, BATCHES // 2),
+        (averages_statistics, PlainScript, BATCHES),
+        (leaves_some_out, PlainScript, BATCHES // 2),
     ],
 )
 def test_a_batch_without_a_step_is_no_part_of_the_next_one(loop, kind, steps, workers):
@@ -273,7 +265,7 @@ def require_another_pass(survivor, words, is_tried=False):
 
 @pytest.mark.parametrize("text", [*AGAIN, *TRIED])
 def test_what_can_not_be_made_again_is_done_by_the_script_once_more(text, monkeypatch):
-    monkeypatch.setattr(Script, "function", Reversed.apply, raising=False)
+    monkeypatch.setattr(PlainScript, "function", Reversed.apply, raising=False)
     (survivor,) = compare(each_batch(text), loses=True, kind=Observed)
     require_another_pass(survivor, (AGAIN | TRIED)[text], text in TRIED)
 
@@ -416,7 +408,7 @@ def test_what_rank_0_may_not_have_done_its_heir_does(dies, twice):
             if script.worker == 1 and step == dies[0]:
                 done.set()
 
-    Script(loop).alone()
+    PlainScript(loop).alone()
     expected, rows[:] = [*rows], []
     run(loop)
     first = dies[0] + (dies[1] == "after")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from job_kit import Job
-from plain_kit import Script
+from plain_kit import PlainScript
 from refusal_kit import refused, require_refusal
 from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler as schedulers
@@ -42,11 +42,11 @@ class Experts(torch.nn.Module):
 def nothing(script): ...
 
 
-class Comer(Script):
+class Comer(PlainScript):
     """Trains some epochs. ``after``: each. ``before``: it all. ``start``: see `Script`. Further options are the loader's."""
 
     def __init__(
-        self, loss_of=Script.loss, make=Experts, after=nothing, before=nothing, start=None, epochs=EPOCHS, **loader
+        self, loss_of=PlainScript.loss, make=Experts, after=nothing, before=nothing, start=None, epochs=EPOCHS, **loader
     ):
         random.seed(0)
         np.random.seed(0)

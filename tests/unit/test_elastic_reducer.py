@@ -19,7 +19,7 @@ def _small_buckets(monkeypatch):
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 1)
 
 
-class Counting(SumOfThreads):
+class CountingSums(SumOfThreads):
     """Counts what is begun, and what is summed beside."""
 
     begun = beside = 0
@@ -33,12 +33,12 @@ class Counting(SumOfThreads):
         return super().begin_sum(tensor, name)
 
 
-class Worker:
+class ReducingWorker:
     """Four numbers, each a parameter in a bucket of its own; a backward pass adds what it is told to their gradients."""
 
     def __init__(self, rank, board, **options):
         self.rank = rank
-        self.collective = Counting(rank, board)
+        self.collective = CountingSums(rank, board)
         self.parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(4)]
         self.reducer = GradientReducer(lambda: self.parameters, [], self.collective, **options)
         self.early = []  # sums that had begun before each step was closed
@@ -72,7 +72,7 @@ ONES = (1.0, 1.0, 1.0, 1.0)
 
 def together(work, workers=2, **options):
     board = Board(workers)
-    return in_threads(work, [Worker(rank, board, **options) for rank in range(workers)])
+    return in_threads(work, [ReducingWorker(rank, board, **options) for rank in range(workers)])
 
 
 @pytest.mark.parametrize(("workers", "late_on"), [(2, {0}), (2, {1}), (3, {0, 1})])

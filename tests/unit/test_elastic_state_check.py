@@ -282,7 +282,7 @@ def test_a_value_that_differs_is_told_once_and_nobody_ends():
 # -- a plain loop --
 
 
-class Plain(plain_kit.Script):
+class Plain(plain_kit.PlainScript):
     """Two epochs of four steps; ``plant`` is done on worker 1, in the first epoch, after two steps, and ``at_end``."""
 
     def __init__(self, plant, at_end=id):

@@ -66,7 +66,7 @@ def test_half_precision_is_summed_in_single(framework):
 # -- whatever happens between two micro-batches --
 
 
-class Loop:
+class Accumulating:
     """Of one framework, and what is expected of it: the big batches that were completed."""
 
     def __init__(self, framework, sized):
@@ -110,7 +110,7 @@ class Loop:
         assert self.training.same(type(self.training).plain(self.batches), 1e-9)
 
 
-class TorchLoop(Loop):
+class TorchAccumulating(Accumulating):
     """Without a scaler, with one whose scale changes with every micro-batch, and with ``unscale_()``."""
 
     def __init__(self, way, sized):
@@ -147,7 +147,7 @@ class TorchLoop(Loop):
         self.training.optimizer.load_state_dict(state)
 
 
-class KerasLoop(Loop):
+class KerasAccumulating(Accumulating):
     """Without a scaler, and with one inside."""
 
     def __init__(self, way, sized):
@@ -202,14 +202,14 @@ def tell(loop, story):
 @settings(max_examples=30)
 @given(sized=st.booleans(), story=st.lists(happening, max_size=20))
 def test_a_loop_of_torchs_makes_the_steps_of_big_batches_whatever_happens(way, sized, story):
-    tell(TorchLoop(way, sized), story)
+    tell(TorchAccumulating(way, sized), story)
 
 
 @pytest.mark.parametrize("way", ["plain", "scaled"])
 @settings(max_examples=8)
 @given(sized=st.booleans(), story=st.lists(happening, max_size=12))
 def test_a_loop_of_keras_s_makes_the_steps_of_big_batches_whatever_happens(way, sized, story):
-    tell(KerasLoop(way, sized), story)
+    tell(KerasAccumulating(way, sized), story)
 
 
 # -- arguments --

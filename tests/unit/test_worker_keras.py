@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from refusal_kit import refused
-from worker_kit import KERAS_MODULE, Script, function, make_job, spec_maker, trained
+from worker_kit import KERAS_MODULE, ScriptedMaster, function, make_job, spec_maker, trained
 
 import keras  # isort: skip
 
@@ -64,7 +64,7 @@ def journal_of(job, hook):
 def test_callbacks_are_told_what_fit_tells_them(make_spec):
     """Once, also of steps around which the world changes, or that are made again."""
     spec = make_spec(callbacks("Journal()"), num_epochs=2)
-    job = trained(spec, Script(leave_after={2, 4, 8}), {("elasticdl.step", 3)})
+    job = trained(spec, ScriptedMaster(leave_after={2, 4, 8}), {("elasticdl.step", 3)})
     assert journal_of(job, "on_train_begin") == [({},)]
     assert journal_of(job, "on_epoch_begin") == [(0, {}), (1, {})]
     for hook in ("on_train_batch_begin", "on_train_batch_end"):
@@ -94,7 +94,7 @@ def test_what_is_written_for_the_whole_job_is_written_by_rank_0(make_spec, tmp_p
             f"keras.callbacks.CSVLogger({str(folder / 'log.csv')!r})",
             "keras.callbacks.RemoteMonitor('http://monitor')",
         ]
-        make_job(make_spec(callbacks(*lines), num_epochs=2), Script(rank=rank, size=2)).trainer.run()
+        make_job(make_spec(callbacks(*lines), num_epochs=2), ScriptedMaster(rank=rank, size=2)).trainer.run()
         return {path.name for path in folder.iterdir()}
 
     assert written(0) == {"best.keras", "log.csv"}
@@ -125,7 +125,7 @@ def test_a_callback_of_rank_0_ends_training_after_the_step_that_it_has_seen(make
     job = trained(make_spec(callbacks("StopAt(1)")))
     assert (job.script.last_word.step, job.script.last_word.epochs) == (2, 0)
     assert [entry["step"] for entry in job.script.notices("evaluation")] == [2]
-    other = trained(make_spec(callbacks("StopAt(1)")), Script(rank=1, size=2))
+    other = trained(make_spec(callbacks("StopAt(1)")), ScriptedMaster(rank=1, size=2))
     assert other.script.last_word.step == 12
 
 
@@ -166,7 +166,7 @@ DECAY = "keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.8)"
     ],
 )
 def test_the_rate_that_a_callback_sets_stays_in_force(make_spec, given, left, expected):
-    job = trained(make_spec(callbacks(*given), minibatch_size=10), Script(leave_after=left))
+    job = trained(make_spec(callbacks(*given), minibatch_size=10), ScriptedMaster(leave_after=left))
     assert [report.learning_rate for report in job.script.reports] == pytest.approx(
         [rate for rate in expected for _ in range(4)]
     )
@@ -186,7 +186,7 @@ def test_resumes_with_the_same_patience(make_spec, tmp_path):
     waiting = callbacks("keras.callbacks.EarlyStopping('val_loss', min_delta=100.0, patience=2)")
     kept = {"checkpoint_dir": str(tmp_path / "kept"), "num_epochs": 9}
     with pytest.raises(Stopped):
-        trained(make_spec(waiting, **kept), Script(stop_after=6))
+        trained(make_spec(waiting, **kept), ScriptedMaster(stop_after=6))
     assert trained(make_spec(waiting, **kept)).script.last_word.epochs == 3
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from worker_kit import BreakingCollective, Script, spec_maker
+from worker_kit import BreakingCollective, ScriptedMaster, spec_maker
 
 from elasticdl.common.credentials import Token, WorkerEnvironment
 from elasticdl.common.process_group import ProcessGroup
@@ -47,7 +47,7 @@ def failure(work):
     """What the master is told of a worker that fails."""
 
     def run(extra):
-        master = Script()
+        master = ScriptedMaster()
         assert work(master, extra) == 1
         (failed,) = master.of(m.Failed)
         assert "\n" not in failed.message
@@ -60,7 +60,7 @@ def failure(work):
     ("stop_after", "lost", "finished"), [(0, None, [4]), (2, None, []), (0, p.MasterLost("no master for 30 s"), [])]
 )
 def test_who_trains_to_the_end_or_is_told_to_leave_or_has_no_master_has_not_failed(work, stop_after, lost, finished):
-    master = Script(stop_after=stop_after)
+    master = ScriptedMaster(stop_after=stop_after)
     master.session.post(p.Welcomed(0.5))
     if lost:
         master.answer = lambda request: lost
@@ -71,7 +71,7 @@ def test_who_trains_to_the_end_or_is_told_to_leave_or_has_no_master_has_not_fail
 
 def test_a_signal_that_the_loop_has_taken_leaves_the_step_alone(work):
     """The only worker stays until another has its state, and here it finishes before."""
-    master = Script()
+    master = ScriptedMaster()
     core = master.session.core
 
     def kill_within_step_2():
@@ -87,7 +87,7 @@ def test_a_signal_that_the_loop_has_taken_leaves_the_step_alone(work):
 
 
 def test_a_signal_in_the_midst_of_the_users_code_is_not_its_fault(work):
-    master = Script()
+    master = ScriptedMaster()
     extra = "\nimport os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n"
     assert work(master, extra) == 0
     assert master.sent == [m.Draining("told to leave (SIGTERM)")]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from refusal_kit import refused
-from worker_kit import KERAS_MODULE, MODULE, Script, function, make_job, spec_maker, trained
+from worker_kit import KERAS_MODULE, MODULE, ScriptedMaster, function, make_job, spec_maker, trained
 
 from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.elastic.core import protocol as p
@@ -61,7 +61,7 @@ STEP, COMPLETE = "elasticdl.step", "elasticdl.complete"
 def test_leaving_and_breaking_worlds_changes_nothing_in_what_is_done(make_spec, module, left, failures):
     options = {} if failures else {"evaluation_steps": 2}
     calm = trained(make_spec(module=module, **options))
-    moved = trained(make_spec(module=module, **options), Script(leave_after=set(left)), failures)
+    moved = trained(make_spec(module=module, **options), ScriptedMaster(leave_after=set(left)), failures)
     assert moved.script.worlds == len(left) + len(failures) + 1
     assert moved.script.evaluations == calm.script.evaluations
     if failures == {(STEP, 5)}:  # another member may have lost the world within the evaluation before it
@@ -92,7 +92,7 @@ def test_max_step_ends_training_with_an_evaluation(make_spec, tmp_path, most, ev
 def test_callbacks_are_called_once_however_often_the_world_changes(make_spec):
     journal = Journal()
     spec = make_spec(num_epochs=2, global_batch_size=12)  # batches of 12, 12, 12, 4
-    job = trained(spec, Script(leave_after={2, 4, 8}), {("elasticdl.step", 7)}, [journal])
+    job = trained(spec, ScriptedMaster(leave_after={2, 4, 8}), {("elasticdl.step", 7)}, [journal])
     assert journal.of("on_train_begin") == [()]
     assert journal.of("on_epoch_begin") == [(0,), (1,)]
     assert [step for step, _ in journal.of("on_train_batch_end")] == list(range(1, 9))
@@ -125,7 +125,7 @@ def test_a_checkpoint_each_epoch_or_each_so_many_steps_and_at_the_end(make_spec,
 def test_resumes_with_the_same_order_optimizer_and_numbers(make_spec, tmp_path, module):
     options = {"checkpoint_dir": str(tmp_path / "kept"), "evaluation_steps": 3, "module": module}
     whole = trained(make_spec(module=module, evaluation_steps=3))
-    first = stopped(make_job(make_spec(**options), Script(stop_after=6)))
+    first = stopped(make_job(make_spec(**options), ScriptedMaster(stop_after=6)))
     second = trained(make_spec(**options))
     assert second.script.notices("resumed")[0]["step"] == 6
     ours, theirs = (
@@ -154,10 +154,10 @@ def test_the_only_worker_keeps_its_state_when_it_is_drained_but_not_where_the_jo
             script.session.post(p.Terminated("told to leave (SIGTERM)"))
         return False
 
-    script = Script()
+    script = ScriptedMaster()
     script.session.core.votes = drained_in_step_5
     assert stopped(make_job(make_spec(checkpoint_dir=str(tmp_path / "drained")), script)).kept()[0] == 5
-    script = Script(stop_after=5, checkpoint=False)
+    script = ScriptedMaster(stop_after=5, checkpoint=False)
     assert stopped(make_job(make_spec(checkpoint_dir=str(tmp_path / "stopped")), script)).kept() == [4]
     before = make_job(make_spec(checkpoint_dir=str(tmp_path / "before")))
     before.script.answer = lambda request: p.Ordered(m.StopWork("no need", checkpoint=True))
@@ -181,7 +181,7 @@ def test_who_keeps_the_last_state_when_the_job_stops(make_spec, tmp_path, rank, 
             script.session.post(p.Ordered(m.StopWork("told to leave", checkpoint=True)))
         return told
 
-    script = Script(**how, most_worlds=1, rank=rank, size=2)
+    script = ScriptedMaster(**how, most_worlds=1, rank=rank, size=2)
     if not how and not failures:
         script.session.core.votes = stopped_in_step_2
     job = make_job(make_spec(checkpoint_dir=str(tmp_path / "kept")), script, failures)
@@ -228,7 +228,7 @@ KERAS_LINE = function("custom_model()", "return keras.Sequential([keras.Input((2
 def test_a_checkpoint_of_something_else_is_refused_in_one_line(make_spec, tmp_path, first, second, options, words):
     kept = {"checkpoint_dir": str(tmp_path / "kept")}
     given = first if isinstance(first, dict) else {"extra": first}
-    stopped(make_job(make_spec(**given, **kept), Script(stop_after=6)))
+    stopped(make_job(make_spec(**given, **kept), ScriptedMaster(stop_after=6)))
     refused(words, lambda: trained(make_spec(extra=second, **kept, **options)))
 
 

@@ -140,7 +140,7 @@ class ScriptedCore(WorkerCore):
         self._is_told_to_leave = is_told
 
 
-class Script(FakeMaster):
+class ScriptedMaster(FakeMaster):
     """A master that gives out worlds, one after the other; the worker is told to leave when there are no more.
 
     ``leave_after``: steps after which the world is left; ``stop_after``: step after which the worker is told to leave.
@@ -185,7 +185,7 @@ class Script(FakeMaster):
         return left
 
 
-class Counting(Collective):
+class FailingCollective(Collective):
     """Fails when an operation with one of the given names is done for the n-th time.
 
     The other members, if any, contribute just what this one does.
@@ -209,7 +209,7 @@ class Counting(Collective):
             raise WorldBroken(f"{name} failed")
 
 
-class BreakingCollective(Counting):
+class BreakingCollective(FailingCollective):
     def __init__(self, failures=frozenset()):
         super().__init__(torch_tensors.TorchTensors(), failures)
 
@@ -238,7 +238,7 @@ class BreakingCollective(Counting):
         reducer.end = lambda state: counted(lambda: end(state))
 
 
-class KerasCollective(Counting):
+class KerasCollective(FailingCollective):
     """As rank 0, the others send ``root_bytes``."""
 
     def __init__(self, failures=frozenset()):
@@ -258,11 +258,11 @@ class KerasCollective(Counting):
 
 
 @dataclass
-class Job:
+class LearnersJob:
     """One worker of a job under a script."""
 
     spec: JobSpec
-    script: Script
+    script: ScriptedMaster
     context: Any
     learner: Learner
     trainer: Trainer
@@ -278,9 +278,9 @@ class Job:
         return [checkpoint.step for checkpoint in self.learner.store.newest_first()]
 
 
-def make_job(spec: JobSpec, script: Script | None = None, failures=frozenset(), callbacks=None) -> Job:
+def make_job(spec: JobSpec, script: ScriptedMaster | None = None, failures=frozenset(), callbacks=None) -> LearnersJob:
     """Of the framework of the module's model. ``callbacks``: in place of the module's."""
-    script, module = script or Script(), load_module(spec)
+    script, module = script or ScriptedMaster(), load_module(spec)
     model = build_model(module, spec.seed)
     of_keras = hasattr(model, "trainable_variables")
     context_class, learner_class, collective = (
@@ -296,10 +296,10 @@ def make_job(spec: JobSpec, script: Script | None = None, failures=frozenset(), 
         collective.break_at_steps(learner.state.reducer)
         if failures:  # which nobody has who is alone
             let_break(script.session.core)
-    return Job(spec, script, context, learner, Trainer(spec, context, learner))
+    return LearnersJob(spec, script, context, learner, Trainer(spec, context, learner))
 
 
-def trained(spec: JobSpec, *given, **options) -> Job:
+def trained(spec: JobSpec, *given, **options) -> LearnersJob:
     job = make_job(spec, *given, **options)
     job.trainer.run()
     return job
