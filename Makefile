@@ -1,6 +1,6 @@
 # What a contributor types. `make test` and `make demo` set everything up by themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo cluster test unit test-all coverage experiments lint docs proto wheel clean
+.PHONY: help setup demo cluster test unit test-all coverage mutants experiments lint docs proto wheel clean
 
 BIN := .venv/bin
 PROTOC := $(BIN)/python -m grpc_tools.protoc -Ielasticdl/proto=proto
@@ -45,6 +45,16 @@ coverage: setup  ## test-all, and which lines and branches it has run, in master
 	@# A report of failed tests, too.
 	tests=0; $(BIN)/coverage run $(PYTEST) $(ARGS) || tests=$$?; \
 	$(BIN)/coverage combine --quiet && $(BIN)/coverage report --skip-covered && exit $$tests
+
+build/mutants-env/made: requirements/mutants.txt requirements/lock.txt
+	rm -rf $(@D)
+	$(or $(PYTHON),python3) -m venv $(@D)
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check -c requirements/lock.txt -r requirements/mutants.txt
+	touch $@
+
+mutants: setup build/mutants-env/made  ## after `make coverage`: change the package in COUNT random places (400), and tell which changes no test notices; SEED=1 draws others
+	build/mutants-env/bin/python scripts/mutants/draw.py $(or $(SEED),0) $(or $(COUNT),400) build/mutants.json
+	$(BIN)/python scripts/mutants/run.py build/mutants.json build/mutants.jsonl
 
 experiments: setup  ## test the published experiments, in small and on a cluster; RUN="1 2 3 1_peers" then repeats those (docs/experiments.md)
 	$(BIN)/python -m pytest -n 2 --dist loadfile benchmarks/experiments/tests $(ARGS)

@@ -1,0 +1,116 @@
+"""Which of the drawn mutants a test notices: ``run.py MUTANTS RESULTS``, one JSON line for each.
+
+In a clone of the last commit. For each mutant those tests run that `make coverage` has seen run its line, the most specific first, until one fails.
+A test is specific that runs few lines of the package. Of a line that runs only when its module is imported, the tests that run anything else of
+the module. The run can be ended and started again: it goes on after the results that are there.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from coverage import CoverageData
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST_TESTS = 40  # of which a mutant is shown
+PATIENCE = 180.0  # seconds; a mutant that hangs its tests for so long is noticed
+PYTEST = ["-m", "pytest", "-q", "-x", "-n", "0", "--timeout", "90", "--tb", "no", "-p", "no:cacheprovider"]
+
+
+class Seen:
+    """What each test runs of the package."""
+
+    def __init__(self, data: Path) -> None:
+        covered = CoverageData(str(data))
+        covered.read()
+        self._of_line: dict[str, dict[int, set[str]]] = {}
+        self._lines: Counter[str] = Counter()
+        for path in covered.measured_files():
+            lines = {
+                line: {each for each in contexts if "::" in each}
+                for line, contexts in covered.contexts_by_lineno(path).items()
+            }
+            self._of_line["elasticdl/" + path.rpartition("/elasticdl/")[2]] = lines
+            for tests in lines.values():
+                self._lines.update(tests)
+
+    def tests(self, file: str, lines: Iterable[int]) -> list[str]:
+        of_line = self._of_line.get(file, {})
+        found = set().union(*(of_line.get(line, ()) for line in lines)) or set().union(*of_line.values())
+        return sorted(found, key=lambda test: (self._lines[test], test))
+
+
+def noticed(clone: Path, tests: list[str]) -> tuple[str, str]:
+    """``found``, ``hangs``, ``survives`` or ``untested``; and the test that has found it."""
+    if not tests:
+        return "untested", ""
+    environ = {**os.environ, "PYTHONPATH": str(clone), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, *PYTEST, *tests]
+    with subprocess.Popen(
+        command,
+        cwd=clone,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return "hangs", ""
+    failed = [line.split()[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return ("survives" if process.returncode == 0 else "found"), (failed or [""])[0]
+
+
+def mutated(code: str, edits: list[tuple[int, list[str], list[str]]]) -> str:
+    lines = code.splitlines(keepends=True)
+    for at, old, new in sorted(edits, reverse=True):
+        if lines[at : at + len(old)] != old:
+            raise SystemExit("the mutants were drawn from another state of the package: draw them anew")
+        lines[at : at + len(old)] = new
+    return "".join(lines)
+
+
+def judge(clone: Path, seen: Seen, mutant: dict[str, Any]) -> dict[str, Any]:
+    path = clone / mutant["file"]
+    code = path.read_text()
+    lines = [line + 1 for at, old, _ in mutant["edits"] for line in range(at, at + max(len(old), 1))]
+    tests = seen.tests(mutant["file"], lines)
+    path.write_text(mutated(code, mutant["edits"]))
+    try:
+        outcome, test = noticed(clone, tests[:MOST_TESTS])
+    finally:
+        path.write_text(code)
+    change = [["".join(old).strip(), "".join(new).strip()] for _, old, new in mutant["edits"]]
+    place = f"{mutant['file']}:{lines[0]}"
+    return {"place": place, "outcome": outcome, "test": test, "change": change, "tests": len(tests)}
+
+
+def main(mutants: str, results: str) -> None:
+    drawn, output = json.loads(Path(mutants).read_text()), Path(results)
+    done = len(output.read_text().splitlines()) if output.exists() else 0
+    seen = Seen(ROOT / ".coverage")
+    with tempfile.TemporaryDirectory() as folder:
+        clone = Path(folder, "clone")
+        subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
+        for mutant in drawn[done:]:
+            result = judge(clone, seen, mutant)
+            with output.open("a") as file:
+                file.write(json.dumps(result) + "\n")
+    counts: defaultdict[str, int] = defaultdict(int)
+    for line in output.read_text().splitlines():
+        counts[json.loads(line)["outcome"]] += 1
+    print(json.dumps({"mutants": len(drawn), **counts}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
