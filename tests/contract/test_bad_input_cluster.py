@@ -184,7 +184,10 @@ def test_a_job_whose_masters_crash_again_and_again_has_failed(elasticdl, own_clu
         metadata = {"name": f"crashed-{number}", "labels": labels("digits", Role.MASTER), "ownerReferences": [owner]}
         pod = {"metadata": metadata, "spec": {"restartPolicy": "Never", "containers": [container]}}
         core.create_namespaced_pod(place.namespace, pod)
-    crashed = lambda pods: all(pod.status.phase == "Failed" for pod in pods.values())  # noqa: E731
+
+    def crashed(pods):
+        return all(pod.status.phase == "Failed" for pod in pods.values())
+
     until(crashed, "the masters to crash", core.list_namespaced_pod, place.namespace)
     place.patch("Job", "digits-master", {"spec": {"parallelism": 1}})
     wait_until_given_up(own_cluster, place)

@@ -20,3 +20,11 @@ def _sigterm() -> Iterator[None]:
     yield
     if before is not None:  # it is Python's
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def run_trainers(tmp_path, monkeypatch):
+    """``run_trainers(kind, workers, ...)``: as `trainer_benches.run_trainers`, which takes seconds to import."""
+    from trainer_benches import run_trainers
+
+    return lambda kind, *given, **options: run_trainers(kind, tmp_path, monkeypatch, *given, **options)

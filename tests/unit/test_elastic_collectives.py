@@ -68,7 +68,9 @@ def test_a_collective_is_waited_for_without_spinning():
 
 
 def test_horovod_without_nccl_is_given_what_has_come_to_the_host(monkeypatch):
-    copies = lambda tensor, stream: SimpleNamespace(wait=lambda: torch.full(tensor.shape, 2.0))  # noqa: E731
+    def copies(tensor, stream):
+        return SimpleNamespace(wait=lambda: torch.full(tensor.shape, 2.0))
+
     monkeypatch.setattr(tensors_of_torch, "HostCopy", copies)
     monkeypatch.setattr(tensors_of_torch, "new_stream", lambda _: "stream")
     made = two_workers(hvd := HorovodSums())

@@ -6,11 +6,10 @@ import torch
 import torchmetrics
 import transformers
 from job_kit import Lost
-from trainer_benches import (  # noqa: F401 - a fixture
+from trainer_benches import (
     LossModule,
     changed,
     leaves_out,
-    run,
     skips,
 )
 
@@ -91,10 +90,12 @@ def best_metric(callback, model, state):
         (Trainer, best_metric, 2 * STEPS, False, "trainer.best_metric is None on worker 0 and 0.2 on worker 1: "),
     ],
 )
-def test_what_makes_two_models_ends_the_job_and_what_does_not_is_told_once(run, kind, plant, step, ends, named):  # noqa: F811
+def test_what_makes_two_models_ends_the_job_and_what_does_not_is_told_once(
+    run_trainers, kind, plant, step, ends, named
+):
     callback = Lightnings if kind is Fitted else HuggingFaces
     callbacks = [[callback(lambda *_: None)], [callback(plant)]]
-    said, _, told = run(kind, callbacks=callbacks.__getitem__, epochs=3)
+    said, _, told = run_trainers(kind, callbacks=callbacks.__getitem__, epochs=3)
     if ends:
         (line,) = set(map(str, said))
         assert line.startswith(f"after step {step} worker 0 and worker 1 hold different states: ")
@@ -108,10 +109,10 @@ def test_what_makes_two_models_ends_the_job_and_what_does_not_is_told_once(run, 
 
 @pytest.mark.parametrize("batches", [1, 2])
 @pytest.mark.parametrize("kind", [leaves_out(lambda module, number: number == 2), skips(lambda labels: True)])
-def test_a_batch_that_all_workers_leave_out_has_no_gradients(run, kind, batches):  # noqa: F811
+def test_a_batch_that_all_workers_leave_out_has_no_gradients(run_trainers, kind, batches):
     options = {"batches": batches, "samples": 64 if issubclass(kind, LossModule) else 40}
-    _, ((alone, expected),), _ = run(kind, 1, **options)
-    said, made, _ = run(kind, **options)
+    _, ((alone, expected),), _ = run_trainers(kind, 1, **options)
+    said, made, _ = run_trainers(kind, **options)
     assert said == (None, None)
     for trainer, net in made:
         torch.testing.assert_close([*net.parameters()], [*expected.parameters()], rtol=1e-4, atol=1e-6)
@@ -138,13 +139,13 @@ class ModuleLogs(LossModule):
         return loss
 
 
-def test_what_is_logged_is_of_the_global_batch_but_for_the_largest(run):  # noqa: F811
+def test_what_is_logged_is_of_the_global_batch_but_for_the_largest(run_trainers):
     """Which is each worker's own, and is named once."""
-    _, ((alone, _),), told = run(ModuleLogs, 1)
+    _, ((alone, _),), told = run_trainers(ModuleLogs, 1)
     expected = logged_by(alone)
     assert expected["samples"] == 24
     assert not told
-    said, made, told = run(ModuleLogs, 3)
+    said, made, told = run_trainers(ModuleLogs, 3)
     assert said == (None,) * 3
     logged = [logged_by(trainer) for trainer, _ in made]
     assert max(each["largest"] for each in logged) == expected["largest"]
@@ -165,10 +166,10 @@ class TwoPasses(Trainer):
 
 
 @pytest.mark.parametrize("batches", [1, 2])
-def test_what_training_step_returns_is_logged_and_everybody_logs_the_first_evaluation(run, batches):  # noqa: F811
+def test_what_training_step_returns_is_logged_and_everybody_logs_the_first_evaluation(run_trainers, batches):
     options = {"batches": batches, "samples": 20, "eval_on_start": True}
-    _, ((alone, _),), _ = run(TwoPasses, 1, **options)
-    said, made, _ = run(TwoPasses, **options)
+    _, ((alone, _),), _ = run_trainers(TwoPasses, 1, **options)
+    said, made, _ = run_trainers(TwoPasses, **options)
     assert said == (None, None)
     assert (0, "eval_loss") in logged_by(alone)
     for trainer, _ in made:
@@ -189,8 +190,8 @@ class ModuleCounts(LossModule):
         return loss
 
 
-def test_an_object_that_counts_parts_of_batches_is_warned_of_once(run):  # noqa: F811
-    said, _, told = run(ModuleCounts)
+def test_an_object_that_counts_parts_of_batches_is_warned_of_once(run_trainers):
+    said, _, told = run_trainers(ModuleCounts)
     assert said == (None, None)
     assert sum(line.startswith("a torchmetrics object that is logged in training_step") for line in told) == 2
 
@@ -212,7 +213,7 @@ class LostOverTheLast(Trainer):
 
 
 @pytest.mark.parametrize("changes", [False, True])
-def test_the_last_checkpoint_is_written_by_another_if_the_model_is_still_the_same(run, tmp_path, changes):  # noqa: F811
-    said, _, _ = run(changed(LostOverTheLast, changes=changes), save_strategy="epoch")
+def test_the_last_checkpoint_is_written_by_another_if_the_model_is_still_the_same(run_trainers, tmp_path, changes):
+    said, _, _ = run_trainers(changed(LostOverTheLast, changes=changes), save_strategy="epoch")
     assert [type(each) for each in said] == [Lost, type(None)]
     assert (tmp_path / "1" / "checkpoint-3" / "trainer_state.json").exists() != changes

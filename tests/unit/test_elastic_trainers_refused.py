@@ -9,7 +9,7 @@ from lightning.pytorch.tuner import Tuner
 from refusal_kit import refused, require_refusal
 from torch.nn.functional import cross_entropy
 from torch.utils.data import ChainDataset, DataLoader
-from trainer_benches import (  # noqa: F401 - a fixture
+from trainer_benches import (
     LossModule,
     NetWithLoss,
     OwnJob,
@@ -17,7 +17,6 @@ from trainer_benches import (  # noqa: F401 - a fixture
     leaves_out,
     loader_of,
     make_strategy,
-    run,
     sgd,
     skips,
 )
@@ -239,8 +238,8 @@ REFUSED = [  # the script, and the line
 
 
 @pytest.mark.parametrize(("kind", "options", "words"), REFUSED)
-def test_what_cant_be_had_is_one_line_on_each_worker(run, kind, options, words):  # noqa: F811
-    said, _, _ = run(kind, **options)
+def test_what_cant_be_had_is_one_line_on_each_worker(run_trainers, kind, options, words):
+    said, _, _ = run_trainers(kind, **options)
     for error in said:
         require_refusal(error, words)
 
@@ -256,8 +255,8 @@ def test_what_cant_be_had_is_one_line_on_each_worker(run, kind, options, words):
         (module(training_step=and_another_pass), {}, 3),  # whose gradients Lightning clears
     ],
 )
-def test_what_all_do_alike_is_trained(run, kind, options, steps):  # noqa: F811
-    said, made, _ = run(kind, **options)
+def test_what_all_do_alike_is_trained(run_trainers, kind, options, steps):
+    said, made, _ = run_trainers(kind, **options)
     assert said == (None, None)
     counted = [each if isinstance(each, lightning.Trainer) else each.state for each, _ in made]
     assert [each.global_step for each in counted] == [steps] * 2

@@ -118,10 +118,27 @@ def imported(name: str) -> set[str]:
     return {each for each in found if not name.startswith(f"{each}.")} - {name}
 
 
+def private_attributes(tree: ast.Module) -> set[str]:
+    """Those of other modules, as in ``pieces._name``."""
+    nodes = list(ast.walk(tree))
+    froms = [node for node in nodes if isinstance(node, ast.ImportFrom) and str(node.module).startswith("elasticdl")]
+    ours = {each.asname or each.name for node in froms for each in node.names}
+    touched = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    return {
+        f"{each.value.id}.{each.attr}" for each in touched if each.value.id in ours and re.match("_[^_]", each.attr)
+    }
+
+
 def test_no_module_takes_a_private_name_of_another_one():
     froms = [node for tree in parsed().values() for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     ours = [node for node in froms if str(node.module).startswith("elasticdl")]
     assert [each.name for node in ours for each in node.names if re.match("_[^_]", each.name)] == []
+    assert {name: private_attributes(tree) for name, tree in parsed().items() if private_attributes(tree)} == {}
+
+
+def test_no_library_is_used_by_a_name_that_its_class_hides():
+    """As ``client._ApiClient__deserialize``: it may be gone with the library's next version."""
+    assert [path for path in MODULES if re.search(r"\._[A-Za-z]\w*[a-z0-9]__[a-z]\w*\b(?!__)", path.read_text())] == []
 
 
 def test_no_modules_import_each_other_in_a_circle():

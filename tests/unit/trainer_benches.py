@@ -340,9 +340,3 @@ def run_trainers(kind, folder, monkeypatch, workers=2, callbacks=None, **options
     ]
     said, made = job.run(lambda rank: works[rank]())
     return said, made, job.warnings
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    """``run(kind, workers, ...)``: as `run_trainers`."""
-    return lambda kind, *given, **options: run_trainers(kind, tmp_path, monkeypatch, *given, **options)
