@@ -32,12 +32,14 @@ class Script:
     """What the script of a bench does. The model counts its forward passes in an attribute ``calls``, and its output depends on them.
 
     ``shuffle``: its loader does. ``dropout``: of the model. ``draws``: a random number of its own after each step, or after each epoch where a step's numbers are not the script's.
+    ``notes``: the losses; else it does nothing but train.
     """
 
     epochs: int = 2
     shuffle: bool = False
     dropout: float = 0.0
     draws: bool = False
+    notes: bool = True
 
 
 @dataclass

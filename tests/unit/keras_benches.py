@@ -142,7 +142,7 @@ class KerasFit(Fitting):
         KerasBench.__init__(self, script)
         self.model.compile(self.optimizer, self.loss, jit_compile=False)
         given = {"batch": BATCH, "most": None, "epochs": script.epochs, "shuffle": script.shuffle}
-        super().__init__(self.model, FitData.of(*self.data), [Notes(self.losses)], **given)
+        super().__init__(self.model, FitData.of(*self.data), [Notes(self.losses)] * script.notes, **given)
 
     def alone(self):
         given = {"batch_size": BATCH, "epochs": self.script.epochs, "shuffle": self.script.shuffle, "verbose": 0}

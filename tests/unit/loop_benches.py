@@ -90,8 +90,9 @@ class PlainLoop(Loop):
     def train(self, job):
         elastic = Prepares(job)
         self.model, self.optimizer, loader = elastic.prepare(self.model, self.optimizer, self.loader)
+        notes = self.script.notes
         for _ in range(self.script.epochs):
-            self.go_through(loader, lambda loss: None if elastic.catching_up() else elastic.mean(loss))
+            self.go_through(loader, lambda loss: elastic.mean(loss) if notes and not elastic.catching_up() else None)
             self.epoch_over()
 
 

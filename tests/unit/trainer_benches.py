@@ -62,17 +62,21 @@ def arguments(folder, **options):
 
 
 class Fitted(lightning.LightningModule):
-    def __init__(self, bench):
+    """Of the class's ``bench``: what a module keeps in an attribute would be looked at in each step."""
+
+    def __init__(self):
         super().__init__()
-        self.model, self.bench = bench.model, bench
+        self.model = self.bench.model
 
     def training_step(self, batch, number):
         loss = cross_entropy(self.model(batch[0]), batch[1])
-        self.log("loss", loss)
+        if self.bench.script.notes:
+            self.log("loss", loss)
         return loss
 
     def on_train_batch_end(self, outputs, batch, number):
-        self.bench.note(float(self.trainer.callback_metrics["loss"]))
+        if self.bench.script.notes:
+            self.bench.note(float(self.trainer.callback_metrics["loss"]))
         self.bench.draw()
 
     def configure_optimizers(self):
@@ -89,7 +93,7 @@ class Lightning(Loop):
         self.fit(make_strategy(job))
 
     def fit(self, made):
-        lightning_trainer(made, max_epochs=self.script.epochs).fit(self.module(self), self.loader)
+        lightning_trainer(made, max_epochs=self.script.epochs).fit(changed(self.module, bench=self)(), self.loader)
 
 
 class ByHand(Fitted):
