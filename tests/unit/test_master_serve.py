@@ -47,23 +47,23 @@ class NoPlace:
             self.closing()
 
 
+def mistake():
+    raise ZeroDivisionError("a mistake")
+
+
 class Ears(Observer):
-    """What they heard; ``broken``: they raise when a stop is asked for."""
+    """What they heard; ``broken``: they raise."""
 
     def __init__(self, *, broken=False):
         self.heard, self.closed, self.broken = [], False, broken
 
     def recorded(self, event, fields):
-        if self.broken and event == "stop_requested":
-            raise ZeroDivisionError("a mistake")
+        if self.broken:
+            mistake()
         self.heard.append(event)
 
     def close(self):
         self.closed = True
-
-
-def mistake():
-    raise ZeroDivisionError("a mistake")
 
 
 class Taken(NoStore):
@@ -78,16 +78,13 @@ class Taken(NoStore):
 
 
 class Run:
-    """A master that is told to stop as soon as it serves; ``broken``: its launcher raises then;
-    ``leaves``: when it is told to leave instead."""
+    """A master that is told to stop as soon as it serves; ``broken``: its launcher raises then; ``leaves``: when it is told to."""
 
-    def __init__(self, folder, *, broken=False, leaves="", **options):
+    def __init__(self, folder, *, broken=False, leaves=""):
         self.ears, self.launcher, self._broken = Ears(), NoPlace(), broken
         if broken:
             self.launcher.launching = mistake
-        self.store = Taken() if leaves == "when it can't save" else NoStore()
-        self._leaves = leaves
-        self._spec = JobSpec.model_validate({"num_workers": "1", "command": ("true",), **options})
+        self._leaves, self._store = leaves, Taken() if leaves == "when it can't save" else NoStore()
         self.job_dir = JobDir(folder / "digits")
         self.job_dir.path.mkdir(parents=True)
 
@@ -97,7 +94,8 @@ class Run:
     async def _serve(self):
         server = Server("127.0.0.1", TokenAccess(Token("t")))
         server.bind(0)
-        master = Master(self._spec, self.job_dir, server, self.store, self._make_launcher)
+        spec = JobSpec.model_validate({"num_workers": "1", "command": ("true",)})
+        master = Master(spec, self.job_dir, server, self._store, self._make_launcher)
         master.observe(self.ears)
         match self._leaves:
             case "at once":
@@ -114,11 +112,9 @@ class Run:
 
 
 def test_a_decided_end_is_told_and_then_takes_the_workers_along(tmp_path):
-    run = Run(tmp_path)
-    seen = []
-    run.launcher.closing = lambda: seen.append(
-        (json.loads(run.job_dir.status.read_text())["phase"], run.ears.heard[-1])
-    )
+    run, seen = Run(tmp_path), []
+    status = run.job_dir.status
+    run.launcher.closing = lambda: seen.append((json.loads(status.read_text())["phase"], run.ears.heard[-1]))
     assert run.to_the_end().phase is Phase.STOPPED
     assert seen == [("stopped", "job_finished")], "before the places are closed"
     assert run.launcher.calls[-2:] == ["close", "keep"]
@@ -129,9 +125,7 @@ def test_a_master_that_breaks_leaves_the_workers_to_the_next(tmp_path):
     run = Run(tmp_path, broken=True)
     with pytest.raises(ZeroDivisionError):
         run.to_the_end()
-    assert run.launcher.calls[-1] == "keep"
-    assert "close" not in run.launcher.calls
-    assert run.ears.closed
+    assert (run.launcher.calls, run.ears.closed) == (["launch", "keep"], True)
 
 
 @pytest.mark.parametrize("when", ["at once", "while it serves", "when it can't save"])
@@ -144,10 +138,10 @@ def test_a_master_that_leaves_does_not_end_the_workers(tmp_path, when):
 
 
 def test_an_observer_that_raises_takes_nothing_from_the_others_and_is_complained_of_once(caplog):
-    both = Observers([ears := Ears(broken=True), other := Ears()])
-    for event in ("stop_requested", "stop_requested", "phase"):
+    both = Observers([Ears(broken=True), other := Ears()])
+    for event in ("stop_requested", "phase"):
         both.recorded(event, {})
-    assert (ears.heard, other.heard) == (["phase"], ["stop_requested", "stop_requested", "phase"])
+    assert other.heard == ["stop_requested", "phase"]
     assert [r.message for r in caplog.records] == ["Ears has raised"]
 
 
@@ -156,6 +150,6 @@ def test_a_full_disk_under_the_masters_log_is_told_once_and_stops_nothing(capfd)
     with logging_to(Path("/dev/full"), JobSpec(job_name="one"), told.append):
         for _ in range(3):
             logging.getLogger("elasticdl.master").error("what the master has to say")
-    lacks = "the job goes on, and its logs and its journal lack what comes meanwhile"
-    assert told == [f"/dev/full can't be written: No space left on device; {lacks}"]
+    (line,) = told
+    assert line.startswith("/dev/full can't be written: No space left on device; the job goes on")
     assert capfd.readouterr() == ("", "")

@@ -1,0 +1,75 @@
+"""What a master sees of its machine's processes: where one stands that can't tell it, and whether the kernel has killed one."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from elasticdl.places.worker_process import RUNS, MemoryKills, look_at
+from tests.waiting import wait_until
+
+DUMP = 'Timeout (0:00:04)!\nThread 0x1 (most recent call first):\n  File "/job/train.py", line 31 in load\n'
+
+
+@contextlib.contextmanager
+def sleeper(*prefix):
+    command = [*prefix, sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        itself = psutil.Process(int(process.stdout.readline()))
+        wait_until(lambda: itself.status() == psutil.STATUS_SLEEPING)  # while it starts it may well wait for a disk
+        yield process.pid, itself
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=30)
+
+
+@pytest.mark.parametrize("prefix", [[], ["sh", "-c", '"$@" & wait', "sh"]])
+def test_where_it_stands_is_in_its_log_and_told_or_that_it_is_stopped(tmp_path, prefix):
+    dump, log = tmp_path / "stacks", tmp_path / "log"
+    with sleeper(*prefix) as (pid, itself):
+        for into in (log, tmp_path / "no" / "log"):  # one that can't be written keeps nothing back
+            dump.write_text(DUMP)
+            found = look_at(3, pid, dump, into)
+            assert (found.worker_id, found.text, found.state) == (3, DUMP, "")
+        assert "train.py" in log.read_text()
+        found = look_at(0, pid, tmp_path / "none", log)
+        assert (found.state, found.has_session) == (RUNS, False)
+        itself.suspend()
+        wait_until(lambda: itself.status() == psutil.STATUS_STOPPED)
+        assert look_at(0, pid, tmp_path / "none", log).state == "does not run: it is stopped (state T)"
+    assert look_at(0, 2**22 - 1, tmp_path / "none", log).text == "", "one that is gone is no reason to fail"
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+TWO, ONE = "low 0\noom 2\noom_kill {}\noom_group_kill 0\n", "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
+
+
+@pytest.mark.parametrize(
+    ("groups", "file", "text"),
+    [
+        ("0::/kubepods/pod1/abc\n", "memory.events", TWO),  # a container whose group is what is mounted
+        ("9:cpu,memory:/job_7\n0::/\n", "memory/job_7/memory.oom_control", ONE),
+        ("9:memory:/docker/abc\n", "memory/memory.oom_control", ONE),
+        ("4:memory:/old\n", "", ""),  # the kernel does not say
+        ("", "", ""),
+    ],
+)
+def test_a_kill_for_want_of_memory_that_the_kernel_counts_is_told_once(tmp_path, groups, file, text):
+    write(tmp_path / "proc/self/cgroup", groups)
+    if file:
+        write(events := tmp_path / "sys/fs/cgroup" / file, text.format(3))
+    kills = MemoryKills(tmp_path)
+    assert not kills.happened(), "those of before are nobody's"
+    if file:
+        events.write_text(text.format(4))
+        assert kills.happened()
+        assert not kills.happened()
