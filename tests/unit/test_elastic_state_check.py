@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import elastic_kit
+import loop_benches
 import numpy as np
-import plain_kit
 import pytest
 import torch
 from elastic_kit import Trainee
@@ -282,7 +282,7 @@ def test_a_value_that_differs_is_told_once_and_nobody_ends():
 # -- a plain loop --
 
 
-class Plain(plain_kit.PlainScript):
+class Plain(loop_benches.PlainScript):
     """Two epochs of four steps; ``plant`` is done on worker 1, in the first epoch, after two steps, and ``at_end``."""
 
     def __init__(self, plant, at_end=id):
@@ -302,7 +302,7 @@ class Plain(plain_kit.PlainScript):
 
 
 def plain_loops(*plants):
-    job = plain_kit.Job(2)
+    job = loop_benches.Job(2)
     scripts = [Plain(*plants) for _ in range(2)]
     return job.run(lambda worker: scripts[worker].train(job))[0], job.warnings
 

@@ -8,7 +8,7 @@ import torch
 from elastic_kit import Board, SumOfThreads, Trainee, in_threads, make_data, plain_losses
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from plain_kit import compare, each_batch, run
+from loop_benches import compare, each_batch, run
 from refusal_kit import refused, require_refusal
 from session_kit import lose_world
 from torch.nn.functional import cross_entropy
