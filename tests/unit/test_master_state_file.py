@@ -11,14 +11,12 @@ from elasticdl.common.channel import address_of
 from elasticdl.common.errors import ReplacedError, UnreachableError, UserError
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.values import WorkerState
-from elasticdl.master.core.worker_record import JobSnapshot, Snapshot, WorkerSnapshot
+from elasticdl.master.core.worker_record import JobSnapshot, Snapshot
 from elasticdl.master.shell.slurm_master import FileState
 
 
-def snapshot(*workers: int) -> Snapshot:
-    known = tuple(WorkerSnapshot(worker, WorkerState.MEMBER, "") for worker in workers)
-    return Snapshot(JobSnapshot(WorkerRange(minimum=1, maximum=4), next_id=9, workers=known), started=1.0)
+def snapshot(next_id: int) -> Snapshot:
+    return Snapshot(JobSnapshot(WorkerRange(minimum=1, maximum=4), next_id), started=1.0)
 
 
 @pytest.fixture
@@ -26,15 +24,18 @@ def job(tmp_path) -> JobDir:
     return JobDir(tmp_path)
 
 
-def test_the_next_master_has_what_the_last_one_saved_and_the_journal_of_that_moment(job):
+def test_the_next_master_has_what_the_last_one_saved_and_the_journal_of_that_moment_and_the_last_writes_no_more(job):
     async def story() -> None:
-        first = FileState(job, 0)
+        first, second = FileState(job, 0), FileState(job, 1)
         assert await first.load() is None
         job.journal.write_text("one\ntwo\n")
-        await first.save(replace(snapshot(1, 2), journal_bytes=8))
+        await first.save(saved := replace(snapshot(1), journal_bytes=8))
         job.journal.write_text("one\ntwo\nthree\nfo")
-        assert await FileState(job, 1).load() == replace(snapshot(1, 2), journal_bytes=8)
-        assert job.journal.read_text() == "one\ntwo\n"
+        assert (await second.load(), job.journal.read_text()) == (saved, "one\ntwo\n")
+        with pytest.raises(ReplacedError):
+            await first.save(snapshot(2))
+        await second.save(snapshot(3))
+        assert await FileState(job, 1).load() == snapshot(3)
 
     asyncio.run(story())
 
@@ -48,27 +49,11 @@ def test_what_was_cut_off_is_not_in_the_journal(job):
     assert job.journal.read_text() == "one\n"
 
 
-def test_a_master_that_was_replaced_writes_no_more(job):
-    async def story() -> None:
-        first, second = FileState(job, 0), FileState(job, 1)
-        await first.load()
-        await first.save(snapshot(1))
-        await second.load()
-        with pytest.raises(ReplacedError):
-            await first.save(snapshot(2))
-        await second.save(snapshot(3))
-        assert await FileState(job, 1).load() == snapshot(3)
-
-    asyncio.run(story())
-
-
-def test_a_file_that_is_no_snapshot_is_the_users_to_mend(job):
+def test_a_file_that_is_no_snapshot_is_the_users_to_mend_and_a_folder_that_takes_nothing_now_may_do_so_later(job):
     job.state.write_text('{"format": 77')
     with pytest.raises(UserError, match=r"an earlier master has left in .* can't be read"):
         asyncio.run(FileState(job, 0).load())
-
-
-def test_a_folder_that_takes_nothing_now_may_do_so_later(job):
+    job.state.unlink()
     job.state.mkdir()
     with pytest.raises(UnreachableError, match=r"^can't take the job over in .*: Is a directory$"):
         asyncio.run(FileState(job, 0).load())

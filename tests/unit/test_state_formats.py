@@ -22,23 +22,10 @@ from elasticdl.master.shell.state_config_map import MEMORY, pack
 
 KEPT = Path(__file__).with_name("job_state_format_1.json")
 TRAINING = TrainingSnapshot(
-    epochs_done=1,
-    begun=True,
-    epoch=1,
-    epoch_steps=4,
-    total_epochs=3,
-    step=24,
-    total_steps=60,
-    samples=384,
-    loss=0.5,
-    metrics={"accuracy": 0.75},
-    collective="horovod",
-    counted=24,
-    epoch_loss=(32.0, 64),
-    newest=(3, 24),
-    compared_step=20,
+    epochs_done=1, begun=True, epoch=1, epoch_steps=4, total_epochs=3, step=24, total_steps=60, samples=384, loss=0.5,
+    metrics={"accuracy": 0.75}, collective="horovod", counted=24, epoch_loss=(32.0, 64), newest=(3, 24), compared_step=20,
     compared_workers=2,
-)
+)  # fmt: skip
 JOB = JobSnapshot(
     limits=WorkerRange(minimum=1, maximum=4),
     next_id=5,
@@ -58,12 +45,6 @@ JOB = JobSnapshot(
 WRITTEN = Snapshot(JOB, 1.7e9, 2, {2: 17, 4: 1}, UnwrittenSteps({"step": 24, "steps": 4}, 0.25), journal_bytes=3830)
 
 
-def lines(count):
-    return "".join(
-        json.dumps({"time": 1.7e9 + n, "event": "warning", "message": f"no. {n}"}) + "\n" for n in range(count)
-    )
-
-
 def kept():
     api = FakeApi()
     api.objects = json.loads(KEPT.read_text())
@@ -75,9 +56,8 @@ def test_the_state_of_the_first_version_is_taken_over(tmp_path):
     bench = Holder(api, tmp_path, "next")
     assert asyncio.run(bench.store.load()) == WRITTEN
     newest = bench.journal.read_text()  # the rest is in an object that is not read any more
-    assert len(newest.splitlines()) >= 12
-    assert lines(60).endswith(newest)
-    assert (api.state.memory != "", api.state.status) == (True, '{"phase": "running"}')
+    assert [json.loads(line)["message"] for line in newest.splitlines()][-12:] == [f"no. {n}" for n in range(48, 60)]
+    assert api.state.status == '{"phase": "running"}'
 
 
 def test_what_is_written_is_read_and_fields_that_are_missing_have_their_defaults():
@@ -106,7 +86,6 @@ def _everywhere(content):
 
 def test_fields_of_later_versions_are_ignored():
     content = _everywhere(json.loads(kept().state.memory))
-    assert "new" in content["job"]["limits"]
     assert Snapshot.from_json(json.dumps(content)) == WRITTEN
 
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from elasticdl.elastic.core.reporting import WINDOW, Activity, StepClock
 from elasticdl.elastic.torch_kit.tensors import PassTimer
-from elasticdl.job.messages import StepTimes
 
 PHASES = (Activity.DATA, Activity.COMPUTE, Activity.WAIT, Activity.UPDATE)
 spans = st.lists(st.tuples(st.sampled_from([*PHASES, Activity.ALIVE]), st.floats(0, 100)), max_size=8)
@@ -51,16 +50,6 @@ def test_each_moment_of_a_step_counts_as_what_was_done_and_the_median_of_the_las
         clock.turn_to(Activity.WAIT, now)
         now += between
         clock.resume(now)
-
-
-def test_what_is_slow_for_once_is_no_median():
-    clock, now = StepClock(), 0.0
-    clock.resume(now)
-    for number in range(2 * WINDOW):
-        clock.turn_to(Activity.DATA, now)
-        now += 50.0 if number in (WINDOW + 3, WINDOW + 9) else 1.0
-        clock.step_made(now)
-    assert clock.last_steps() == StepTimes(WINDOW, 1.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def test_a_device_is_asked_for_its_times_and_never_waited_for(monkeypatch):
