@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
@@ -14,7 +15,7 @@ import torch
 from elasticdl.ga.keras import optimizers
 from elasticdl.ga.torch import optim
 
-STEPS, UPDATES = 3, 4
+STEPS = 3
 EXACT = {"float32": 1e-6, "float64": 1e-12}  # how much two trainings may be apart that compute the same
 
 
@@ -23,7 +24,7 @@ def make_data(count, dtype="float64"):
     return random.normal(size=(count, 6)).astype(dtype), random.normal(size=(count, 4)).astype(dtype)
 
 
-def make_batches(sizes=(4, 4, 4), dtype="float64", updates=UPDATES):
+def make_batches(sizes=(4, 4, 4), dtype="float64", updates=4):
     """For each update one list of micro-batches."""
     inputs, labels = make_data(sum(sizes) * updates, dtype)
     cuts = np.cumsum(sizes * updates)[:-1]
@@ -50,6 +51,13 @@ class SmallTraining:
         made = optimizer or (lambda variables: self.make(name, variables, steps, rate, **options))
         self.optimizer = made(self.variables)
 
+    @classmethod
+    def make(cls, name, weights, steps=None, rate=None, **options):
+        """``steps`` and a rate are given only if they are not None."""
+        kind = getattr(cls.theirs if steps is None else cls.ready, name)
+        rate = {} if rate is None else {cls.rate: rate}
+        return kind(*[steps] * (steps is not None), *cls.given(weights), **rate, **options)
+
     def train(self, stream, samples=False):
         for inputs, labels in stream:
             self.take(inputs, labels, **({"samples": len(inputs)} if samples else {}))
@@ -70,7 +78,7 @@ class SmallTraining:
 
 
 class Torch(SmallTraining):
-    kind, wrap, ready = torch.optim.SGD, optim.Optimizer, optim
+    wrap, ready, theirs, rate = optim.Optimizer, optim, torch.optim, "lr"
     shipped = sorted(
         {name for name in torch.optim.__all__ if isinstance(getattr(torch.optim, name), type)}
         - {"Optimizer", "LBFGS", "SparseAdam"}
@@ -84,10 +92,8 @@ class Torch(SmallTraining):
         return torch.nn.Sequential(linear[0], torch.nn.Tanh(), linear[1])
 
     @staticmethod
-    def make(name, weights, steps=None, rate=None, **options):
-        given = options if rate is None else {"lr": rate, **options}
-        kind = getattr(torch.optim if steps is None else optim, name)
-        return kind(*[steps] * (steps is not None), weights, **given)
+    def given(weights):
+        return [weights]
 
     @staticmethod
     def weights(*values, dtype="float64"):
@@ -96,7 +102,7 @@ class Torch(SmallTraining):
     @staticmethod
     def apply(optimizer, weights, gradients, **sizes):
         for weight, gradient in zip(weights, gradients, strict=True):
-            weight.grad = None if gradient is None else gradient * torch.ones_like(weight)
+            weight.grad = gradient * torch.ones_like(weight) if isinstance(gradient, float) else gradient
         optimizer.step(**sizes)
 
     @property
@@ -115,9 +121,18 @@ class Torch(SmallTraining):
         self.loss(inputs, labels).backward()
         self.optimizer.step(**sizes)
 
+    def load(self, other):
+        """What the other has saved, as in another process, without trust."""
+        with tempfile.TemporaryFile() as file:
+            torch.save((other.model.state_dict(), other.optimizer.state_dict()), file)
+            file.seek(0)
+            model, state = torch.load(file, weights_only=True)
+        self.model.load_state_dict(model)
+        self.optimizer.load_state_dict(state)
+
 
 class Keras(SmallTraining):
-    kind, wrap, ready = keras.optimizers.SGD, optimizers.Optimizer, optimizers
+    wrap, ready, theirs, rate = optimizers.Optimizer, optimizers, keras.optimizers, "learning_rate"
     shipped = sorted(set(optimizers.__all__) - {"Optimizer"})
 
     @staticmethod
@@ -128,9 +143,8 @@ class Keras(SmallTraining):
         return keras.Sequential([keras.Input((6,), dtype=dtype), *layers])
 
     @staticmethod
-    def make(name, weights, steps=None, rate=None, **options):
-        given = options if rate is None else {"learning_rate": rate, **options}
-        return getattr(keras.optimizers if steps is None else optimizers, name)(*[steps] * (steps is not None), **given)
+    def given(weights):
+        return []
 
     @staticmethod
     def weights(*values, dtype="float64"):
@@ -139,7 +153,8 @@ class Keras(SmallTraining):
     @staticmethod
     def apply(optimizer, weights, gradients, **sizes):
         given = zip(weights, gradients, strict=True)
-        optimizer.apply([g and tf.ones_like(w.value) * g for w, g in given], weights, **sizes)
+        whole = [tf.ones_like(w.value) * each if isinstance(each, float) else each for w, each in given]
+        optimizer.apply(whole, weights, **sizes)
 
     @property
     def variables(self):
@@ -158,3 +173,11 @@ class Keras(SmallTraining):
     def take(self, inputs, labels, factor=1.0, **sizes):
         gradients = [gradient * factor for gradient in self.gradients(inputs, labels)]
         return self.optimizer.apply_gradients(zip(gradients, self.variables, strict=True), **sizes)
+
+    def load(self, other):
+        for each in (self, other):
+            each.model.compile(each.optimizer, "mse", auto_scale_loss=False)
+            each.optimizer.build(each.variables)
+        with tempfile.TemporaryDirectory() as folder:
+            other.model.save_weights(f"{folder}/of.weights.h5")
+            self.model.load_weights(f"{folder}/of.weights.h5")
