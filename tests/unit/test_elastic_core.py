@@ -1,14 +1,12 @@
-"""The worker's core: what it does when, by lists of events, and that no order of events confuses it.
+"""The worker's core: what it does when, by lists of events.
 
-Only what the simulator would not find: that steps are torn and made again, that workers leave, linger and say again what a
-new master must know is in tests/simulation/planted.py.
+Only what the simulator does not find. That no order of events confuses it, that steps are torn and made again, that workers
+leave, linger and say again what a new master must know is tested in tests/simulation.
 """
 
 from functools import partial
 
-import hypothesis
 import pytest
-from hypothesis import strategies as st
 
 from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.elastic.core import protocol as p
@@ -25,11 +23,10 @@ GLOBAL_BATCH = 20
 ORDER = SampleOrder(50, BatchPolicy(GLOBAL_BATCH, None))
 
 
-def world(version, size=2, rank=0, holders=0):
-    """The first so many hold the state."""
-    ids = [OTHER] * size
-    ids[rank] = ME
-    return World.of(version, tuple(Member(each, "h", 0, place < holders) for place, each in enumerate(ids)), rank)
+def world(version, size=2, holders=0):
+    """This worker is the first; the first so many hold the state."""
+    ids = [ME, *[OTHER] * (size - 1)]
+    return World.of(version, tuple(Member(each, "h", 0, place < holders) for place, each in enumerate(ids)), 0)
 
 
 def plan(step):
@@ -39,23 +36,14 @@ def plan(step):
     return StepPlan(0, step, samples, Progress(0, position, step, position), ())
 
 
-def vote(samples=GLOBAL_BATCH, **said):
-    return Vote(**{"leaving": False, "samples": samples, "loss": 0.5, **said})
-
-
 # What the training thread does, with a worker and without an event.
-def bound(progress=None, order=ORDER):
-    def bind(worker):
-        if worker.core.state not in (S.WAITING, S.CONNECTING, S.LEAVING):  # else that thread is on its way to a world
-            worker.core.bind(Position(progress, order=order, keeper=worker))
-
-    return bind
+def bound(order):
+    return lambda worker: worker.core.bind(Position(order=order, keeper=worker))
 
 
 def synced(step=0):
     def come_there(worker):
-        if worker.core.state is S.SYNCING:
-            worker.core.synced(Progress(step=step))
+        worker.core.synced(Progress(step=step))
         worker.do(p.Trigger.SYNCED)
 
     return come_there
@@ -65,8 +53,8 @@ def given(batch, changed=False):
     return lambda worker: worker.core.begin(batch, lambda: changed)
 
 
-def voted(a_vote):
-    return lambda worker: worker.core.voted(a_vote, worker.now)
+def voted(samples):
+    return lambda worker: worker.core.voted(Vote(False, samples, 0.5), worker.now)
 
 
 def made(worker):
@@ -87,7 +75,7 @@ def counted(worker):
     worker.core.count_step(worker.now)
 
 
-MADE = bound()
+MADE = bound(ORDER)
 
 
 def entered(version, size=2, step=0, holders=0):
@@ -95,9 +83,9 @@ def entered(version, size=2, step=0, holders=0):
     return [p.WorldPublished(world(version, size, holders=holders)), p.Trigger.CONNECTED, synced(step)]
 
 
-def step(number, **said):
+def step(number):
     batch = plan(number)
-    return [given(batch), voted(vote(batch.batch, **said)), made]
+    return [given(batch), voted(batch.batch), made]
 
 
 class CheckedCore:
@@ -209,14 +197,14 @@ def test_who_is_brought_to_the_others_state_may_turn_out_to_be_in_an_earlier_tra
     """Then it makes the state of the next one, and asks for a world of those who train that."""
     worker = CheckedCore(MADE, p.Trigger.READY, p.WorldPublished(world(1)), p.Trigger.CONNECTED)
     later = SampleOrder(ORDER.samples * 2, ORDER.policy, 0)
-    worker.do(bound(order=later), p.Trigger.READY, *entered(2))
+    worker.do(bound(later), p.Trigger.READY, *entered(2))
     assert worker.core.position.order == later
     worker.do(MADE)
     assert worker.core.position.order == later, "the members train that one"
 
 
 def test_a_step_whose_update_was_skipped_counts_as_made_and_the_commit_after_the_last_batch_ends_the_epoch():
-    worker = training(given(plan(1)), voted(vote()), commit)
+    worker = training(given(plan(1)), voted(GLOBAL_BATCH), commit)
     assert worker.kept[-2:] == list(p.SaveScope)
     assert worker.core.position.progress == plan(1).after
     worker.do(*step(2), commit, *step(3), commit)
@@ -231,7 +219,7 @@ def test_a_setting_changed_after_the_commit_is_saved():
         worker.kept.clear()
         worker.do(given(plan(number), changed=True))
         assert worker.kept == [p.SaveScope.AT_COMMIT]
-        worker.do(voted(vote(plan(number).batch)), made, commit)
+        worker.do(voted(plan(number).batch), made, commit)
 
 
 # -- the end --
@@ -274,16 +262,6 @@ def test_one_that_waits_leaves_at_once_and_has_failed_if_it_has_never_heard_a_ma
         assert CheckedCore(MADE, p.Trigger.READY).do(event) == [p.Fail(UnreachableError, "no need")]
 
 
-def test_the_only_member_lingers_until_another_has_its_state():
-    assert CheckedCore(MADE, linger_seconds=10.0).do(p.Terminated("SIGTERM")) == [p.Send(m.Draining("SIGTERM"))]
-    worker = training(*step(1), commit, p.Terminated("SIGTERM"), size=1, linger_seconds=10.0)
-    assert worker.out[-1] == p.Send(m.Draining("SIGTERM", lingers=True))
-    assert not worker.core.leaving
-    worker.do(p.WorldLeft("a change"), p.Trigger.CLOSED, *entered(2, step=1, holders=1))
-    assert p.Send(m.Draining("SIGTERM")) in worker.out
-    assert worker.core.leaving
-
-
 def test_the_last_of_a_world_in_which_all_leave_waits_for_the_next_and_knows_that_it_is_the_last():
     left = (*step(1), commit, p.Terminated("SIGTERM"), p.WorldLeft("voted"), p.Trigger.CLOSED)
     left_alone = partial(training, *left, linger_seconds=9)
@@ -320,65 +298,3 @@ def test_heartbeats_begin_when_the_master_has_taken_the_session_up():
         assert len(worker.sent(m.Heartbeat)) == beats
         worker.do(p.Welcomed(0.5, 1), p.Trigger.TICK)
         assert len(worker.sent(m.Heartbeat)) == beats + 1
-
-
-# -- any order of events --
-
-
-def next_batch(number, changed=False):
-    """Of the size of this one: a loader gives none that lies behind."""
-
-    def begin(worker):
-        at = worker.core.position.progress
-        after = at.after(plan(number).batch)
-        return worker.core.begin(StepPlan(at.epoch, after.step, plan(number).batch, after, ()), lambda: changed)
-
-    return begin
-
-
-numbers = st.integers(0, 4)
-progresses = st.builds(Progress, numbers, numbers, numbers, numbers)
-events = st.one_of(
-    st.sampled_from(
-        [
-            *(p.SessionOpened(), p.Ordered(m.DumpStacks()), p.Trigger.TICK, p.Trigger.READY, p.Trigger.CONNECTED),
-            *(made, commit, p.CollectiveFailed("lost"), p.WorldLeft("moved")),
-            *(p.Trigger.RETURNED, p.Trigger.ALL_RETURNED),
-            *(p.Trigger.CLOSED, p.Terminated("SIGTERM"), p.Ordered(m.Drain("drained")), p.MasterLost("lost")),
-            *(p.Ordered(m.StopWork("enough", checkpoint=True)), p.Said(m.Notice("warning", {"message": "x"}))),
-            *(p.Said(m.Finished(1, 1, {}, together=True)), p.Said(m.failed("x", "", users=True))),
-        ]
-    ),
-    st.builds(p.Welcomed, st.just(0.5), numbers),
-    st.builds(lambda version, size: p.WorldPublished(world(version, size)), st.integers(1, 9), st.integers(1, 3)),
-    st.builds(p.Ordered, st.builds(m.Change, numbers, st.just(""))),
-    st.builds(p.Ordered, st.builds(m.Broken, numbers, st.just("gone"))),
-    st.builds(p.Said, st.builds(m.KvPut, numbers, st.just("s"), st.just("k"), st.just(b""))),
-    st.builds(bound, progresses, st.sampled_from([None, ORDER])),
-    st.builds(synced, numbers),
-    st.builds(next_batch, st.integers(1, 3), st.booleans()),
-    st.builds(
-        lambda samples, leaving, ended: voted(vote(samples, leaving=leaving, ended=ended)),
-        st.sampled_from([8, GLOBAL_BATCH]),
-        st.booleans(),
-        st.integers(0, 2),
-    ),
-)
-# Most orders lead nowhere: so some of a training's usual ways are among them as a whole.
-ways = st.one_of(
-    events.map(lambda event: [event]),
-    st.builds(lambda version: [p.Trigger.READY, *entered(version)], st.integers(1, 9)),
-    st.builds(lambda version: [p.Trigger.CLOSED, *entered(version, size=1)], st.integers(1, 9)),
-    st.builds(lambda number: [next_batch(number), *step(number)[1:], commit], st.integers(1, 3)),
-)
-
-
-@hypothesis.given(st.booleans(), st.lists(ways, max_size=30))
-def test_no_order_of_events_confuses_it(under_master, story):
-    worker = CheckedCore(under_master=under_master, linger_seconds=2.0)
-    for way in story:
-        for event in way:
-            worker.now += 1.0
-            worker.do(event)
-    assert all(isinstance(each, p.Instruction) for each in worker.out)
-    assert worker.do(p.Ordered(m.StopWork("enough", checkpoint=False))) is not None
