@@ -17,8 +17,6 @@ from elasticdl.elastic.core.plan import (
 
 sizes = st.integers(1, 2000)
 workers = st.integers(1, 40)
-
-
 bounds = st.one_of(st.none(), st.integers(1, 300))
 
 
@@ -73,12 +71,6 @@ def test_who_has_no_sample_makes_the_pass_of_another_and_it_counts_for_nothing(p
     first = next(each for each in passes if each.weight)
     for share, each in zip(plan.shares, passes, strict=True):
         assert share or (each.samples, each.weight, each.indices) == (0, 0.0, first.indices)
-
-
-@pytest.mark.parametrize("shares", [(1, 2), (2, 3), ()])
-def test_shares_are_all_samples_of_the_batch(shares):
-    with pytest.raises(ValueError, match="of a batch of 4: expected as many in all"):
-        BatchPlan(range(4), shares)
 
 
 @given(batch=st.integers(2, 300), workers=workers, bound=st.one_of(st.none(), st.integers(2, 40)))

@@ -20,13 +20,7 @@ def _small_buckets(monkeypatch):
 
 
 class CountingSums(SumOfThreads):
-    """Counts what is begun, and what is summed beside."""
-
-    begun = beside = 0
-
-    def sum_(self, tensors, name):
-        self.beside += bool(name)
-        super().sum_(tensors, name)
+    begun = 0
 
     def begin_sum(self, tensor, name):
         self.begun += 1
@@ -36,11 +30,11 @@ class CountingSums(SumOfThreads):
 class ReducingWorker:
     """Four numbers, each a parameter in a bucket of its own; a backward pass adds what it is told to their gradients."""
 
-    def __init__(self, rank, board, **options):
+    def __init__(self, rank, board):
         self.rank = rank
         self.collective = CountingSums(rank, board)
         self.parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(4)]
-        self.reducer = GradientReducer(lambda: self.parameters, [], self.collective, **options)
+        self.reducer = GradientReducer(lambda: self.parameters, [], self.collective)
         self.early = []  # sums that had begun before each step was closed
 
     def open(self):
@@ -70,12 +64,12 @@ class ReducingWorker:
 ONES = (1.0, 1.0, 1.0, 1.0)
 
 
-def together(work, workers=2, **options):
+def together(work, workers=2):
     board = Board(workers)
-    return in_threads(work, [ReducingWorker(rank, board, **options) for rank in range(workers)])
+    return in_threads(work, [ReducingWorker(rank, board) for rank in range(workers)])
 
 
-@pytest.mark.parametrize(("workers", "late_on"), [(2, {0}), (2, {1}), (3, {0, 1})])
+@pytest.mark.parametrize(("workers", "late_on"), [(2, {0}), (3, {0, 1})])
 def test_gradients_that_come_after_their_sum_has_begun_are_added(workers, late_on):
     def work(worker):
         worker.step(ONES)
@@ -173,21 +167,20 @@ def test_numbers_ride_along_and_come_back_summed():
     def work(worker):
         table = [[float("-inf"), 0.0], [1.0, 2.0]] if worker.rank else np.zeros((2, 2))
         found = ridden(worker, loss=value * (worker.rank + 1), table=table)
-        return found["loss"].item(), found["table"].tolist(), worker.collective.beside
+        return found["loss"].item(), found["table"].tolist()
 
-    summed = 3 * value, [[float("-inf"), 0.0], [1.0, 2.0]], 1  # on the parameters
-    assert together(work) == [summed] * 2
-    assert together(work, workers=1) == [(value, [[0.0, 0.0], [0.0, 0.0]], 0)]
+    assert together(work) == [(3 * value, [[float("-inf"), 0.0], [1.0, 2.0]])] * 2
+    assert together(work, workers=1) == [(value, [[0.0, 0.0], [0.0, 0.0]])]
 
 
-def test_more_numbers_than_there_is_room_for_cost_one_collective_more():
+def test_more_numbers_than_there_is_room_for_arrive_too():
     many = np.arange(2.0 * ROOM)
 
     def work(worker):
         found = [(ridden(worker, many=many)["many"] == 2 * many).all() for _ in range(3)]
-        return found, worker.gradients, worker.collective.beside
+        return found, worker.gradients
 
-    assert together(work) == [([True] * 3, [2.0] * 4, 4)] * 2
+    assert together(work) == [([True] * 3, [2.0] * 4)] * 2
 
 
 @pytest.mark.parametrize("others", [{"loss": [1.0, 2.0]}, {}])
