@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import queue
 import signal
-import socket
 import threading
 from functools import partial
 from multiprocessing.connection import Connection
@@ -42,14 +41,14 @@ class MemberEnded(Exception):
     """Of a member whose result is awaited."""
 
 
-def make_collective(engine: str, endpoint: Endpoint) -> Any:
+def tensors_of(engine: str) -> Any:
     if engine in KERAS_ENGINES:
         from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
 
-        return open_collective(endpoint, engine.removeprefix("keras-"), TensorFlowTensors())
+        return TensorFlowTensors()
     from elasticdl.elastic.torch_kit.tensors import TorchTensors
 
-    return open_collective(endpoint, engine, TorchTensors())
+    return TorchTensors()
 
 
 class Program:
@@ -60,8 +59,8 @@ class Program:
         self._sending = threading.Lock()
         self._todo: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
         self.store = KvStore(lambda *entry: self._send("entry", entry))
-        self._connections: list[tuple[socket.socket, socket.socket]] = []
-        self.collective = make_collective(engine, Endpoint(self.store, "lo"))
+        endpoint = Endpoint(self.store, "lo")
+        self.collective = open_collective(endpoint, engine.removeprefix("keras-"), tensors_of(engine))
 
     def run(self) -> None:
         threading.Thread(target=self._receive, daemon=True).start()
@@ -101,27 +100,6 @@ class Program:
     def do_start(self, world: World) -> None:
         self.store.open_world(world.version)
         self.collective.start(world)
-
-    def do_start_while_a_thread_connects(self, world: World) -> None:
-        """The thread's connections are none of the world's."""
-        connected = threading.Event()
-        others = threading.Thread(target=self._open_connections, args=(connected,))
-        others.start()
-        self.do_start(world)
-        connected.set()
-        others.join()
-
-    def _open_connections(self, connected: threading.Event) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            while True:  # one at least, however soon the world is connected
-                client = socket.create_connection(listener.getsockname())
-                self._connections.append((client, listener.accept()[0]))
-                if connected.wait(0.005):
-                    return
-
-    def do_count_connections(self) -> tuple[int, int]:
-        """Those that the thread has opened, and those of them that are open."""
-        return len(self._connections), sum(_is_open(*pair) for pair in self._connections)
 
     def do_sum(self, array: np.ndarray, name: str = "x") -> np.ndarray:
         return self.collective.sum(array, name)
@@ -188,14 +166,6 @@ class Program:
         return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), pages * 4
 
 
-def _is_open(client: socket.socket, peer: socket.socket) -> bool:
-    try:
-        client.sendall(b"x")
-    except OSError:
-        return False
-    return peer.recv(1) == b"x"
-
-
 def _run(pipe: Connection, engine: str) -> None:
     import torch
 
@@ -260,16 +230,15 @@ class Group:
         except (EOFError, OSError):
             member.results.put(MemberEnded())
 
-    def begin(self, members: list[MemberProcess], how: str = "start") -> int:
+    def begin(self, members: list[MemberProcess]) -> None:
         """Have them enter a new world, in this order of ranks, without waiting for it."""
         self.version += 1
         made = tuple(Member(member.number, "127.0.0.1", 0, True) for member in members)
         for rank, member in enumerate(members):
-            member.tell(how, World.of(self.version, made, rank))
-        return self.version
+            member.tell("start", World.of(self.version, made, rank))
 
-    def form(self, members: list[MemberProcess], how: str = "start") -> None:
-        self.begin(members, how)
+    def form(self, members: list[MemberProcess]) -> None:
+        self.begin(members)
         assert [member.result() for member in members] == [None] * len(members)
 
     def all(self, members: list[MemberProcess], name: str, *arguments: list[Any]) -> list[Any]:

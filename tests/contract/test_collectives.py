@@ -75,7 +75,7 @@ def test_bytes_of_all_lengths_go_from_rank_0_to_all_and_to_one_alone_and_from_al
     first, *others = group.all(members, "gather", given)
     assert [part.tolist() for part in first] == [array.tolist() for array in given]
     assert others == [[], []]
-    for length in (0, 10, 1 << 14, 100_000):
+    for length in (0, 10, (1 << 14) - 8, (1 << 14) - 7, 100_000):  # the first 16 KB hold the length, too
         data = bytes(index % 251 for index in range(length))
         assert group.all(members, "broadcast_bytes", [data, b"other", b""]) == [data] * 3
         sent = np.arange(length, dtype=np.uint32).view(np.uint8)
@@ -109,9 +109,11 @@ def test_survivors_leave_a_world_in_which_a_member_is_lost(group: Group, how: si
     """At work, while nothing is done, or while the world is being connected."""
     members = group.add(4)
     survivors, lost = [members[0], *members[2:]], members[1]
-    if is_connected := work != "start":
-        group.form(members, "start_while_a_thread_connects")
-    group.all(members, "barrier" if is_connected else "count_connections")  # all are up
+    if work == "start":
+        group.all(members, "count")  # all are up
+    else:
+        group.form(members)
+        group.all(members, "barrier")
     if work.endswith("for_ever"):
         for member in members:
             member.tell(work, LARGE)
@@ -125,8 +127,6 @@ def test_survivors_leave_a_world_in_which_a_member_is_lost(group: Group, how: si
     time.sleep(0.2)
     group.break_world(survivors)  # if one is killed its neighbours fail by themselves, the others do not
     require_broken([member.result() for member in survivors])
-    for opened, still_open in group.all(survivors, "count_connections") if is_connected else ():
-        assert opened == still_open > 0, "only the world's are shut"
     require_next_world(group, survivors)
 
 

@@ -10,7 +10,6 @@ import sys
 
 import pytest
 
-from elasticdl.elastic.link import store as store_module
 from elasticdl.elastic.link.store import KvServer, KvStore, Refusal, shut_published
 
 NOBODY = 65534
@@ -48,24 +47,6 @@ def server():
     server.close()
 
 
-def ask(server, method, path, body=None):
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)) as connection:
-        connection.request(method, path, body)
-        response = connection.getresponse()
-        return response.status, response.read()
-
-
-def test_the_store_speaks_the_http_of_horovods_client(server):
-    assert ask(server, "PUT", "/global/0", b"\x00binary\xff") == (200, b"")
-    assert ask(server, "GET", "/global/0") == (200, b"\x00binary\xff")
-    assert ask(server, "DELETE", "/global/0") == (200, b"")
-    for method, path, status in (("GET", "/global", 400), ("PUT", "//0", 400), ("POST", "/global/0", 501)):
-        assert ask(server, method, path, b"")[0] == status
-    assert server.store.values(1) == [b"\x00binary\xff"]
-    server.store.break_world(1)
-    assert ask(server, "GET", "/global/1")[0] == 410
-
-
 @pytest.mark.parametrize("user", [os.geteuid(), NOBODY])
 def test_another_process_is_refused_whoever_its_user_is(server, user):
     if user != os.geteuid() != 0:
@@ -74,18 +55,16 @@ def test_another_process_is_refused_whoever_its_user_is(server, user):
     ended = subprocess.run(command, capture_output=True, text=True, timeout=280, check=True, cwd="/")
     assert ended.stdout.strip() in ("RemoteDisconnected", "ConnectionResetError", "BrokenPipeError")
     assert server.store.values(1) == []
-    assert ask(server, "PUT", "/global/0", b"mine") == (200, b"")
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)) as connection:
+        connection.request("PUT", "/global/0", b"mine")
+        assert connection.getresponse().status == 200
 
 
-@pytest.mark.parametrize("closes", [True, False])
-def test_half_a_request_puts_nothing_and_is_given_up(server, monkeypatch, closes):
-    monkeypatch.setattr(store_module._Handler, "timeout", 0.2)
+def test_half_a_request_puts_nothing(server):
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
         client.sendall(b"PUT /global/0 HTTP/1.1\r\nContent-Length: 10\r\n\r\nhalf")
-        if closes:
-            client.shutdown(socket.SHUT_WR)
-        answer = client.recv(100)
-        assert answer == b"" or b" 400 " in answer
+        client.shutdown(socket.SHUT_WR)
+        assert b" 400 " in client.recv(100)
     assert server.store.values(1) == []
 
 
@@ -119,22 +98,8 @@ def test_shutting_wakes_who_waits_and_spares_other_connections_whatever_numbers_
         with a, b, c, d:
             numbered = b"".join(as_gloo_publishes(published, number) for number in range(16))
             assert shut_published([b"before", numbered, bytes(32)], listening=True) == 3
-            assert b.recv(1) == b""
-            assert a.recv(1) == b""
+            assert (a.recv(1), b.recv(1)) == (b"", b"")
             with pytest.raises(OSError, match="Invalid argument"):  # not a timeout: nobody will ever come
                 published.accept()
             c.sendall(b"x")
             assert d.recv(1) == b"x"
-            for each in connect(others):
-                each.close()
-
-
-def test_who_is_still_connecting_is_shut_too():
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.socket() as first, socket.socket() as late:
-        first.connect(full.getsockname())  # takes the one place there is
-        late.setblocking(False)
-        assert late.connect_ex(full.getsockname()) != 0
-        assert shut_published([as_gloo_publishes(full, -1)], listening=True) >= 2
-        late.settimeout(10)
-        with pytest.raises(ConnectionResetError):  # else it would be tried for two minutes
-            late.recv(1)
