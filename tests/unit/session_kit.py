@@ -96,11 +96,9 @@ class FakeMaster:
     def close(self): ...
 
 
-def enter(context, world, between=lambda: None, *, may_break=True):
+def enter(context, world):
     """Be in a world, whose collective is connected already, where this worker stands; out of the present one, if any.
-
-    ``between``: what is done to bring it to the others' state. ``may_break``: steps may be torn, though it is alone.
-    """
+    Steps may be torn, though it is alone."""
     session, core = context.session, context.session.core
     if core.state is WorkerState.PREPARING:
         context.worlds.begin()
@@ -109,8 +107,7 @@ def enter(context, world, between=lambda: None, *, may_break=True):
         session.post(p.Trigger.CLOSED)
     session.post(p.WorldPublished(replace(world, version=core.left_version + 1)))
     session.post(p.Trigger.CONNECTED)
-    between()
-    core.position.synced(context.progress, core.world.version, alone=world.size == 1 and not may_break)
+    core.position.synced(context.progress, core.world.version, alone=False)
     session.post(p.Trigger.SYNCED)
     assert orders(session) == [p.Command.CONNECT, p.Command.SYNCHRONIZE, p.Command.TRAIN]
 

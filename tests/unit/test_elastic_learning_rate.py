@@ -65,7 +65,7 @@ def test_the_ramp_moves_step_by_step_from_where_it_was_and_a_newcomer_goes_on_wi
     ("make", "words"),
     [
         (lambda: LearningRate(scaling="cubic"), r"\(scaling='cubic'\): must be one of linear, sqrt, or None"),
-        (lambda: LearningRate(ramp_steps=-1), r"LearningRate\(ramp_steps=-1\): must be at least 0"),
+        (lambda: LearningRate(ramp_steps=-1), r"\(ramp_steps=-1\): must be at least 0"),
         (lambda: RateControl(LearningRate(scaling="linear"), 0.1, fixed_batch=True), "is fixed: leave one out"),
         (lambda: elastic.TorchState(model=None, optimizer=None, loader=object(), sampler=object()), "give one of them"),
     ],

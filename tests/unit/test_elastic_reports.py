@@ -12,10 +12,8 @@ from elasticdl.elastic.core.plan import Progress
 from elasticdl.elastic.core.protocol import Member, World
 from elasticdl.elastic.core.reporting import KEPT_STEPS, Activity, PauseClock, Reporting
 from elasticdl.elastic.core.training_step import Position, Vote
-from elasticdl.elastic.link.store import Refusal
 from elasticdl.job import messages as m
 
-PATIENCE = 30.0
 TICK = p.Trigger.TICK
 
 
@@ -71,12 +69,10 @@ def test_over_each_stream_rank_0_tells_every_step_once_and_nobody_else_tells_any
 # -- pauses --
 
 
-def paused(steps, *left, after, grew=False, resumed_before=None, resumed=None):
+def paused(steps, *left, after, grew=False, resumed=None):
     """``steps``: when they were done. ``left``: when the world was, and whether it broke. ``resumed``: after an evaluation."""
     clock = PauseClock()
     assert [clock.step_done(at, world_version=1, grew=False) for at in steps] == [None] * len(steps)
-    if resumed_before:
-        clock.resume(resumed_before)
     for start, broken in left:
         clock.left(start, broken=broken, torn=broken)
         for stage, seconds in {"stopped": 0.01, "joined": 0.03, "started": 0.06, "synced": 0.10}.items():
@@ -89,13 +85,11 @@ def paused(steps, *left, after, grew=False, resumed_before=None, resumed=None):
 @pytest.mark.parametrize(
     ("steps", "left", "after", "more", "kind", "total"),
     [
-        ([1.0, 1.02, 1.04], [(1.05, True)], 1.18, {}, "failure", 1.18 - 1.04 - 0.02),
         # Steps that are shorter with more workers make no pause negative.
         ([1.0, 3.0, 5.0], [(5.0, False)], 6.1, {"grew": True}, "grow", 0.1),
         # A second failure on the way belongs to the same pause.
         ([1.0, 1.1], [(1.1, False), (1.5, True)], 1.7, {}, "failure", 0.6 - 0.1),
         ([1.0, 1.1], [(1.1, False)], 5.15, {"resumed": 5.0}, "shrink", 0.15),
-        ([0.5, 0.6], [(9.0, False)], 9.2, {"resumed_before": 9.0, "grew": True}, "grow", 0.1),
     ],
 )
 def test_a_pause_is_what_a_change_costs_beyond_a_step(steps, left, after, more, kind, total):
@@ -103,10 +97,6 @@ def test_a_pause_is_what_a_change_costs_beyond_a_step(steps, left, after, more, 
     assert (pause.fields["kind"], pause.fields["total"]) == (kind, pytest.approx(total))
     assert pause.fields["first_step"] >= 0
     assert pause.fields["steps_torn"] == (kind == "failure")
-
-
-def test_a_newcomer_has_no_pause():
-    assert paused([], (0.0, False), after=0.5, grew=True) is None
 
 
 # -- over a session --
@@ -169,15 +159,13 @@ def test_what_is_to_be_done_for_a_broken_world_is_done_without_the_lock(session)
     def break_collective(version):
         other = threading.Thread(target=session.post, args=(TICK,), daemon=True)
         other.start()
-        other.join(PATIENCE)
+        other.join(30.0)
         seen.append((version, other.is_alive()))
 
     session.break_collective = break_collective
     for version in (6, 7):
         session.post(p.Ordered(m.Broken(version, "a member is gone")))
     assert seen == [(7, False)]
-    with pytest.raises(Refusal):
-        session.store.get(("scope", "missing"), timeout=0)
 
 
 def test_an_unexpected_error_of_the_heartbeat_ends_no_session_without_a_word(session, monkeypatch):
