@@ -90,21 +90,13 @@ def test_fleets(story):
 def test_crashes_in_training_have_a_budget_that_training_restores():
     play = Play(1, 1, **PATIENT)
     play.do("0 trains")
-
-    def crash_in_training(steps):
-        (worker,) = play.there
-        play.train_steps(worker, steps)
-        (worker,) = launched(play.do(f"{worker} crashed; leap {LONGEST_DELAY}"))
-        play.do(f"{worker} comes; leap 1")
-
-    for _ in range(CRASHES_IN_TRAINING - 1):
-        crash_in_training([1, 2])  # each time from the beginning
-    crash_in_training(range(1, 101))
-    for _ in range(CRASHES_IN_TRAINING - 2):
-        crash_in_training([1])
+    few = [2] * (CRASHES_IN_TRAINING - 1)  # each time from the beginning
+    for worker, steps in enumerate([*few, 100, *few[1:]]):
+        play.train_steps(worker, range(1, steps + 1))
+        assert launched(play.do(f"{worker} crashed; leap {LONGEST_DELAY}")) == [worker + 1]
+        play.do(f"{worker + 1} comes; leap 1")
     assert play.fact("phase") == "running"
-    (worker,) = play.there
-    assert "10 workers crashed in training" in play.do(f"{worker} crashed")[-1]
+    assert "10 workers crashed in training" in play.do(f"{worker + 1} crashed")[-1]
 
 
 @given(

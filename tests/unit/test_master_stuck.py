@@ -107,33 +107,17 @@ def test_if_all_wait_who_does_something_else_is_named_and_the_world_is_left(plac
 # ---- limits ----
 
 
-def step_in(epoch):
-    return (m.StepReport(epoch, epoch, 0.5, 1, 0.1, 0.1, 1, epoch, True),)
+@pytest.mark.parametrize(("longest", "named"), [(0.1, 10.0), (4.0, 20.0), (30.0, 150.0), (90.0, 300.0)])
+def test_later_naming_follows_the_longest_gap_and_after_the_last_step_nothing_is_known(longest, named):
+    def step(number, epoch, total=0):
+        patience.stepped((m.StepReport(number, epoch, 0.5, 1, 0.1, 0.1, 1, 1, True),), total, longest)
 
-
-def learnt(longest):
     patience, pulse = ProgressLimits(None), Pulse(0.0, 0.0, steps=10)
     patience.moved(pulse, longest)
     pulse.heard = longest + 1.0
-    for epoch in range(2):
-        patience.stepped(step_in(epoch), 0, longest)
-    return patience, pulse
-
-
-@pytest.mark.parametrize(("longest", "named"), [(0.1, 10.0), (4.0, 20.0), (30.0, 150.0), (90.0, 300.0)])
-def test_later_naming_follows_the_longest_gap_and_after_the_last_step_nothing_is_known(longest, named):
-    patience, pulse = learnt(longest)
+    step(0, 0)
+    assert patience.until_named(pulse) == UNLEARNT_NAME, "no epoch is over"
+    step(1, 1)
     assert (patience.until_named(pulse), patience.until_given_up) == (named, GIVE_UP)
-    patience.stepped((m.StepReport(50, 3, 0.5, 1, 0.1, 0.1, 1, 1, True),), 50, 1.0)
+    step(50, 3, total=50)
     assert patience.until_named(pulse) == UNLEARNT_NAME
-
-
-def test_until_an_epoch_is_over_and_in_the_first_steps_of_a_world_nothing_is_known():
-    patience, pulse = ProgressLimits(None), Pulse(0.0, 0.0, steps=10)
-    patience.moved(pulse, 1.0)
-    assert (patience.until_named(pulse), patience.until_given_up) == (UNLEARNT_NAME, GIVE_UP)
-    patience, pulse = learnt(0.1)
-    pulse.steps = 1
-    assert patience.until_named(pulse) == UNLEARNT_NAME
-    patience.moved(pulse, pulse.moved + 200.0)
-    assert patience.longest == 0.1
