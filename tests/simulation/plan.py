@@ -80,8 +80,6 @@ class Plan:
     faults: tuple[Fault, ...]
     calm: float  # from when on there are no faults
     policy: bool = False  # the job chooses its number of workers, by a curve that changes at random
-    unlike: bool = False  # workers differ from each other for a while
-    hostile: bool = False  # what runs workers takes one after another away
 
     def __str__(self) -> str:
         batch = f"global batch {self.global_batch}" if self.global_batch else f"{self.worker_batch} samples a worker"
@@ -138,25 +136,19 @@ def make_plan(seed: int) -> Plan:
 
 def with_unlike_workers(plan: Plan) -> Plan:
     """The same history, in which workers also differ from each other for a while."""
-    return replace(_with_more(plan, "unlike", _UNLIKE, (3, 1)), unlike=True)
+    return _with_more(plan, "unlike", _UNLIKE, (3, 1))
 
 
 def with_hostile_nodes(plan: Plan) -> Plan:
     """The same history, in which one worker after another is also taken away for a while."""
-    return replace(_with_more(plan, "hostile", _HOSTILE, (1, 1, 1)), hostile=True)
+    return _with_more(plan, "hostile", _HOSTILE, (1, 1, 1))
 
 
 def _with_more(plan: Plan, why: str, kinds_there_are: tuple[Kind, ...], shares: tuple[float, ...]) -> Plan:
     draw = random.Random(f"{plan.seed} {why}")
-    kinds = draw.choices(kinds_there_are, shares, k=draw.randint(1, 3))
-    more = tuple(
-        Fault(
-            at=round(draw.uniform(0.0, plan.calm - 0.5), 2),
-            kind=kind,
-            who=draw.randrange(100),
-            seconds=round(draw.choice((0.5, 2.0, 5.0)), 2),
-        )
-        for kind in kinds
+    more = (
+        Fault(round(draw.uniform(0.0, plan.calm - 0.5), 2), kind, draw.randrange(100), draw.choice((0.5, 2.0, 5.0)))
+        for kind in draw.choices(kinds_there_are, shares, k=draw.randint(1, 3))
     )
     return replace(plan, faults=tuple(sorted((*plan.faults, *more), key=lambda fault: fault.at)))
 

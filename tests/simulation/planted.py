@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -35,18 +36,23 @@ Planting = Callable[[], AbstractContextManager[None]]
 class PlantedFault:
     name: str
     plant: Planting
-    seeds: range  # one of these must show it; of a rare one they begin shortly before the first that does
+    first: int = 0  # of the seeds, of which one must show it: for a rare one shortly before the first that does
     slow: bool = False  # it takes many histories, and another breaks the same promise sooner
     unlike: bool = False  # in histories whose workers differ from each other
     hostile: bool = False  # in histories in which one worker after another is taken away
 
+    @property
+    def seeds(self) -> range:
+        return range(self.first, self.first + 300)
+
 
 def find(fault: PlantedFault, seeds: range) -> tuple[int, Failure] | None:
     """How many histories were needed, and the one that shows it: without the fault it holds. None if none does."""
+    run_one = partial(run_seed, unlike=fault.unlike, hostile=fault.hostile)
     for number, seed in enumerate(seeds, 1):
         with fault.plant():
-            failure = run_seed(seed, unlike=fault.unlike, hostile=fault.hostile)
-        if failure and run_seed(seed, unlike=fault.unlike, hostile=fault.hostile) is None:
+            failure = run_one(seed)
+        if failure and run_one(seed) is None:
             return number, failure
     return None
 
@@ -131,12 +137,12 @@ def _forget_staleness(position: Position) -> None:
     _REAL_LEAVE(position)
 
 
-def _saved_alone(position: Position, progress: Progress, world_version: int, *, alone: bool) -> None:
-    _REAL_SYNCED(position, progress, world_version, alone=True)
+def _saved_alone(position: Position, progress: Progress, version: int, *, alone: bool) -> None:
+    _REAL_SYNCED(position, progress, version, alone=True)
 
 
-def _synced_at_zero(position: Position, progress: Progress, world_version: int, *, alone: bool) -> None:
-    _REAL_SYNCED(position, progress if position.has_state else Progress(), world_version, alone=alone)
+def _synced_at_zero(position: Position, progress: Progress, version: int, *, alone: bool) -> None:
+    _REAL_SYNCED(position, progress if position.has_state else Progress(), version, alone=alone)
 
 
 def _by_step_alone(member: Member, root: Member) -> bool:
@@ -237,78 +243,58 @@ _REAL_SNAPSHOT, _REAL_COUNT = MasterCore.snapshot, Losses.count
 
 PLANTED = (
     # The worker's core.
-    PlantedFault("a vote to leave is ignored", _deaf_worker(m.Change, m.Drain), range(50)),
-    PlantedFault("SIGTERM is ignored", _deaf_worker(p.Terminated), range(300)),
+    PlantedFault("a vote to leave is ignored", _deaf_worker(m.Change, m.Drain)),
+    PlantedFault("SIGTERM is ignored", _deaf_worker(p.Terminated)),
     PlantedFault(
         "the last ones that hold the state leave at once",
         _method(WorkerCore, "_terminated", lambda core, reason, now: core._drain(reason)),
-        range(100),
         hostile=True,
     ),
+    PlantedFault("the only one that holds the state stays for ever", _method(WorkerCore, "_tick", _lingers_for_ever)),
+    PlantedFault("a worker sends no heartbeats", _method(Reporting, "tick", lambda *_: [])),
+    PlantedFault("a torn step is not undone", _method(Process, "restore", lambda process: None)),
+    PlantedFault("a torn step takes the user's values along", _method(Position, "leave", _leave_unsaved)),
+    PlantedFault("what was trained alone is not kept", _method(Position, "leave", _forget_staleness)),
+    PlantedFault("steps of several are not kept", _method(Position, "synced", _saved_alone)),
+    PlantedFault("a commit at the top of the loop skips the batch", _method(Position, "commit", _keep_batch_unsaved)),
+    PlantedFault("a newcomer does not take over the place of training", _method(Position, "synced", _synced_at_zero)),
+    PlantedFault("nobody is sent another's state", _method(World, "needs_sync", False)),
     PlantedFault(
-        "the only one that holds the state stays for ever", _method(WorkerCore, "_tick", _lingers_for_ever), range(100)
-    ),
-    PlantedFault("a worker sends no heartbeats", _method(Reporting, "tick", lambda *_: []), range(100)),
-    PlantedFault("a torn step is not undone", _method(Process, "restore", lambda process: None), range(100)),
-    PlantedFault("a torn step takes the user's values along", _method(Position, "leave", _leave_unsaved), range(300)),
-    PlantedFault("what was trained alone is not kept", _method(Position, "leave", _forget_staleness), range(100)),
-    PlantedFault("steps of several are not kept", _method(Position, "synced", _saved_alone), range(300)),
-    PlantedFault(
-        "a commit at the top of the loop skips the batch", _method(Position, "commit", _keep_batch_unsaved), range(100)
-    ),
-    PlantedFault(
-        "a newcomer does not take over the place of training", _method(Position, "synced", _synced_at_zero), range(50)
-    ),
-    PlantedFault("nobody is sent another's state", _method(World, "needs_sync", False), range(100)),
-    PlantedFault(
-        "two at one step are taken to hold one model",
-        _method(Member, "stands_with", _by_step_alone),
-        range(3900, 3950),
+        "two at one step are taken to hold one model", _method(Member, "stands_with", _by_step_alone), first=3900
     ),
     PlantedFault(
-        "a request to join does not say that it has the state",
-        _each(WorkerCore, _claims_no_state),
-        range(700, 800),
+        "a request to join does not say that it has the state", _each(WorkerCore, _claims_no_state), first=700
     ),
-    PlantedFault("a request to join is not said again to another master", _unsaid(m.Ask), range(100)),
-    PlantedFault("a last word is not said again to another master", _unsaid(m.Finished), range(1000)),
-    PlantedFault("a broken world is not left", _deaf_worker(m.Broken), range(500), slow=True),
-    PlantedFault("any world is entered, however old", _method(WorkerCore, "_world_trigger", _any_world), range(500)),
+    PlantedFault("a request to join is not said again to another master", _unsaid(m.Ask)),
+    PlantedFault("a last word is not said again to another master", _unsaid(m.Finished)),
+    PlantedFault("a broken world is not left", _deaf_worker(m.Broken), slow=True),
+    PlantedFault("any world is entered, however old", _method(WorkerCore, "_world_trigger", _any_world)),
     # The master's.
-    PlantedFault("the finish of a draining worker is ignored", _drains_are_not_heard, range(500)),
-    PlantedFault("a world is published before it is saved", _stepping(MasterCore, _publishes_unsaved), range(1000)),
-    PlantedFault("the last in a world is first", _each(MasterCore, _last_first), range(50)),
-    PlantedFault("members are not told of a change", _without(m.Change), range(50)),
-    PlantedFault("members are not told that their world is broken", _without(m.Broken), range(500)),
-    PlantedFault("who is given up is not killed", _without(e.KillWorker), range(500)),
-    PlantedFault("workers are not told that the job ends", _without(m.StopWork), range(500), slow=True),
-    PlantedFault(
-        "the world is not remembered over a restart", _method(MasterCore, "snapshot", _forgets_world), range(1000)
-    ),
-    PlantedFault("workers are not looked for after a restart", _stepping(MasterCore, _finds_nobody), range(200)),
-    PlantedFault("no replacement ever waits", _replaces_at_once, range(100), hostile=True),
+    PlantedFault("the finish of a draining worker is ignored", _drains_are_not_heard),
+    PlantedFault("a world is published before it is saved", _stepping(MasterCore, _publishes_unsaved)),
+    PlantedFault("the last in a world is first", _each(MasterCore, _last_first)),
+    PlantedFault("members are not told of a change", _without(m.Change)),
+    PlantedFault("members are not told that their world is broken", _without(m.Broken)),
+    PlantedFault("who is given up is not killed", _without(e.KillWorker)),
+    PlantedFault("workers are not told that the job ends", _without(m.StopWork), slow=True),
+    PlantedFault("the world is not remembered over a restart", _method(MasterCore, "snapshot", _forgets_world)),
+    PlantedFault("workers are not looked for after a restart", _stepping(MasterCore, _finds_nobody)),
+    PlantedFault("no replacement ever waits", _replaces_at_once, hostile=True),
     # What workers compare.
-    PlantedFault("the batches of a step are not compared", _votes_for_one("one_batch"), range(300), unlike=True),
-    PlantedFault("the states of workers are not compared", _votes_for_one("one_state"), range(300), unlike=True),
+    PlantedFault("the batches of a step are not compared", _votes_for_one("one_batch"), unlike=True),
+    PlantedFault("the states of workers are not compared", _votes_for_one("one_state"), unlike=True),
     PlantedFault(
         "a newcomer that alone differs ends the job",
         _method(agreement, "newcomers_alone", lambda members, differing: ()),
-        range(300),
         unlike=True,
     ),
     PlantedFault(
-        "who has trained is refused alone",
-        _method(agreement, "newcomers_alone", _all_that_differ),
-        range(300),
-        unlike=True,
+        "who has trained is refused alone", _method(agreement, "newcomers_alone", _all_that_differ), unlike=True
     ),
-    PlantedFault(
-        "who has trained fails as one that could not start", _each(WorkerCore, _says_it_is_new), range(300), unlike=True
-    ),
+    PlantedFault("who has trained fails as one that could not start", _each(WorkerCore, _says_it_is_new), unlike=True),
     PlantedFault(
         "a newcomer that cannot start is taken for the user's code",
         _method(Fleet, "failed", lambda fleet, record, event: event),
-        range(300),
         unlike=True,
     ),
 )

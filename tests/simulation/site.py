@@ -55,14 +55,9 @@ class Site:
         self.at_end: list[Kind] = []  # faults that wait for a worker after its last step
         self.ended: Phase | None = None
         self.quiet_from = -100.0  # when the last fault so far is over
-        self._stops: list[e.Event] = []  # commands that no master has taken
 
     def run(self) -> Phase:
-        """How the job has ended.
-
-        Raises:
-            Violation: a promise was broken.
-        """
+        """How the job has ended; raises `Violation`."""
         if self.trace is not None:
             self.trace.clock = self.clock
         self.start_master(None)
@@ -124,8 +119,6 @@ class Site:
             self.masters.append(Master(self, self.limits, snapshot))
             if self.trace is not None:
                 self.trace.note(f"master {self.masters[-1].generation} starts")
-            for command in self._stops:
-                self.masters[-1].post(command)
 
     def master_ended(self) -> None:
         """Unless there is another already, one is started."""

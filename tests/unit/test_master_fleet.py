@@ -28,9 +28,6 @@ a worker that overstays its leave is killed and one that has finished is not (1-
   wait 0.2 -> broken 1 for 0; kill 1: had not left 30 s after it was to
   1 killed -> worker_left cause = frozen
   3 connects; 3 drains; wait 31; 3 killed -> kill 3; worker_left cause = frozen, frozen
-one that leaves may take its time to end once its session has (2-3)
-  0 1 2 train; 2 drains; 2 cut; 0 1 ask; wait 20 -> change 1 for 0 1; launch 3; world 2: 0 1
-  wait 11 -> kill 2: had not left 30 s after it was to
 the users own program has time from its first word (1-2, own_program)
   tick; 0 1 placed; wait 5000; 0 connects; wait 599 -> launch 0 1; read 0 1
   wait 5 -> dump 0; kill 0: not ready 600 s after its start; launch 2
@@ -67,8 +64,6 @@ a program that ends well is told nothing if others take part or it was ready or 
   1 asks; 1 clean; 2 drains; 2 clean -> phase = running
 a program that has refused its arguments is not started again (1-2, own_program)
   tick; 0 crashed code 2: exit code 2: no -> reason = worker 0 has refused to train: exit code 2: no
-one that fails otherwise is started again (1-2, own_program)
-  tick; 0 placed; 0 crashed code 1: no; 1 comes; 1 crashed code 2: no; wait 2 -> phase = pending; worker_launched = 4
 the users own program may not fail after training (1-1, own_program)
   0 trains; 0 steps 30; 0 finishes; 0 crashed code 3: exit code 3
       -> end failed: worker 0 has left its training after step 30 and ended: exit code 3 ...
@@ -77,8 +72,6 @@ the users own program may be taken away after training (1-1, own_program)
   for CAUSE in killed, preempted, node_lost, deleted
   0 trains; 0 steps 30; 0 finishes; 0 CAUSE -> end succeeded: training is complete;
       warning message = ...may not have been done
-the users own program may end well after training (1-1, own_program)
-  0 trains; 0 finishes; 0 clean -> end succeeded: training is complete; warning = 0; worker_left reason = finished
 """
 
 

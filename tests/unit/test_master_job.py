@@ -43,11 +43,6 @@ a worker that hangs at its start shows its stacks and is killed (1-2, start_time
   wait 2.2 -> dump 0; kill 0: not ready 20 s after its start;
       launch 2: in place of another: worker 0: not ready 20 s after its start
   -> warning message = worker 0: not ready 20 s after its start... its stacks are in its log
-a member that does not leave a broken world is given up so the others go on (2-3, progress_timeout=10)
-  0 1 2 train
-  1 killed; 0 asks broken; 2 waits; wait 12 -> broken 1 for 0 2; launch 3; dump 2; kill 2: no progress for 10 s;
-      launch 4
-  3 4 come -> world 2: 0 3 4; phase = running
 
 the user's error ends the job once with its traceback (2-3)
   0 1 2 train
@@ -75,19 +70,9 @@ stop gives a grace period and then kills (2-3)
   wait 2 -> kill 1 2: had not left 30 s after it was to
   1 killed -> broken 1 for 2
   2 killed -> end stopped: enough
-a stop that is asked for again kills (2-3)
-  0 1 2 train
-  stop: enough; stop now: again -> stop with checkpoint 0 1 2; kill 0 1 2: told to stop now
-  0 1 2 killed -> broken 1 for 1 2; end stopped: enough
 a process that cannot be killed does not hold up the end (1-1)
   0 trains
   stop: enough; wait 62 -> stop with checkpoint 0; kill 0; end stopped: enough
-a job that is stopped when its training is complete has succeeded (1-1)
-  0 trains
-  stop: enough; 0 finishes together; 0 clean -> stop with checkpoint 0; end succeeded: training is complete
-standbys are sent home when training is complete (1-2)
-  0 1 train
-  scale 1-3; 2 connects; 0 finishes; 2 asks; 1 finishes -> launch 2; stop 2: training is complete
 
 the only worker waits for its replacement unless there is no place for one (1-1)
   0 trains
@@ -99,18 +84,10 @@ of pods that can leave the state nowhere the last stays though no replacement ha
 of pods that can leave it somewhere the last leaves (1-1, image=job:1, checkpoint_dir=s3://b)
   0 trains
   0 drains lingering; 1 pend: no node -> launch 1; drain 0
-one that waits for its replacement is stopped with the job (1-1)
-  0 trains
-  0 at 5; 0 drains lingering; stop: enough -> launch 1; stop with checkpoint 0; kill 1
 
 programs that never use the library do not succeed (2-3, own_program)
   tick; 0 1 placed; 2 pend: no slot -> phase = running
   0 clean; 1 2 killed -> terminate 1; kill 2; end failed: worker 0 ended with exit code 0 and took no part in the job...
-a worker that is killed once every step was made does not fail the job (2-3, own_program)
-  0 1 2 train
-  0 1 2 finish; 0 killed -> nothing; warning message = ...may not have been done
-  1 clean -> nothing
-  2 clean -> end succeeded: training is complete
 one that finished before rank 0 was lost is replaced too however long it takes to end (2-2, own_program)
   0 1 train
   1 finishes; 1 cut; 0 killed; wait 3 -> launch 2; launch 3

@@ -54,22 +54,12 @@ a job that has too few without them fails for that reason and keeps its state (2
 what the code of a worker raises that has trained ends the job (1-2)
   0 1 train
   0 steps 1 2; 0 fails trained: KeyError -> broken 1 for 1; stop 1: KeyError
-what the code of a worker raises before anybody has trained ends the job (1-2)
-  0 1 train
-  0 fails: KeyError -> broken 1 for 1; stop 1: KeyError
 
 who runs for ten seconds without a session is shown with the command for its log (2-2, job_name=digits)
   tick; 0 comes; 1 placed on node-a; wait 9.9 -> launch 0 1; remark 1 =
   wait 60.3 -> nothing; remark 1 = runs on node-a, no session for 70 s, see its log: `elasticdl logs digits --worker 1`
   -> reason = 1 of at least 2 workers ready; worker_stuck = 0
   1 connects -> nothing; remark 1 =
-it is given up in the end with where it stands (2-2, start_timeout=20)
-  tick; 0 comes; 1 placed on node-a; wait 20.2 -> launch 0 1; read 1
-  1 seen: its process runs; wait 2 -> kill 1: not ready 20 s after its start, its process runs; launch 2
-the next master names it too and knows no reason of before (1-1)
-  tick; 0 pend: 0/2 nodes are available; die; rise; 0 placed; wait 12 -> launch 0; shown 0 = starting;
-      remark 0 = ...no session for 12 s...
-  0 connects; wait 50 -> nothing; remark 0 =
 """
 
 

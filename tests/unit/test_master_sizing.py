@@ -28,11 +28,6 @@ it grows as long as that pays and goes back if not (1-8)
   -> decision reason = ..., goes back to 2: of 3 workers each does 0.50 of what one does alone, less than --min_efficiency 0.6
   -> worker_draining reason = goes back to 2: of 3 workers each does 0.50 of what one does alone, less than --min_efficiency 0.6
   learn 0.75 -> ...; size decision = stays at 2: of 3 workers each did 0.50...
-what was learnt of another number decides nothing: meanwhile a worker was lost (1-4)
-  wait 5; learn 1; take 0.5; 1 killed; jump 0.1; tick; jump 0.1; tick; jump 0.9; tick -> ...; launch 2
-  2 nowhere: no place; wait 20 -> ...; size target = 2; members = 0
-what is told late of a world that is over decides nothing (1-2)
-  wait 5; learn 1; take 0.1 of 1; wait 10 -> ...; sizes = 1 2; size advice =
 as long as there is no place it asks for no more (1-8)
   wait 5; take 1; jump 1; tick; jump 1; tick; jump 1; tick; jump 1; tick; jump 1; tick -> ...; launch 1
   1 nowhere: no place; learn 1 -> nothing; size target = 2

@@ -57,9 +57,6 @@ all who hold the state are not killed for a call that holds pythons lock (2-3)
   0 seen 3 -> worker_stuck where = ..., /job/train.py:3 in load
   0-2 go; wait 1 -> nothing; remark 0 =; remark 1 =; remark 2 =
   0-2 silent; wait 301 -> read 0 1 2; kill 0 1 2: no heartbeat for 300 s; ...
-once one of them is back the others have a moment (2-3)
-  0-2 train; 0-2 silent; wait 30; 0 goes; wait 2 -> read 0 1 2; read 1 2
-  wait 2 -> broken 1 for 0; kill 1 2
 
 collectives that take long are waited for (2-3)
   0-2 learn; 0-2 wait; wait 15 -> dump 0 1 2; read 0 1 2
@@ -119,5 +116,8 @@ def test_later_naming_follows_the_longest_gap_and_after_the_last_step_nothing_is
     assert patience.until_named(pulse) == UNLEARNT_NAME, "no epoch is over"
     step(1, 1)
     assert (patience.until_named(pulse), patience.until_given_up) == (named, GIVE_UP)
+    newcomer = Pulse(0.0, 0.0, steps=1)
+    patience.moved(newcomer, 200.0)
+    assert (patience.until_named(newcomer), patience.longest) == (UNLEARNT_NAME, longest), "it may compile"
     step(50, 3, total=50)
     assert patience.until_named(pulse) == UNLEARNT_NAME
