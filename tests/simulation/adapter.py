@@ -22,7 +22,6 @@ from elasticdl.master.core.values import Settings
 from elasticdl.master.core.worker_record import JobSnapshot, Snapshot
 from elasticdl.master.shell.calls import Mailbox, Sessions
 from elasticdl.master.shell.journal_file import Journal
-from elasticdl.master.shell.loop import SLOW_SAVE_SECONDS as SLOW_SAVE_SECONDS
 from elasticdl.master.shell.loop import Loop, NoStore, StateSaver
 from elasticdl.master.shell.observers import Observer
 from elasticdl.places.base import Launcher
@@ -94,10 +93,6 @@ def impatient(draw: random.Random, measures: Callable[[], bool]) -> Iterator[Non
         yield
 
 
-# Instructions that a person who follows a history need not see.
-QUIET_INSTRUCTIONS = (e.Record, e.SaveState, e.NewSteps)
-
-
 class SaveRequest:
     """What the loop waits for where something must be saved first."""
 
@@ -147,8 +142,7 @@ class LoopDriver:
         self._loop = Loop(cast(Job, core), Mailbox(), launcher, sessions, journal, saver, Observer(), clock, snapshot)
         self._acts = cast("asyncio.Queue[Act]", self._loop.pending)
 
-    def decide(self, event: e.Event) -> None:
-        self._loop.decide(event)
+        self.decide = self._loop.decide
 
     def put(self, mark: Callable[[], None]) -> None:
         """To be called when all that was decided before is done."""

@@ -43,7 +43,6 @@ ALIKE = "who trains has the job's data, and nobody else is refused"
 BOUNDED = "workers are launched at a bounded rate, whatever becomes of them"
 NO_START = "workers in a row could not start"
 
-
 # More than the linger time and three steps with one worker.
 SECONDS_TO_LEAVE = 2.6
 STEPS_TO_LEAVE = 8
@@ -80,9 +79,8 @@ class Checks:
         self._accepted: set[Phase] = {Phase.SUCCEEDED}
         self._crashes = self._stopped = 0
         self._acknowledged: Process | None = None  # has finished, and the master has taken it
-        self._blamed: Process | None = (
-            None  # has trained, and the master has heard that no other worker would do better
-        )
+        # Has trained, and the master has heard that no other worker would do better.
+        self._blamed: Process | None = None
         self.master_disturbed = self.saves_lost = self.master_cut_off = False
         self.told_at_end = False  # that weights differ
         self._holder_died = -math.inf  # when one did that held the newest state
@@ -151,18 +149,13 @@ class Checks:
         if plan.step != model.step + 1:
             raise Violation(NEXT_STEP, f"step {plan.step} follows {model}")
         if plan.epoch == model.epoch:
-            if model.seen & batch:
-                raise Violation(
-                    ONCE, f"step {plan.step} has {(model.seen & batch).bit_count()} samples again, after {model}"
-                )
+            if again := model.seen & batch:
+                raise Violation(ONCE, f"step {plan.step} has {again.bit_count()} samples again, after {model}")
         elif plan.epoch != model.epoch + 1 or site.missing(model):
-            raise Violation(
-                ONCE, f"step {plan.step} of epoch {plan.epoch} follows {model}: {site.missing(model)} are missing"
-            )
-        published = self._worlds[
-            world.version
-        ]  # it may train on after a later one only while those in it are being ended
-        if published.number < self._trained:
+            text = f"step {plan.step} of epoch {plan.epoch} follows {model}: {site.missing(model)} are missing"
+            raise Violation(ONCE, text)
+        published = self._worlds[world.version]
+        if published.number < self._trained:  # only while those in it are being ended
             alive = [each.worker_id for each in published.processes if each.alive and not each.doomed]
             if alive:
                 raise Violation(ONE_LINEAGE, f"world {world.version} with {alive} trains on beside a later one")
@@ -185,11 +178,8 @@ class Checks:
         if now < self._site.quiet_from + RECOVERY_SECONDS:
             return
         for each in self._site.cluster.processes:
-            if (
-                each.core.state is WorkerState.WAITING
-                and each.told_at is None
-                and now - each.asked_at > WAITING_SECONDS
-            ):
+            waits = each.core.state is WorkerState.WAITING and each.told_at is None
+            if waits and now - each.asked_at > WAITING_SECONDS:
                 text = f"worker {each.worker_id} waits since {each.asked_at:.1f} s, world {world.version} trains on"
                 raise Violation(LET_IN, text)
 
@@ -209,20 +199,18 @@ class Checks:
     def leaves(self, process: Process, *, left: bool) -> None:
         """It was told to, and ends now. ``left``: it has left the state for those who come."""
         now, model = self._site.clock.now, process.state.weights
-        if process.told_at is None or left or self._results:
+        if process.told_at is None or left or self._results or not process.held_when_told:
             return
-        if not process.held_when_told or not model.comes_from(self._head):
+        if not model.comes_from(self._head):
             return
         others = [each for each in self._site.cluster.processes if each is not process and not each.doomed]
         # Of the world that this one leaves: a collective may have failed for the other one alone, which then goes on from its last commit.
         world = process.core.world.version
         held = any(
-            (
-                each.state.weights.comes_from(self._head)
-                or (each.core.position.has_state and each.core.world.version == world)
-            )
-            and not each.session.closing
+            each.state.weights.comes_from(self._head)
+            or (each.core.position.has_state and each.core.world.version == world)
             for each in others
+            if not each.session.closing
         )
         known = self._holder_died < process.told_at - HEARTBEAT_TIMEOUT  # the master may have counted on another before
         if not held and known and now - process.told_at < LINGER_SECONDS:
@@ -269,9 +257,8 @@ class Checks:
         newcomers_alone = first.trained and not any(members[worker_id].trained for worker_id in differing)
         if set(found.refused) != (differing if newcomers_alone else set()):
             why = "are newcomers" if newcomers_alone else "are not the only newcomers, or have trained"
-            raise Violation(
-                ALIKE, f"workers {differing} {why}, and {found.refused or 'none of them'} are refused alone"
-            )
+            text = f"workers {differing} {why}, and {found.refused or 'none of them'} are refused alone"
+            raise Violation(ALIKE, text)
 
     def drifts(self, process: Process, model: Model) -> None:
         state = process.state
@@ -330,9 +317,8 @@ class Checks:
         if phase not in self._accepted:
             raise Violation(JUSTIFIED, f"the job has {phase}: {reason}")
         if phase is Phase.SUCCEEDED and self._blamed and not (self.saves_lost or self.master_cut_off):
-            raise Violation(
-                JUSTIFIED, f"the job has {phase}, and worker {self._blamed.worker_id} had told why it fails"
-            )
+            text = f"the job has {phase}, and worker {self._blamed.worker_id} had told why it fails"
+            raise Violation(JUSTIFIED, text)
         if phase is Phase.SUCCEEDED and not self._results:
             raise Violation(COMPLETE, "nobody has finished")
         running = [process.worker_id for process in self._site.cluster.processes if not process.doomed]

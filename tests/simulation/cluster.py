@@ -123,9 +123,8 @@ class SimulatedCluster:
     def _exit(self, pod: _Pod, exited: e.WorkerExited) -> None:
         pod.exited = exited
         if self._site.trace is not None:
-            self._site.trace.note(
-                f"the process of worker {pod.worker_id} has ended: {exited.cause}, code {exited.code}"
-            )
+            text = f"the process of worker {pod.worker_id} has ended: {exited.cause}, code {exited.code}"
+            self._site.trace.note(text)
         self._report(pod, exited)
 
     def _place_pending(self) -> None:
@@ -133,11 +132,12 @@ class SimulatedCluster:
         for pod in self._pods.values():
             if pod.process is not None or pod.exited is not None:
                 continue
-            if taken < self._places and self._rejects(pod):
+            if taken >= self._places:
+                self._report(pod, e.WorkerPending(pod.worker_id, "no place"))
+            elif self._rejects(pod):
                 why = "Pod was rejected: Allocate failed"
                 self._exit(pod, e.WorkerExited(pod.worker_id, ExitCause.EVICTED, -9, why, node=REJECTING))
-                continue
-            if taken < self._places:
+            else:
                 taken += 1
                 pod.process = Process(self._site, pod.worker_id, f"h{pod.worker_id}", life)
                 pod.process.call(pod.process.start)
@@ -146,8 +146,6 @@ class SimulatedCluster:
                     pod.process.disturbed = True
                     after = PLACE_SECONDS * self._site.draw_cluster.random()
                     self._site.clock.after(after, pod.process.end, ExitCause.EVICTED, 1)
-            else:
-                self._report(pod, e.WorkerPending(pod.worker_id, "no place"))
 
     def _rejects(self, pod: _Pod) -> bool:
         """Whether the scheduler chooses the node that rejects all pods now: it looks the emptiest."""

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 # Of an older master from the cluster's API: less than a new one waits for the workers that the older one holds.
 LONGEST_CUT = 3.0
 _READINGS = tuple(Reading)
-_TO_STREAMS = (Kind.CUT, Kind.FLICKER, Kind.TEAR, Kind.BREAK)
-_ENDS = (Kind.KILL, Kind.LOSE_NODE, Kind.FREEZE, Kind.TERMINATE, Kind.RAISE, Kind.CRASH, Kind.EXIT)
-_ON_WORKERS = frozenset((*_ENDS, *_TO_STREAMS, Kind.DRIFT))
-_ON_MASTERS = frozenset((Kind.KILL_MASTER, Kind.AGED_MASTER, Kind.BLANK_MASTER, Kind.SECOND_MASTER))
+_ON_WORKERS = (
+    Kind.KILL, Kind.LOSE_NODE, Kind.FREEZE, Kind.TERMINATE, Kind.RAISE, Kind.CRASH, Kind.EXIT, Kind.CUT, Kind.FLICKER,
+    Kind.TEAR, Kind.BREAK, Kind.DRIFT,
+)  # fmt: skip
+_ON_MASTERS = (Kind.KILL_MASTER, Kind.AGED_MASTER, Kind.BLANK_MASTER, Kind.SECOND_MASTER)
 _TERMINATIONS = (ExitCause.KILLED, ExitCause.PREEMPTED, ExitCause.EVICTED)
 
 

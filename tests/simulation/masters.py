@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from elasticdl.job.spec import WorkerRange
@@ -10,16 +11,10 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.values import World
 from elasticdl.master.core.worker_record import JobSnapshot, Snapshot
 from elasticdl.master.shell.calls import Sessions, to_event
+from elasticdl.master.shell.loop import SLOW_SAVE_SECONDS
 from elasticdl.places.base import Launcher
 from elasticdl.proto import elasticdl_pb2 as pb
-from tests.simulation.adapter import (
-    HEARTBEAT_SECONDS,
-    SLOW_SAVE_SECONDS,
-    LoopDriver,
-    MasterCore,
-    SaveRequest,
-    make_settings,
-)
+from tests.simulation.adapter import HEARTBEAT_SECONDS, LoopDriver, MasterCore, SaveRequest, make_settings
 from tests.simulation.network import Stream, require_hello
 
 if TYPE_CHECKING:
@@ -122,14 +117,9 @@ class Master:
         if self._early is not None:
             self._early.append(event)
         elif self.alive:
-            try:
-                if callable(event):
-                    self._loop.put(event)
-                else:
-                    self._loop.decide(event)
+            with self._mortal():
+                self._loop.put(event) if callable(event) else self._loop.decide(event)
                 self._act()
-            except _DeadMasterError:
-                self.die("killed")
 
     @property
     def hears_launcher(self) -> bool:
@@ -235,7 +225,8 @@ class Master:
             stream.greeted = True
             self._open_session(stream, message)
         elif body == "kv_put":
-            self._relay_entry(worker_id, message.kv_put)
+            with self._mortal():
+                self.streams.put(worker_id, message.kv_put)
         else:
             self.post(to_event(worker_id, message))
 
@@ -253,15 +244,14 @@ class Master:
         self.streams.open_streams[worker_id] = stream
         welcome = pb.Welcome(job_name="job", heartbeat_interval=HEARTBEAT_SECONDS, generation=self.generation)
         stream.send_down(pb.MasterMessage(welcome=welcome).SerializeToString())
-        try:
+        with self._mortal():
             self.streams.replay(worker_id)
-        except _DeadMasterError:
-            self.die("killed")
         self.post(to_event(worker_id, hello))
 
-    def _relay_entry(self, worker_id: int, put: pb.KvPut) -> None:
+    @contextmanager
+    def _mortal(self) -> Iterator[None]:
         try:
-            self.streams.put(worker_id, put)
+            yield
         except _DeadMasterError:
             self.die("killed")
 

@@ -97,9 +97,7 @@ class Session:
     def send(self, message: m.Message) -> None:
         if self.stream is not None:
             self.stream.send_up(to_proto(message, self._process.environment).SerializeToString())
-        elif isinstance(
-            message, m.Notice
-        ):  # the next stream brings it if this one did not come to it (`elastic.link.stream`)
+        elif isinstance(message, m.Notice):  # the next stream brings it (`elastic.link.stream`)
             self._unsent.append(message)
 
     def end_stream(self) -> None:

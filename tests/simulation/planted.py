@@ -26,7 +26,7 @@ from elasticdl.master.core.fleet import Fleet, Losses, Streak
 from elasticdl.master.core.values import World as MastersWorld
 from elasticdl.master.core.worker_record import JobSnapshot
 from tests.simulation.adapter import MasterCore
-from tests.simulation.process import Process
+from tests.simulation.process import Process, order_in
 from tests.simulation.run import Failure, run_seed
 
 Planting = Callable[[], AbstractContextManager[None]]
@@ -88,7 +88,7 @@ def _deaf_worker(*ignored: type) -> Planting:
     """These events, or orders, do not reach the worker's core."""
 
     def change(core: WorkerCore, event: p.Event, step: Callable[[Any], list[Any]]) -> list[Any]:
-        return [] if isinstance(event.order if isinstance(event, p.Ordered) else event, ignored) else step(event)
+        return [] if isinstance(order_in(event), ignored) else step(event)
 
     return _stepping(WorkerCore, change)
 
@@ -183,12 +183,13 @@ def _drains_are_not_heard() -> Iterator[None]:
     draining: set[tuple[int, int]] = set()
 
     def change(core: MasterCore, event: e.Event, step: Callable[[Any], list[Any]]) -> list[Any]:
-        said = event.said if isinstance(event, e.FromWorker) else None
-        who = (id(core), event.worker_id) if isinstance(event, e.FromWorker) else None
-        if who and isinstance(said, m.Draining):
-            draining.add(who)
-        ignored = isinstance(said, m.Finished) and who in draining
-        return [] if ignored else step(event)
+        if isinstance(event, e.FromWorker):
+            who = id(core), event.worker_id
+            if isinstance(event.said, m.Draining):
+                draining.add(who)
+            elif isinstance(event.said, m.Finished) and who in draining:
+                return []
+        return step(event)
 
     with _stepping(MasterCore, change)():
         yield

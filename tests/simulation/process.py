@@ -18,7 +18,7 @@ from elasticdl.master.core.events import ExitCause
 from tests.simulation.adapter import LINGER_SECONDS
 from tests.simulation.collectives import CONNECT_TIMEOUT
 from tests.simulation.job_invariants import check_worker
-from tests.simulation.lineage import Model, State, Violation
+from tests.simulation.lineage import State, Violation
 from tests.simulation.network import Session
 
 if TYPE_CHECKING:
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 Steps = Generator[None, Any, None]
 _ORDERS_TO_LEAVE = (m.Drain, m.StopWork, p.Terminated)
 ONE_MOMENT = "weights, buffers and the user's values are of one moment"
+
+
+def order_in(event: p.Event) -> object:
+    """The master's, or the event itself."""
+    return event.order if isinstance(event, p.Ordered) else event
 
 
 class DiedError(Exception):
@@ -144,15 +149,12 @@ class Process:
             self.asked_at = site.clock.now
         elif isinstance(event, p.Said):
             self.last_word = event.message
-        elif self.told_at is None and isinstance(
-            event.order if isinstance(event, p.Ordered) else event, _ORDERS_TO_LEAVE
-        ):
+        elif self.told_at is None and isinstance(order_in(event), _ORDERS_TO_LEAVE):
             self.told_at, self.held_when_told = site.clock.now, self.core.position.has_state
         instructions = self.core.step(event, site.clock.now)
         check_worker(self.core)
         for instruction in instructions:
-            if self.fuse is not None:
-                self._burn()
+            self._burn()
             self._carry_out(instruction)
         if self.orders and self._awaits_order and not self._running:
             self._run(None)
@@ -165,11 +167,11 @@ class Process:
         check_worker(self.core)
         if self.site.trace is not None:
             self.site.trace.step(self, what)
-        if self.fuse is not None:
-            self._burn()
+        self._burn()
 
     def _burn(self) -> None:
-        assert self.fuse is not None
+        if self.fuse is None:
+            return
         self.fuse -= 1
         if self.fuse < 0:
             self.end(ExitCause.KILLED, -9)
@@ -208,11 +210,10 @@ class Process:
     def require_one_moment(self, step: int, when: str) -> None:
         state = self.state
         if not (state.weights is state.buffers is state.values) or state.weights.step != step:
-            text = (
-                f"worker {self.worker_id} {when}: weights of {_of(state.weights)}, buffers of {_of(state.buffers)}, "
-                f"values of {_of(state.values)}, progress says step {step}"
+            found = ", ".join(
+                f"{name} of step {getattr(state, name).step}" for name in ("weights", "buffers", "values")
             )
-            raise Violation(ONE_MOMENT, text)
+            raise Violation(ONE_MOMENT, f"worker {self.worker_id} {when}: {found}, progress says step {step}")
 
     def _tick(self) -> None:
         self.tell(p.Trigger.TICK)
@@ -281,7 +282,3 @@ class Process:
             pass
         finally:
             self._running = False
-
-
-def _of(model: Model) -> str:
-    return f"step {model.step}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from elasticdl.elastic.core import protocol as p
@@ -85,8 +87,7 @@ def life(process: Process) -> Steps:
                     site.checks.stopped()
                 yield from process.close(0)
             case p.Fail(error, message):
-                tell(p.Said(m.Failed(error is RuntimeError, message, "")))
-                yield from process.close(1)
+                yield from _fail(process, message, users=error is RuntimeError)
 
 
 def _connect(process: Process, world: World) -> Steps:
@@ -99,16 +100,12 @@ def _connect(process: Process, world: World) -> Steps:
 
 def _synchronize(process: Process, world: World) -> Steps:
     site, core = process.site, process.core
-    if (
-        world.is_first
-        and world.rank == 0
-        and site.handover
-        and site.handover.progress.step > core.position.progress.step
-    ):
-        process.state = site.handover.state.copy()
-        core.position.loaded(site.handover.progress)
-    if world.is_first and world.rank == 0 and process.is_unlike:
-        yield from _refuse(process, "what was kept is of other data")
+    if world.is_first and world.rank == 0:
+        if (kept := site.handover) and kept.progress.step > core.position.progress.step:
+            process.state = kept.state.copy()
+            core.position.loaded(kept.progress)
+        if process.is_unlike:
+            yield from _refuse(process, "what was kept is of other data")
     if world.needs_sync and world.size > 1:
         root = world.root.worker_id
         given = Broadcast(process.state.copy(), core.position.progress)
@@ -204,9 +201,8 @@ class _Training:
             return
         process.advance(Activity.WAIT)
         compares = self._looks(plan)
-        given = Given(
-            state.weights, plan, samples, process.core.leaving, process.core.position.made > 0, compares=compares
-        )
+        trained = process.core.position.made > 0
+        given = Given(state.weights, plan, samples, process.core.leaving, trained, compares=compares)
         reduced = yield from _reduce(process, self._world, given)
         if reduced is None:
             process.tell(p.CollectiveFailed(BROKEN))
@@ -228,7 +224,7 @@ class _Training:
         process.has_done("the parameters have changed")
         state.values = model
         if not vote.one_state:
-            yield from _differ(process)
+            yield from _fail(process, "the workers hold different states")
         if self._commits_after(model.step):
             self._commit()
 
@@ -253,25 +249,21 @@ class _Training:
         return is_over
 
 
+def _fail(process: Process, why: str, traceback: str = "", *, users: bool = True) -> Steps:
+    process.tell(p.Said(m.Failed(users, why, traceback)))
+    yield from process.close(1)
+
+
 def _disagree(process: Process, difference: str) -> Steps:
     """No step can be made of the members' votes."""
     core = process.core
-    why = difference or core.position.disagreement(core.world.size)
-    process.tell(p.Said(m.Failed(not difference, why, "")))
-    yield from process.close(1)
+    yield from _fail(process, difference or core.position.disagreement(core.world.size), users=not difference)
 
 
 def _refuse(process: Process, why: str) -> Steps:
     """It can't train with the others."""
     process.site.checks.refused(process)
-    process.tell(p.Said(m.Failed(True, f"refused: {why}", "")))
-    yield from process.close(1)
-
-
-def _differ(process: Process) -> Steps:
-    """The members hold different models, whose values are compared then."""
-    process.tell(p.Said(m.Failed(True, "the workers hold different states", "")))
-    yield from process.close(1)
+    yield from _fail(process, f"refused: {why}")
 
 
 def _exit_early(process: Process) -> Steps:
@@ -284,8 +276,7 @@ def _raise(process: Process) -> Steps:
     if process.to_raise == "exit":
         yield from _exit_early(process)
     if process.to_raise == "raise":
-        process.tell(p.Said(m.Failed(True, "the user's code raised", "traceback")))
-        yield from process.close(1)
+        yield from _fail(process, "the user's code raised", "traceback")
     process.end(ExitCause.CRASHED, 1)
     raise DiedError
 
@@ -312,17 +303,14 @@ def combine_step(process: Process, world: World, inputs: dict[int, Given]) -> Re
     if not vote.one_batch and not vote.ended:
         found = disagreement(inputs)
         plans = {worker_id: each.plan and each.plan.checksum for worker_id, each in inputs.items()}
-        checks.judged(
-            {worker_id for worker_id, plan in plans.items() if plan != plans[world.root.worker_id]}, inputs, found
-        )
+        differing = {worker_id for worker_id, plan in plans.items() if plan != plans[world.root.worker_id]}
+        checks.judged(differing, inputs, found)
         return vote, {}, found
     epoch = first.plan.epoch if first.plan else first.weights.epoch
     differing = {worker_id for worker_id, each in inputs.items() if each.weights is not first.weights}
     if differing:
         compared = not vote.one_state
-        refused = agreement.newcomers_alone(
-            [(worker_id, each.trained) for worker_id, each in inputs.items()], differing
-        )
+        refused = agreement.newcomers_alone([(each, inputs[each].trained) for each in inputs], differing)
         if compared and not vote.ended:
             found = Disagreement("other weights", refused)
             checks.judged(differing, inputs, found)
@@ -334,9 +322,7 @@ def combine_step(process: Process, world: World, inputs: dict[int, Given]) -> Re
     steps = {(each.plan.epoch, each.plan.step) for each in members if each.plan}
     if len(steps) > 1:
         raise Violation(ONE_STEP, f"world {world.version}: {sorted(steps)}")
-    batch = 0
-    for each in members:
-        batch |= each.samples
+    batch = reduce(or_, (each.samples for each in members))
     if batch.bit_count() != vote.samples:
         text = f"world {world.version}, step {first.plan.step}: {vote.samples} are {batch.bit_count()}"
         raise Violation(EACH_SAMPLE, text)

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 from elasticdl.elastic.core import protocol as p
 from elasticdl.job import messages as m
 from elasticdl.master.core import events as e
-from tests.simulation.adapter import QUIET_INSTRUCTIONS
 from tests.simulation.clock import Clock
 
 if TYPE_CHECKING:
     from tests.simulation.masters import Master
     from tests.simulation.process import Process
 
-_QUIET_MASTER = (e.Tick, m.Heartbeat, m.Progress)
+_QUIET_EVENTS, _QUIET_INSTRUCTIONS = (e.Tick, m.Heartbeat, m.Progress), (e.Record, e.SaveState, e.NewSteps)
 _LONGEST = 150
 
 
@@ -41,10 +40,10 @@ class Trace:
         self._add(f"worker {process.worker_id}", f"  -> {instruction}")
 
     def decision(self, master: Master, event: e.Event, instructions: Sequence[e.Instruction]) -> None:
-        if not isinstance(event.said if isinstance(event, e.FromWorker) else event, _QUIET_MASTER):
+        if not isinstance(event.said if isinstance(event, e.FromWorker) else event, _QUIET_EVENTS):
             self._add(f"master {master.generation}", str(event))
         for instruction in instructions:
-            if not isinstance(instruction, QUIET_INSTRUCTIONS):
+            if not isinstance(instruction, _QUIET_INSTRUCTIONS):
                 self._add(f"master {master.generation}", f"  -> {instruction}")
 
     def _tell(self, process: Process, what: p.Event | str) -> None:
