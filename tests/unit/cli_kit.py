@@ -14,23 +14,16 @@ A stream of which nothing is written down has to be empty. HOME is the folder of
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import json
 import os
 import re
 import shlex
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent import futures
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TextIO
 
 import grpc
 import pytest
@@ -38,8 +31,6 @@ from google.protobuf import json_format
 
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.cluster_run import Submission
-from elasticdl.cli.signals import FINGER_SECONDS
-from elasticdl.common.errors import UserError
 from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir, jobs_root, write_aside
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.client import Client
@@ -51,29 +42,22 @@ DEADLINE = 30.0
 NOWHERE = "127.0.0.1:1"
 
 
-def new_job(name: str) -> JobDir:
+def new_job(name):
     job = create_job_dir(name)
     write_aside(job.spec, JobSpec(job_name=name).to_json())
     return job
 
 
-def ended_job(name: str, **fields: object) -> JobDir:
+def ended_job(name, **fields):
     job = new_job(name)
     status = pb.JobStatus(job_name=name, **{"phase": "succeeded", "step": 7, "total_steps": 7, **fields})
     write_aside(job.status, json_format.MessageToJson(status))
     return job
 
 
-def dead_pid() -> int:
-    process = subprocess.Popen([sys.executable, "-ISc", ""])
-    process.wait()
-    return process.pid
-
-
-def run(capsys, *argv: str) -> tuple[int, str, str]:
-    code = main(argv)
-    out, err = capsys.readouterr()
-    return code, out, err
+def run(capsys, *argv):
+    """Its exit code, and what it shows on either stream."""
+    return main(argv), *capsys.readouterr()
 
 
 # ---- a master that only pretends ----
@@ -82,80 +66,59 @@ def run(capsys, *argv: str) -> tuple[int, str, str]:
 class CalledMaster(rpc.MasterServicer):
     """It serves the calls of the command line: sends out what is given to `update`, and keeps in words what it was asked for."""
 
-    def __init__(self, job_name: str) -> None:
-        self.told: list[str] = []  # to do what
-        self.once_watched: list[Callable[[], object]] = []
-        self.at_stop: Callable[[], object] = lambda: None
-        self._status = pb.JobStatus(job_name=job_name, phase="pending", time_left=-1, min_workers=1, max_workers=2)
-        self._statuses = [pb.JobStatus.FromString(self._status.SerializeToString())]
-        self._ended = False
-        self._watched = threading.Event()
-        self._changed = threading.Condition()
+    def __init__(self, job_name):
+        self.told = []  # to do what
+        self.once_watched, self.at_stop = [], lambda: None  # functions
+        self.watched, self.over = threading.Event(), threading.Event()
+        self.statuses = [pb.JobStatus(job_name=job_name, phase="pending", time_left=-1, min_workers=1, max_workers=2)]
 
-    def update(self, **fields: object) -> None:
-        with self._changed:
-            self._status.MergeFrom(pb.JobStatus(**fields))
-            self._statuses.append(pb.JobStatus.FromString(self._status.SerializeToString()))
-            self._changed.notify_all()
-
-    def end(self) -> pb.JobStatus:
-        """End the streams; returns the last status."""
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-            return self._statuses[-1]
-
-    def wait_for_watcher(self) -> None:
-        assert self._watched.wait(DEADLINE)
+    def update(self, **fields):
+        self.statuses.append(pb.JobStatus.FromString(self.statuses[-1].SerializeToString()))
+        self.statuses[-1].MergeFrom(pb.JobStatus(**fields))
 
     def Status(self, request, context):
         self._authenticate(context)
-        return self._statuses[-1]
+        return self.statuses[-1]
 
     def Watch(self, request, context):
-        self._authenticate(context)
-        self._watched.set()
-        self._is_watched()
-        sent, over = 0, False
-        while not over:
-            with self._changed:
-                assert self._changed.wait_for(lambda seen=sent: len(self._statuses) > seen or self._ended, DEADLINE)
-                fresh, over = self._statuses[sent:], self._ended
-            yield from fresh
-            sent += len(fresh)
+        yield from self._stream(context, lambda: self.statuses)
 
     def Events(self, request, context):
         """What the job's folder has."""
-        self._authenticate(context)
-        self._is_watched()
-        journal, told, is_last = JobDir(jobs_root() / self._status.job_name).journal, 0, False
-        while not is_last and context.is_active():
-            is_last = self._ended or not request.follow
+
+        def entries():
             lines = journal.read_text().splitlines(keepends=True) if journal.exists() else []
-            whole = [line for line in lines if line.endswith("\n")]
-            yield from (pb.JournalEntry(json=line.removesuffix("\n")) for line in whole[told:])
-            told = len(whole)
-            time.sleep(0.02)
+            return [pb.JournalEntry(json=line.removesuffix("\n")) for line in lines if line.endswith("\n")]
+
+        journal = JobDir(jobs_root() / self.statuses[0].job_name).journal
+        yield from self._stream(context, entries, request.follow)
 
     def Scale(self, request, context):
-        self._record(context, f"scale {request.min_workers}-{request.max_workers}")
+        self._authenticate(context)
+        self.told.append(f"scale {request.min_workers}-{request.max_workers}")
         if request.max_workers > 8:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this machine has 8 slots")
         return pb.ScaleReply(message=f"from {request.min_workers} to {request.max_workers} workers")
 
     def Stop(self, request, context):
-        words = {"checkpoint": request.checkpoint, "now": request.now}
-        self._record(context, " ".join(["stop", *(word for word, given in words.items() if given)]))
+        self._authenticate(context)
+        self.told.append(f"stop{' checkpoint' * request.checkpoint}{' now' * request.now}")
         self.at_stop()
         return pb.StopReply()
 
-    def _is_watched(self):
+    def _stream(self, context, found, follow=True):
+        """Until the master ends."""
+        self._authenticate(context)
+        self.watched.set()
         while self.once_watched:
             self.once_watched.pop(0)()
-
-    def _record(self, context, words):
-        self._authenticate(context)
-        self.told.append(words)
+        told, over = 0, False
+        while not over and context.is_active():
+            over = self.over.is_set() or not follow
+            fresh = found()[told:]
+            yield from fresh
+            told += len(fresh)
+            time.sleep(0.01)
 
     def _authenticate(self, context):
         if ("elasticdl-token", TOKEN) not in [tuple(item) for item in context.invocation_metadata()]:
@@ -163,7 +126,7 @@ class CalledMaster(rpc.MasterServicer):
 
 
 @contextmanager
-def serving(master: CalledMaster):
+def serving(master):
     """Serve it; yields its address."""
     server = grpc.server(futures.ThreadPoolExecutor(8))
     rpc.add_MasterServicer_to_server(master, server)
@@ -172,205 +135,127 @@ def serving(master: CalledMaster):
     try:
         yield MasterAddress(f"127.0.0.1:{port}", TOKEN, os.getpid())
     finally:
-        master.end()
+        master.over.set()
         server.stop(grace=1).wait(DEADLINE)
-
-
-def play_part(master: CalledMaster, journal: TextIO, part: str, stopped: threading.Event) -> None:
-    """One job from its start to its end."""
-
-    numbers = itertools.count(1)
-
-    def tell(event: str, **fields: object) -> None:
-        print(json.dumps({"number": next(numbers), "time": 0.0, "event": event, **fields}), file=journal, flush=True)
-
-    master.update(phase="running", step=0, total_steps=20, total_epochs=2)
-    tell("world_formed", world=1, members=[0, 1], step=0, reason="2 workers are ready")
-    if part == "fails":
-        master.update(phase="failed", reason="worker 1: ValueError: bad sample", traceback="Traceback\nValueError: bad")
-        return
-    for step in range(1, 21):
-        master.update(step=step, epoch=(step - 1) // 10, loss=1 / step, samples=32 * step, samples_per_second=1000.0)
-    tell("evaluation", step=20, epoch=1, samples=64, metrics={"accuracy": 0.5})
-    if part == "forever" or part.startswith("SIG"):
-        if part != "forever":
-            os.kill(os.getpid(), signal.Signals[part])
-        if not stopped.wait(DEADLINE):
-            raise TimeoutError("nobody stopped this job")
-        master.update(phase="stopped", reason="interrupted")
-        return
-    master.update(phase="succeeded", metrics={"accuracy": 0.5})
-
-
-class PlayedMaster:
-    """In a command, in place of `elasticdl.master.shell.serve.Master` on this machine; ``--model_def`` says which part it plays."""
-
-    def __init__(self, spec: JobSpec, job: JobDir, make_launcher: object) -> None:
-        self._part = spec.model_def
-        self._job = job
-        self._stopped = threading.Event()
-        self.is_up = asyncio.Event()
-        if self._part == "refuses":
-            raise UserError("--port 80: the port is taken; choose another")
-
-    def post(self, event: object) -> None:
-        """That it is to stop."""
-        if self._part != "stubborn":
-            self._stopped.set()
-
-    async def run(self) -> None:
-        if self._part == "slow":
-            self._job.journal.touch()
-            os.kill(os.getpid(), signal.SIGINT)
-            await asyncio.sleep(DEADLINE)
-        master = CalledMaster(self._job.name)
-        master.at_stop = self._stopped.set
-        with serving(master) as address:
-            address.write(self._job.master)
-            self.is_up.set()
-            if self._part == "vanishes":
-                raise RuntimeError("last words")
-            if self._part == "stubborn":
-                await asyncio.to_thread(master.wait_for_watcher)
-                while True:  # as a person does who is not heard
-                    os.kill(os.getpid(), signal.SIGINT)
-                    await asyncio.sleep(2 * FINGER_SECONDS)
-            await asyncio.to_thread(self._play, master)
-            last = master.end()
-        write_aside(self._job.status, json_format.MessageToJson(last))
-        self._job.master.unlink()
-
-    def _play(self, master: CalledMaster) -> None:
-        master.wait_for_watcher()
-        self._job.worker_out(0).write_text("printed by worker 0\n")
-        with self._job.journal.open("a") as journal:
-            play_part(master, journal, self._part, self._stopped)
 
 
 # ---- a scene, and sessions in it ----
 
 
-def named(text: str) -> tuple[str, dict[str, object]]:
+def named(text):
     """A name, and fields of a status: JSON, or a word."""
     name, *fields = shlex.split(text)
     pairs = (each.partition("=")[::2] for each in fields)
     return name, {key: json.loads(value) if re.match(r"[\d{[-]", value) else value for key, value in pairs}
 
 
-@dataclass
 class Scene:
     """What there is, in the folder ``home``."""
 
-    home: Path
-    monkeypatch: pytest.MonkeyPatch
-    masters: dict[str, CalledMaster] = field(default_factory=dict)
-    served: ExitStack = field(default_factory=ExitStack)
+    def __init__(self, home, monkeypatch):
+        self.home, self.monkeypatch, self.masters, self.served = home, monkeypatch, {}, ExitStack()
+        (home / "bin").mkdir()
+        given = {"ELASTICDL_HOME": home, "PATH": home / "bin", "COLUMNS": 200, "KUBECONFIG": home / "config"}
+        for name, value in given.items():
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.chdir(home)
 
-    def __post_init__(self) -> None:
-        (self.home / "bin").mkdir()
-        for name, value in {"ELASTICDL_HOME": self.home, "PATH": self.home / "bin", "COLUMNS": 200}.items():
-            self.monkeypatch.setenv(name, str(value))
-        self.monkeypatch.setenv("KUBECONFIG", str(self.home / "config"))
-        self.monkeypatch.chdir(self.home)
-
-    def set_up_all(self, steps: str, between: str) -> None:
+    def set_up_all(self, steps, between):
         for step in steps.split(f"{between} "):
             name, _, text = step.strip().partition(" ")
             getattr(self, name)(text)
 
     # ---- jobs of this machine ----
 
-    def new(self, text: str) -> None:
+    def new(self, text):
         new_job(text)
 
-    def ended(self, text: str) -> None:
+    def ended(self, text):
         name, fields = named(text)
         ended_job(name, **fields)
 
-    def lost(self, text: str) -> None:
-        self._master(text, MasterAddress(NOWHERE, TOKEN, dead_pid()))
+    def lost(self, text):
+        with subprocess.Popen("/bin/true") as process:
+            pass
+        self._master(text, MasterAddress(NOWHERE, TOKEN, process.pid))
 
-    def elsewhere(self, text: str) -> None:
-        """Of another machine that shares the folder."""
-        self._master(text, MasterAddress(NOWHERE, TOKEN, dead_pid(), host="another"))
-
-    def deaf(self, text: str) -> None:
+    def deaf(self, text):
         self._master(text, MasterAddress(NOWHERE, TOKEN, os.getpid()))
 
-    def runs(self, text: str) -> None:
+    def runs(self, text):
         """A job whose master is in this process."""
         name, fields = named(text)
         self.masters[name] = CalledMaster(name)
         self.masters[name].update(**{"phase": "running", "step": 3, "total_steps": 10, **fields})
         self._master(name, self.served.enter_context(serving(self.masters[name])))
 
-    def _master(self, name: str, address: MasterAddress) -> None:
+    def _master(self, name, address):
         job = JobDir(jobs_root() / name)
         address.write(job.master if job.path.exists() else new_job(name).master)
 
-    def obeys(self, text: str) -> None:
+    def obeys(self, text):
         """What the master does once it is told to stop: steps of a session, with ; between them."""
         name, _, steps = text.partition(" ")
         self.masters[name].at_stop = lambda: self.set_up_all(steps, ";")
 
-    def watched(self, text: str) -> None:
+    def watched(self, text):
         """What happens once somebody watches the job."""
         name, _, steps = text.partition(" ")
         self.masters[name].once_watched.append(lambda: self.set_up_all(steps, ";"))
 
-    def says(self, text: str) -> None:
+    def says(self, text):
         name, fields = named(text)
         self.masters[name].update(**fields)
 
-    def ends(self, text: str) -> None:
-        self.masters[text].end()
+    def ends(self, text):
+        self.masters[text].over.set()
 
-    def interrupted(self, text: str) -> None:
+    def interrupted(self, text):
         os.kill(os.getpid(), signal.SIGINT)
+
+    def stopped(self, text):
+        """That the job had not succeeded, but was stopped, and has kept what it had trained."""
+        (jobs_root() / text / "status.json").write_text('{"phase": "stopped"}')
+        (jobs_root() / text / "stopped-0000000040.state").touch()
+
+    def aged(self, text):
+        """That the folder of the job has not been touched for so many seconds from 1970 on."""
+        name, _, second = text.partition(" ")
+        os.utime(jobs_root() / name, (float(second), float(second)))
 
     # ---- files and programs ----
 
-    def file(self, text: str) -> None:
+    def file(self, text):
         r"""With this text, in which \n and the like are as in Python; made or written on."""
         path, _, content = text.partition(" ")
         with (self.home / path).open("ab") as file:
             file.write(content.encode().decode("unicode_escape").encode("latin-1"))
 
-    def holds(self, text: str) -> None:
+    def holds(self, text):
         """That a file reads so."""
         path, _, content = text.partition(" ")
         found = (self.home / path).read_text().replace(str(self.home), "HOME")
         pattern = ".*".join(map(re.escape, content.replace(r"\n", "\n").split("...")))
         assert re.fullmatch(pattern, found, re.DOTALL), found
 
-    def lacks(self, text: str) -> None:
+    def lacks(self, text):
         assert not (self.home / text).exists()
 
-    def stopped(self, text: str) -> None:
-        """That the job had not succeeded, but was stopped, and has kept what it had trained."""
-        (jobs_root() / text / "status.json").write_text('{"phase": "stopped"}')
-        (jobs_root() / text / "stopped-0000000040.state").touch()
-
-    def check(self, text: str) -> None:
+    def check(self, text):
         """What the pretended check of a worker does."""
         (self.home / "pretend_check.py").write_text(text)
 
-    def env(self, text: str) -> None:
+    def env(self, text):
         self.monkeypatch.setenv(*text.partition("=")[::2])
 
-    def folder(self, text: str) -> None:
+    def folder(self, text):
         (self.home / text).mkdir(parents=True)
 
-    def gone(self, text: str) -> None:
+    def gone(self, text):
         path = self.home / text
         path.unlink() if path.is_file() else path.rmdir()
 
-    def aged(self, text: str) -> None:
-        """That the folder of the job has not been touched for so many seconds from 1970 on."""
-        name, _, second = text.partition(" ")
-        os.utime(jobs_root() / name, (float(second), float(second)))
-
-    def program(self, text: str) -> None:
+    def program(self, text):
         """It notes how it was called, and does what the text says, as a shell script."""
         name, _, script = text.partition(" ")
         path = self.home / "bin" / name
@@ -378,36 +263,35 @@ class Scene:
         path.write_text(f'#!/bin/sh\necho "{name} $*" >> {self.home}/called\n{does}\n')
         path.chmod(0o755)
 
-    def batch(self, text: str) -> None:
+    def batch(self, text):
         """A job of Slurm's, whose master is its job 7."""
         new_job(text).batch.write_text("7")
 
     # ---- a cluster ----
 
-    def kubeconfig(self, text: str) -> None:
+    def kubeconfig(self, text):
         """As it is given, or of a cluster that does not answer."""
-        users, server = "users: [{name: u, user: {}}]", 'server: "https://127.0.0.1:9"'
-        context = "contexts: [{name: a, context: {cluster: c, user: u}}]\ncurrent-context: a"
-        usual = f"{context}\nclusters: [{{name: c, cluster: {{{server}}}}}]\n{users}\n"
+        usual = "{current-context: a, contexts: [{name: a, context: {cluster: c, user: u}}], "
+        usual += "clusters: [{name: c, cluster: {server: 'https://127.0.0.1:9'}}], users: [{name: u, user: {}}]}"
         (self.home / "config").write_text(text or usual)
 
-    def cluster(self, text: str) -> None:
+    def cluster(self, text):
         """The jobs of this name on a cluster, which have no pods."""
         name, _, found = text.partition(" ")
         job = {"metadata": {"creationTimestamp": "1", "labels": {"elasticdl.org/job": name}}}
         self.monkeypatch.setattr(Client, "list", lambda _, kind, **__: [job] if kind == "Job" else [])
         self.monkeypatch.setattr(Client, "find", lambda _, kind, __: job if found and kind == "Job" else None)
 
-    def submits(self, text: str) -> None:
+    def submits(self, text):
         """A cluster takes whatever it is given."""
         self.monkeypatch.setattr(Submission, "check", lambda submission: None)
         self.monkeypatch.setattr(Submission, "make", lambda submission, pause: None)
 
-    def unreachable(self, text: str) -> None:
+    def unreachable(self, text):
         """Who asks a cluster nevertheless is told of it by an error of this test."""
         self.monkeypatch.setattr(Client, "find", lambda *_, **__: pytest.fail("the cluster was asked"))
 
-    def asked(self) -> list[str]:
+    def asked(self):
         """Since this was last called."""
         called = self.home / "called"
         calls = called.read_text().splitlines() if called.exists() else []
@@ -417,24 +301,24 @@ class Scene:
 
 
 @contextmanager
-def scene_in(home: Path, monkeypatch: pytest.MonkeyPatch):
+def scene_in(home, monkeypatch):
     scene = Scene(home, monkeypatch)
     with scene.served:
         yield scene
 
 
-def sessions(text: str) -> list:
+def sessions(text):
     """One for each title, which begins with #; as parameters of a test."""
     parts = re.split(r"^# (.*)\n", text, flags=re.MULTILINE)[1:]
     return [pytest.param(body.strip(), id=title) for title, body in zip(parts[::2], parts[1::2], strict=True)]
 
 
-def matches(shown: str, wanted: list[str]) -> bool:
+def matches(shown, wanted):
     lines = [r"(.*\n)*" if line == "..." else ".*".join(map(re.escape, line.split("..."))) + r"\n" for line in wanted]
     return re.fullmatch("".join(lines), shown) is not None
 
 
-def play(session: str, scene: Scene, capsys) -> None:
+def play(session, scene, capsys):
     """Raises AssertionError where something else is shown than what is written down."""
     for step in re.split(r"\n(?=[+$])", session):
         first, *rest = step.splitlines()

@@ -1,16 +1,13 @@
-"""What benchmarks and storms conclude from what they have seen: pauses, lost steps, and a training that a storm has changed."""
+"""What a storm finds in what it has seen: lost steps, and a training that it has changed."""
 
 import json
 
 import pytest
 
-from benchmarks.steps import Step, gap_between, split_at
 from benchmarks.storm import training
 from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH, Wrong, check_journal, compare, undisturbed
 from benchmarks.storm.zoo import watched_softmax
 from elasticdl.elastic.core.plan import epoch_order
-
-# ---- storms ----
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +39,6 @@ def agreement(folder):
     return compare((folder / "losses").iterdir(), (folder / "record").iterdir(), epochs=1)
 
 
-def test_a_training_that_nothing_has_disturbed_agrees(trained):
-    found = agreement(trained)
-    assert (found.steps, found.samples) == (STEPS_PER_EPOCH, watched_softmax.SAMPLES)
-    assert (found.losses_compared, found.largest_difference) == (2 * STEPS_PER_EPOCH, 0.0)
-
-
 def scale_loss(lines, factor):
     step, loss = lines[9].split()
     lines[9] = f"{step} {float(loss) * factor!r}"
@@ -71,6 +62,9 @@ def use_second_sample_twice(lines):
     ],
 )
 def test_what_is_lost_repeated_or_different_is_found(trained, files, damage, said):
+    found = agreement(trained)
+    assert (found.steps, found.samples) == (STEPS_PER_EPOCH, watched_softmax.SAMPLES)
+    assert (found.losses_compared, found.largest_difference) == (2 * STEPS_PER_EPOCH, 0.0)
     for path in trained.glob(files):
         lines = path.read_text().splitlines()
         damage(lines)
@@ -95,34 +89,3 @@ def test_a_journal_that_shows_a_crash_or_a_loss():
     ):
         with pytest.raises(Wrong, match=complaint):
             check_journal([*sound, entry])
-
-
-# ---- pauses ----
-
-
-def steps(world, first, *times):
-    return [Step(time, first + index, world, 2) for index, time in enumerate(times)]
-
-
-def test_a_gap_is_the_pause_less_an_ordinary_step():
-    survivor = [*steps("1", 1, 0.0, 0.1, 0.2), *steps("2", 4, 1.3, 1.4)]
-    gap = gap_between([split_at(survivor, 0.25, [step.world == "2" for step in survivor])], 0.25)
-    assert (gap.pauses, gap.ordinary, gap.from_event) == (
-        (pytest.approx(1.0),),
-        pytest.approx(0.1),
-        pytest.approx(1.05),
-    )
-    assert (gap.redone, gap.lost) == (0, 0)
-    with pytest.raises(ValueError, match="no step"):
-        gap_between([(steps("1", 1, 0.0, 0.1), [])], 0.25)
-
-
-@pytest.mark.parametrize(
-    ("ahead", "behind", "redone", "lost"), [(2, 2, 2, 0), (3, 3, 1, 0), (4, 4, 0, 0), (6, 6, 0, 2), (4, 3, 0, 0)]
-)
-def test_steps_redone_and_lost_are_counted(ahead, behind, redone, lost):
-    """In the last case one survivor is a step behind."""
-    before = steps("1", 1, 0.0, 0.1, 0.2)
-    late = before if ahead == behind else before[:-1]
-    gap = gap_between([(before, steps("2", ahead, 1.0)), (late, steps("2", max(ahead, behind), 1.0))], 0.25)
-    assert (gap.redone, gap.lost) == (redone, lost)

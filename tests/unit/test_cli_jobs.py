@@ -22,6 +22,8 @@ from elasticdl.job.jobdir import jobs_root, kept_states, list_jobs, write_aside
 from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
+COMMAND = [sys.executable, "-m", "elasticdl.cli"]
+
 
 @pytest.fixture(autouse=True)
 def scene(tmp_path, monkeypatch):
@@ -136,29 +138,23 @@ def test_a_status_for_programs_has_all_its_fields_in_one_line(capsys, scene):
     scene.runs("live")
     ended_job("done", metrics={"accuracy": 0.5})
     new_job("damaged").status.write_text("{")
-    (found,) = map(json.loads, run(capsys, "status", "live", "--json")[1].splitlines())
+    found = json.loads(run(capsys, "status", "live", "--json")[1])
     assert (found["job_name"], found["phase"], found["step"], found["workers"]) == ("live", "running", 3, [])
     assert found.keys() == {field.name for field in pb.JobStatus.DESCRIPTOR.fields}
+    each = map(json.loads, run(capsys, "status", "--json")[1].splitlines())
     phases = {"live": "running", "done": "succeeded", "damaged": "unreachable"}
-    each = [json.loads(line) for line in run(capsys, "status", "--json")[1].splitlines()]
     assert {one["job_name"]: one["phase"] for one in each} == phases
 
 
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        ("elasticdl st", ["status", "stop"]),
-        ("elasticdl status li", ["live"]),
-        ("elasticdl run --num", ["--num_workers"]),
-        ("elasticdl wrong --x", []),
-        ("elasticdl run --num_workers 2 -- python tr", []),
-    ],
-)
+COMPLETED = {"st": ["status", "stop"], "status li": ["live"], "run --num": ["--num_workers"], "run -- python tr": []}
+
+
+@pytest.mark.parametrize(("words", "found"), COMPLETED.items())
 def test_a_shell_completes_commands_options_and_names(capsys, monkeypatch, words, found):
     new_job("live")
-    for name, value in {"_ELASTICDL_COMPLETE": "bash_complete", "COMP_WORDS": words}.items():
+    typed = {"COMP_WORDS": f"elasticdl {words}", "COMP_CWORD": str(words.count(" ") + 1)}
+    for name, value in {"_ELASTICDL_COMPLETE": "bash_complete", **typed}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
     code, out, err = run(capsys)
     shown = [line.partition(",")[2] for line in out.split()]
     assert (code, err, shown[: len(found)], bool(shown)) == (0, "", found, bool(found))
@@ -179,26 +175,25 @@ def test_logs_are_followed_to_the_end_of_the_job(scene):
 # ---- who reads ----
 
 
-@pytest.mark.parametrize("words", [["status"], ["status", "done"]])
-def test_what_nobody_reads_ends_with_the_code_of_a_broken_pipe(words):
-    ended_job("done")
+FULL = b"elasticdl status: No space left on device: neither what it prints nor its files can be written\n"
+
+
+@pytest.mark.parametrize(("full", "ends"), [(False, (141, b"")), (True, (1, FULL))])
+def test_what_nobody_reads_ends_with_the_code_of_a_broken_pipe_and_a_full_disk_is_told(full, ends):
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "elasticdl.cli", *words]
-    with open(writer, "w") as stdout:
-        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, timeout=DEADLINE)
-    assert (done.returncode, done.stderr) == (141, b"")
+    with open("/dev/full" if full else writer, "w") as stdout:
+        done = subprocess.run([*COMMAND, "status"], stdout=stdout, stderr=subprocess.PIPE, timeout=DEADLINE)
+    assert (done.returncode, done.stderr) == ends
 
 
-@pytest.mark.parametrize("words", [["status"], ["stop", "one"]])
-def test_who_is_interrupted_does_not_wait_for_masters_that_do_not_answer(words):
+def test_who_is_interrupted_does_not_wait_for_masters_that_do_not_answer():
     asked, over, master = threading.Event(), threading.Event(), CalledMaster("any")
-    master.Status = master.Stop = lambda request, context: asked.set() or over.wait(DEADLINE)
+    master.Status = lambda request, context: asked.set() or over.wait(DEADLINE)
     with serving(master) as address:
         for name in ("one", "two"):
             address.write(new_job(name).master)
-        command = [sys.executable, "-m", "elasticdl.cli", *words]
-        with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        with subprocess.Popen([*COMMAND, "status"], stderr=subprocess.PIPE) as process:
             assert asked.wait(DEADLINE)
             process.send_signal(signal.SIGINT)
             assert (process.communicate(timeout=CALL_TIMEOUT / 2)[1], process.returncode) == (b"", 130)

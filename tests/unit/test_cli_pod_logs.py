@@ -16,9 +16,7 @@ from elasticdl.job.spec import JobSpec
 from elasticdl.kube.client import NoAnswerError, NotDoneError
 from elasticdl.master.shell.state_config_map import JOURNAL, pack
 
-LOST = NoAnswerError(
-    500, "the cluster at c failed: Get https://10.0.0.3:10250/containerLogs: connect: connection refused"
-)
+LOST = NoAnswerError(500, "the cluster at c failed: Get https://10.0.0.3:10250/containerLogs: connection refused")
 FORBIDDEN = NotDoneError(403, 'you may not read the log of w-1: User "u" cannot get resource "pods/log"')
 
 
@@ -47,15 +45,15 @@ class LogsOfPods:
         self._journal = dump_entry({"time": 1.0, "event": "worker_started", "worker": 5, **(entry or {})})
 
     def list(self, kind, *, label_selector="", field_selector=""):
-        found = []
-        for number, name in enumerate(self._logs if kind == "Pod" else ()):
-            labels = {"elasticdl.org/role": "worker", "elasticdl.org/worker": str(number)}
-            if "worker=" not in label_selector or label_selector.endswith(f"worker={number}"):
-                owner = [{"kind": "Job", "name": "job-master"}]
-                about = {"name": name, "uid": name, "labels": labels, "ownerReferences": owner, "creationTimestamp": ""}
-                status = {"phase": "Succeeded", "containerStatuses": [{"state": {"terminated": {}}}]}
-                found.append({"metadata": about, "spec": {}, "status": status})
-        return found
+        wanted = label_selector.partition("worker=")[2]
+        return [self._pod(name) for name in self._logs if kind == "Pod" and name[2:] in (wanted or name)]
+
+    def _pod(self, name):
+        labels = {"elasticdl.org/role": "worker", "elasticdl.org/worker": name[2:]}
+        about = {"name": name, "uid": name, "labels": labels, "creationTimestamp": ""}
+        about["ownerReferences"] = [{"kind": "Job", "name": "job-master"}]
+        status = {"phase": "Succeeded", "containerStatuses": [{"state": {"terminated": {}}}]}
+        return {"metadata": about, "spec": {}, "status": status}
 
     def find(self, kind, name):
         if name.endswith("-state"):

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import random
 import re
 import sys
-from datetime import datetime
 
 import pytest
 
-from elasticdl.cli.folder_job import LocalLogs
-from elasticdl.cli.follow import LONGEST_LINE, FilePrinters, PrintedLines, Prints, Tail, apart, local_prints
+from elasticdl.cli.follow import LONGEST_LINE, FilePrinters, PrintedLines, Prints, apart, local_prints
 from elasticdl.cli.screens import Outlet, Stream, moment, open_screen
 from elasticdl.job.jobdir import create_job_dir
 from elasticdl.job.journal import WorldMark, split_at_mark, without_marks
@@ -48,15 +45,13 @@ class PrintedScreen:
 class PrintingJob:
     """A job's folder in which the test plays the workers that print, and the master whose journal is followed."""
 
-    def __init__(self, ranks="0", *, stdout_apart=False):
+    def __init__(self, ranks="0"):
         self.dir = create_job_dir("job")
         self.now, self.version = 1000.0, 0
         self.unheard = None  # entries that are heard later, if any are
         self.shown = PrintedScreen()
-        self.files = {OUT: self.dir.worker_log}
-        if stdout_apart:
-            self.files = {OUT: self.dir.worker_out, ERR: self.dir.worker_log}
-        self.prints = Prints(JobSpec(log_ranks=ranks).shown_ranks(), self.shown, FilePrinters(self.dir, self.files))
+        printers = FilePrinters(self.dir, {OUT: self.dir.worker_log})
+        self.prints = Prints(JobSpec(log_ranks=ranks).shown_ranks(), self.shown, printers)
 
     def launched(self, *workers):
         for worker in workers:
@@ -65,11 +60,8 @@ class PrintingJob:
 
     def record(self, event, **fields):
         self.now += 1.0
-        entry = {"time": self.now, "event": event, **fields}
-        with self.dir.journal.open("a") as journal:
-            journal.write(f"{json.dumps(entry)}\n")
         hear = self.prints.hear if self.unheard is None else self.unheard.append
-        hear(entry)
+        hear({"time": self.now, "event": event, **fields})
 
     def hear(self):
         while self.unheard:
@@ -78,14 +70,8 @@ class PrintingJob:
     def world(self, *members):
         self.version += 1
         self.record("world_formed", world=self.version, members=list(members))
-        self.enter(*members)
-
-    def enter(self, *members):
-        self.now += 0.1
         for rank, worker in enumerate(members):
-            mark = WorldMark(moment(self.now), worker, rank, self.version).to_line().decode()
-            for path_of in self.files.values():
-                self.print(worker, mark, to=path_of)
+            self.print(worker, WorldMark(moment(self.now + 0.1), worker, rank, self.version).to_line().decode())
 
     def print(self, worker, text, *, to=None):
         with (to or self.dir.worker_log)(worker).open("a") as log:
@@ -109,11 +95,8 @@ def _home(tmp_path, monkeypatch):
 def test_what_was_printed_by_whoever_had_rank_0_is_shown_once_however_worlds_and_looks_come(seed, is_late):
     """Also if the journal is heard later than what the workers print."""
     draw, job, ids = random.Random(seed), PrintingJob(), 0
-    printed, members, leaving = (
-        [],
-        [],
-        [],
-    )  # printed: what is to be shown, each line with its worker and whether it has rank 0
+    printed = []  # what is to be shown, each line with its worker and whether it has rank 0
+    members, leaving = [], []
     job.unheard = [] if is_late else None
 
     def prints(worker, text):
@@ -145,9 +128,8 @@ def test_what_was_printed_by_whoever_had_rank_0_is_shown_once_however_worlds_and
     job.hear()
     shown = job.look().splitlines()
     assert sorted(shown) == sorted(line for line, _, _ in printed)
-    assert [line for line in shown if (line, int(line.split(":")[0]), True) in printed] == [
-        line for line, _, is_first in printed if is_first
-    ]
+    firsts = [line for line, _, is_first in printed if is_first]
+    assert [line for line in shown if line in firsts] == firsts
     for worker in range(ids):
         own = [line for line, writer, _ in printed if writer == worker]
         assert [line for line in shown if line.startswith(f"{worker}:")] == own
@@ -204,7 +186,6 @@ def test_one_file_for_both_streams_where_both_lead_to_one_place(tmp_path):
         ("\r 3%|\r     \rdone\n", "done\n", ""),  # a bar that does not stay
         ("windows\r\nends\r\n", "windows\nends\n", ""),
         ("\r 3%|\r\x1b[K 4%|", "", " 4%|"),
-        ("outer 0\n\rinner 0\x1b[A\router 1\n\rinner 1\x1b[A", "", "outer 1\ninner 1"),
         ("outer 0\n\rinner 9\x1b[A\rinner done\n\router 1", "inner done\n", "outer 1"),
         ("a 0\n\rb 0\x1b[A\n\n\rc 0\x1b[A\x1b[A\n\rb 1\x1b[A", "", "a 0\nb 1\nc 0"),
     ],
@@ -257,57 +238,3 @@ def test_above_the_panel_lines_are_as_they_were_printed_and_the_job_goes_on_with
     _, panel = terminal.getvalue().split(f"{long}\n")
     assert re.search(r"outer 3%\|\s*\ninner 50%\|\s*\n.*pending", panel)
     assert ("before" in panel, "after" in panel) == (True, False)
-
-
-# ---- among the lines of the logs ----
-
-
-def test_lines_without_a_time_stand_where_their_worker_was_started_or_entered_a_world():
-    job = PrintingJob(stdout_apart=True)
-
-    def master(event, **fields):
-        job.record(event, **fields)
-        stamp = datetime.fromtimestamp(job.now).strftime("%Y-%m-%d %H:%M:%S,%f")[:-3]
-        with job.dir.master_log.open("a") as log:
-            log.write(f"{stamp} {event}\n")
-
-    master("job_started")
-    master("worker_started", worker=0)
-    job.print(0, "loads\n")
-    master("world_formed", world=1, members=[0])
-    job.print(0, "a bar: 50%|")
-    job.version = 1
-    job.enter(0)
-    job.print(0, "1961-01-01 00:00:00 is a date in the data\n")
-    job.print(0, "step 1\n", to=job.dir.worker_out)
-    master("epoch_finished")
-    lines = [re.sub(r"\| \d{4}.*? (?=[a-z]+_)", "| ", line) for line in LocalLogs(job.dir, None).look()]
-    assert lines == [
-        "master    | job_started",
-        "master    | worker_started",
-        "worker-0  | loads",
-        "worker-0  | a bar: 50%|",
-        "master    | world_formed",
-        "worker-0  | step 1",
-        "worker-0  | 1961-01-01 00:00:00 is a date in the data",
-        "master    | epoch_finished",
-    ]
-
-
-def test_a_file_is_read_on_where_it_was_and_anew_if_it_is_another(tmp_path):
-    path, other = tmp_path / "journal.jsonl", tmp_path / "other"
-    tail = Tail(path)
-    assert [*tail.lines()] == []
-    for text, more, found in (("a\nb\nhal", "f\n", ["a", "b"]), ("c\n", "", ["c"])):
-        other.write_text(text)
-        other.rename(path)
-        assert [*tail.lines()] == found
-        with path.open("a") as file:
-            file.write(more)
-        assert [*tail.lines()] == (["half"] if more else [])
-    path.write_text("")
-    assert [*tail.lines()] == []
-    path.write_text("long\nmore\n")
-    assert ([*tail.lines()], tail.rest()) == (["long", "more"], "")
-    path.write_text("new\n")  # it is shorter than before, so it was begun anew
-    assert [*tail.lines()] == ["new"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import sys
 from types import SimpleNamespace
 
@@ -49,17 +48,6 @@ def test_folders_become_absolute_and_a_bare_python_the_one_that_has_elasticdl(tm
         assert folder_run.with_this_python(command) == command
 
 
-def test_a_folder_has_to_be_one_that_can_be_made_and_written_and_nothing_is_left(tmp_path, monkeypatch):
-    def refuse(*args: object, **kwargs: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    jobdir.require_writable("--output", tmp_path / "a" / "b")
-    monkeypatch.setattr(jobdir.tempfile, "TemporaryFile", refuse)
-    told = r"^--output .*/a/b can't be written: Permission denied; choose another folder$"
-    refused(told, lambda: jobdir.require_writable("--output", tmp_path / "a" / "b"))
-    assert list(tmp_path.iterdir()) == []
-
-
 # ---- on a cluster ----
 
 
@@ -76,13 +64,10 @@ def test_a_queue_that_volcano_does_not_have_is_refused(there):
     def find(kind, name):
         if kind == "Queue" and there is None:
             raise NotDoneError(FORBIDDEN, f'queues "{name}" is forbidden: User "you" cannot get resource "queues"')
-        return {"metadata": {"name": name}} if kind == "Queue" and name == "team" and there else None
+        return {"metadata": {"name": name}} if kind == "Queue" and there else None
 
-    submission = Submission(cluster(find=find), parts(queue="volcano=team"), pytest.fail)
-    if there is False:
-        refused(r"^--queue: there is no Queue team in the cluster$", submission.check)
-    else:
-        submission.check()
+    check = Submission(cluster(find=find), parts(queue="volcano=team"), pytest.fail).check
+    check() if there is not False else refused(r"^--queue: there is no Queue team in the cluster$", check)
 
 
 def test_what_a_cluster_that_fails_does_not_delete_is_told_with_what_does():
@@ -110,7 +95,6 @@ def test_manifests_are_written_for_others_to_apply_and_only_for_the_owner_to_rea
     assert [each["immutable"] for each in made if each["kind"] == "Secret"] == [True] * 4
     (spec,) = [each for each in made if each["metadata"]["name"] == "digits-spec"]
     assert JobSpec.from_json(spec["data"]["job.json"]).model_def == "m"
-    assert json.loads(spec["data"]["worker.json"])["spec"]["containers"][0]["image"] == "i"
 
 
 # ---- with Slurm; its sessions: `test_cli_sessions.py` ----

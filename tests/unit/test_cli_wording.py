@@ -19,7 +19,7 @@ from elasticdl.job.journal import Seldom, dump_entry, news
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
-def status_of(**fields: object) -> pb.JobStatus:
+def status_of(**fields):
     workers = [
         pb.WorkerStatus(worker_id=0, state="member", rank=1, host="here", pid=10),
         pb.WorkerStatus(worker_id=2, state="member", rank=0, host="here", pid=12),
@@ -31,21 +31,21 @@ def status_of(**fields: object) -> pb.JobStatus:
     return pb.JobStatus(**{**about, **progress, **times, **fields})
 
 
-def drawn(status: pb.JobStatus, age: float = 0.0) -> str:
+def drawn(status, age=0.0):
     console = Console(width=120, file=io.StringIO(), record=True)
     console.print(render(status, age))
     return console.export_text()
 
 
-def shown(*entries: dict[str, object], once=None, seldom=None) -> list[str]:
+def shown(*entries):
     """The lines that a plain screen shows of these entries."""
-    screen, once, seldom = Screen((lines := []).append, log_loss_steps=100), once or wording.Once(), seldom or Seldom()
+    screen, once, seldom = Screen((lines := []).append, log_loss_steps=100), wording.Once(), Seldom()
     for entry in entries:
         show_entry(dump_entry(entry), screen, once, seldom, lambda entry: None)
     return lines
 
 
-def found(*journal: dict[str, object]) -> Facts:
+def found(*journal):
     return Facts().read(map(dump_entry, journal)).conclude()
 
 
@@ -62,8 +62,7 @@ def test_the_panel_shows_progress_workers_and_why_they_changed():
 
 
 def test_plain_lines_come_each_so_many_steps_and_tell_once_what_workers_wait_for():
-    lines: list[str] = []
-    screen = Screen(lines.append, log_loss_steps=100)
+    screen = Screen((lines := []).append, log_loss_steps=100)
     for step in (0, 1, 99, 100, 101, 350, 360):
         screen.show(status_of(step=step))
     untold = status_of(samples=0, loss=0.0, samples_per_second=0.0)
@@ -80,23 +79,19 @@ FORMED = {"world": 1, "members": [0], "reason": "ready"}
 SLOW = {"worker": 1, "host": "b", "phase": "update", "factor": 283.32, "seconds": 0.100616}
 LEFT = {"worker": 1, "cause": "finished", "reason": "finished", "code": 0}
 STUCK = {"worker": 3, "host": "node-b", "why": "stuck", "seconds": 31.2}
-STACK = ["train.py:31 in load", "train.py:90 in main"]
 
 
 @pytest.mark.parametrize(
     ("event", "fields", "told"),
     [
-        ("scale_requested", {"workers": "2-4"}, "asked for 2-4 workers"),
         ("scale_requested", {"workers": "1"}, "asked for 1 worker"),
         ("world_formed", {**FORMED, "step": 0}, "world 1: 1 worker (0): ready"),
         ("world_formed", {**FORMED, "step": 40}, "world 1: 1 worker (0) from step 40: ready"),
         ("worker_slow", SLOW, "worker 1 on b is slow: 283x the others (update), who wait 0.1 s a step for it"),
-        ("advice", {"text": "2 workers: ...", "curve": []}, "scaling: 2 workers: ..."),
         ("decision", {"workers": 2, "reason": "stays at 2: ..."}, "scaling: stays at 2: ..."),
         ("worker_left", LEFT, None),  # as it should
         ("worker_left", {**LEFT, "reason": "SIGKILL", "code": -9}, "worker 1 left: SIGKILL"),
-        ("worker_stuck", {**STUCK, "where": STACK[0]}, f"worker 3 on node-b: stuck for 31 s, at {STACK[0]}"),
-        ("worker_stuck", STUCK, "worker 3 on node-b: stuck for 31 s, at an unknown place: no stack could be had"),
+        ("worker_stuck", {**STUCK, "where": "a.py:3 in f"}, "worker 3 on node-b: stuck for 31 s, at a.py:3 in f"),
         ("worker_stuck", {**STUCK, "state": "does not run"}, "worker 3 on node-b: stuck for 31 s, does not run"),
     ],
 )
@@ -104,37 +99,30 @@ def test_news_are_said_in_words(event, fields, told):
     assert news({"time": 0, "event": event, **fields}) == told
 
 
-MISSING = (
-    "crashed: exit code 1: train.py:3: RuntimeError: the folder of the data is not there, and has to be mounted before"
-)
-AGAIN = "crashed: exit code 1: train.py:3: RuntimeError: the folder o... (as above)"
-
-
 def test_a_long_reason_stands_once_in_the_panel_and_among_news_with_whatever_numbers():
-    workers = [pb.WorkerStatus(worker_id=n, state="pending", reason=f"{MISSING}; worker-{n}.log") for n in range(3)]
-    status = status_of(workers=workers, max_workers=3, reason=f"3 in a row, the last {MISSING}; worker-2.log; goes on")
+    missing = (
+        "crashed: exit code 1: train.py:3: RuntimeError: the folder of the data is not there; it has to be mounted"
+    )
+    again = "crashed: exit code 1: train.py:3: RuntimeError: the folder o... (as above)"
+    workers = [pb.WorkerStatus(worker_id=n, state="pending", reason=f"{missing}; worker-{n}.log") for n in range(3)]
+    status = status_of(workers=workers, max_workers=3, reason=f"3 in a row, the last {missing}; worker-2.log; goes on")
     panel = re.sub(r"[\s│]+", " ", drawn(status))
     assert (panel.count("has to be mounted"), panel.count("(as above)")) == (1, 3)
-    left = [
-        {"time": n, "event": "worker_left", "worker": n, "reason": f"{MISSING}; {n}.log", "code": 1} for n in (1, 22)
-    ]
-    warning = {"time": 3, "event": "warning", "message": f"2 in a row: {left[1]['reason']}; the job goes on"}
-    first, again = f"worker 1 left: {MISSING}; 1.log", f"worker 22 left: {AGAIN}"
-    assert shown(*left, warning) == [first, again, f"warning: 2 in a row: {AGAIN}; the job goes on"]
+    reasons = {n: f"{missing}; {n}.log" for n in (1, 22)}
+    left = [{"time": n, "event": "worker_left", "worker": n, "reason": why, "code": 1} for n, why in reasons.items()]
+    warning = {"time": 3, "event": "warning", "message": f"2 in a row: {reasons[22]}; the job goes on"}
+    told = [f"1 left: {reasons[1]}", f"22 left: {again}", f"warning: 2 in a row: {again}; the job goes on"]
+    assert [line.removeprefix("worker ") for line in shown(*left, warning)] == told
 
 
-def test_of_short_epochs_a_screen_shows_one_line_in_ten_seconds_and_of_evaluations_another():
-    """Also after a new master whose clock is behind. What is rare is always shown."""
-    times = [100.0, 100.1, 109.9, 110.0, 119.0, 90.0, 95.0, 100.0]
-    ends = [
-        {"time": time, "event": "epoch_finished", "epoch": n, "step": 8 * n, "loss": 1.0}
-        for n, time in enumerate(times)
-    ]
-    tested = [{"time": 100.1, "event": "evaluation", "step": n, "metrics": {"loss": 1.0}} for n in (1, 2)]
+def test_of_short_epochs_a_screen_shows_one_line_in_ten_seconds_and_what_is_rare_always():
+    """Also after a new master whose clock is behind."""
+    times = enumerate([100.0, 100.1, 109.9, 110.0, 119.0, 90.0, 95.0, 100.0])
+    ends = [{"time": time, "event": "epoch_finished", "epoch": n, "step": 8 * n, "loss": 1.0} for n, time in times]
     warned = [{"time": 100.1, "event": "warning", "message": text} for text in "ab"]
-    lines = shown(*tested, *warned, *ends)
-    assert [line.split(":")[0] for line in lines[:3]] == ["evaluation at step 1", "warning", "warning"]
-    assert [int(line.split()[1]) for line in lines[3:]] == [1, 4, 6, 8]
+    lines = shown(*warned, *ends)
+    assert [line.split(":")[0] for line in lines[:2]] == ["warning", "warning"]
+    assert [int(line.split()[1]) for line in lines[2:]] == [1, 4, 6, 8]
 
 
 def test_who_watches_a_job_is_not_ended_by_what_stands_in_its_journal():
@@ -151,32 +139,24 @@ def test_who_watches_a_job_is_not_ended_by_what_stands_in_its_journal():
 
 
 def test_pauses_are_counted_by_change_and_not_by_survivor():
-    told = {"time": 4, "event": "pause", "kind": "failure", "world": 3, "worker": 0, "total": 0.1}
     assert wording.pauses_text(Facts().read(eventful()).conclude()) == "training paused 3 times, 10.00 s at most"
-    assert wording.pauses_text(found(told)) == "training paused once, 0.10 s"
 
 
 def test_the_summary_and_that_a_job_that_has_diverged_does_not_just_succeed():
-    def lines(loss, *journal):
+    def lines(loss):
         status = status_of(phase="succeeded", epoch=3, step=5000, elapsed=95.0, metrics={"accuracy": 0.9722}, loss=loss)
-        return wording.summary_lines(status, found(*journal), "/out", "")
+        return wording.summary_lines(status, found(), "/out", "")
 
-    usual = [
-        "job brave-otter-42 succeeded: 5,000 steps, epoch 4/4, 0:01:35",
-        "  metrics  accuracy 0.9722",
-        "  training never paused",
-        "  output   /out",
-    ]
+    usual = ["job brave-otter-42 succeeded: 5,000 steps, epoch 4/4, 0:01:35", "  metrics  accuracy 0.9722"]
+    usual += ["  training never paused", "  output   /out"]
     assert lines(0.1) == usual
-    assert [*{*lines(math.nan)} - {*usual}] == ["  warning  training has diverged: its last loss is nan"]
-    went_on = {"time": 0, "event": "resumed", "step": 5000}
-    assert not any("diverged" in line for line in lines(math.nan, went_on)), "no step was made"
+    assert {*lines(math.nan)} - {*usual} == {"  warning  training has diverged: its last loss is nan"}
 
 
 STOPPED = {"time": 0, "event": "stop_requested", "checkpoint": True}
 KEPT = {"time": 1, "event": "checkpoint", "step": 1250, "path": "/home/jobs/brave-otter-42/stopped-0000001250.state"}
 UNKEPT = {"time": 1, "event": "checkpoint_failed", "step": 1250, "reason": "pods share no folder"}
-IN_S3 = {**KEPT, "path": "s3://a/b"}
+IN_S3 = {**KEPT, "path": "s3://a/b", "step": 1000}
 NAMED = "the same command, with --job_name brave-otter-42,"
 
 
@@ -184,8 +164,7 @@ NAMED = "the same command, with --job_name brave-otter-42,"
     ("journal", "kept"),
     [
         ([STOPPED, KEPT], f"kept in {KEPT['path']}: {NAMED} goes on from there"),
-        ([STOPPED, IN_S3], "kept in s3://a/b: the same command goes on from there"),
-        ([STOPPED, {**IN_S3, "step": 1000}], "kept of step 1,000 in s3://a/b: the same command goes on from there"),
+        ([STOPPED, IN_S3], "kept of step 1,000 in s3://a/b: the same command goes on from there"),
         ([STOPPED], "nothing is kept of it"),
         ([STOPPED, UNKEPT], "nothing is kept of it: pods share no folder"),
         ([{**STOPPED, "checkpoint": False}], ""),
@@ -200,9 +179,7 @@ def test_of_a_stopped_job_it_is_said_how_it_goes_on(journal, kept):
 
 
 def test_what_was_found_is_shown():
-    told = {"advice": "2 workers do 1.3 times the work of one", "decision": "stays at 2: --num_workers allows no more"}
-    lines = wording.finding_lines(status := status_of(compared_step=1280, compared_workers=3, **told))
-    same = "all 3 workers held the same state after step 1,280"
-    assert sorted(lines) == [same, f"scaling: {told['advice']}", f"scaling: {told['decision']}"]
+    status = status_of(compared_step=1280, compared_workers=3, advice="2 workers do 1.3 times the work of one")
+    lines = ["all 3 workers held the same state after step 1,280", "scaling: 2 workers do 1.3 times the work of one"]
+    assert sorted(wording.finding_lines(status)) == lines
     assert all(line in drawn(status) for line in lines)
-    assert wording.finding_lines(status_of()) == []

@@ -1,7 +1,6 @@
 """Processes with their children: a signal never goes to a number that may be another's by now."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -52,26 +51,6 @@ def test_once_it_was_waited_for_nothing_is_sent_to_its_number(end):
     end(leader)
     other.send_signal(signal.SIGALRM)
     assert other.wait(DEADLINE) == -signal.SIGALRM  # the first that was sent
-
-
-def test_a_group_is_killed_while_its_number_is_its_own(monkeypatch):
-    """Once its leader is reaped, the number may be that of somebody else's group; to wait for its end does not reap."""
-    (process, group), kill, killed = start("sh", "-c", "exit 3"), os.killpg, []
-
-    def is_own(pid, number):
-        assert os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT), "it was reaped before"
-        killed.append(pid)
-        kill(pid, number)
-
-    async def run():
-        assert (await group.has_ended(), group.code()) == (True, 3)
-        monkeypatch.setattr(os, "killpg", is_own)
-        group.signal(signal.SIGTERM)
-        assert (group.end(), group.end(), await group.has_ended(), await group.wait()) == (3, 3, True, 3)
-
-    asyncio.run(run())
-    group.kill()
-    assert (killed, group.code()) == ([process.pid], 3)
 
 
 KEEPS = """

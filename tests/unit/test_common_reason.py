@@ -19,17 +19,6 @@ from elasticdl.common.reason import (
     reason,
 )
 
-GUARD = """
-        An attempt has been made to start a new process before the
-        current process has finished its bootstrapping phase.
-
-        This probably means that you are not using fork to start your
-        child processes.
-"""  # as Python's multiprocessing begins it: with an empty line
-GUARDED = (
-    "An attempt has been made to start a new process before the current process has finished its bootstrapping phase; put what the "
-    'script does below `if __name__ == "__main__":`, as processes that load data import it anew'
-)
 LOADER = """Caught ValueError in DataLoader worker process 0.
 Original Traceback (most recent call last):
   File "site-packages/torch/utils/data/_utils/worker.py", line 349, in _worker_loop
@@ -39,21 +28,16 @@ Original Traceback (most recent call last):
 ValueError: no image
 in there
 """
-OURS = "from elasticdl.common.errors import UserError\n"
-NOTHING = "which says nothing, raised by"
 
 
 @pytest.mark.parametrize(
     ("code", "line"),
     [
         ("raise ValueError('first\\nsecond')", "train.py:1: ValueError: first"),
-        ("x = 1\nassert x > 1", f"train.py:2: AssertionError, {NOTHING} `assert x > 1`"),
-        ("raise RuntimeError(' \\n\\n  at last\\nmore')", "train.py:1: RuntimeError: at last"),
+        ("x = 1\nassert x > 1", "train.py:2: AssertionError, which says nothing, raised by `assert x > 1`"),
         ("raise RuntimeError('\\n one\\n two\\n\\n three')", "train.py:1: RuntimeError: one two"),
-        ("import json\njson.loads('')", "train.py:2: JSONDecodeError: Expecting value: line 1 column 1 (char 0)"),
         ("compile('x = ', 'mine.py', 'exec')", "mine.py:1: SyntaxError: invalid syntax (mine.py, line 1)"),
-        (f"{OURS}raise UserError('mine.py:7: call init first')", "mine.py:7: call init first"),
-        (f"raise RuntimeError({GUARD!r})", f"train.py:1: RuntimeError: {GUARDED}"),
+        ("import elasticdl.common.errors as e\nraise e.UserError('mine.py:7: call it')", "mine.py:7: call it"),
     ],
 )
 def test_a_reason_is_the_place_the_type_what_was_said_and_what_helps(code, line, tmp_path, monkeypatch):
@@ -65,10 +49,6 @@ def test_a_reason_is_the_place_the_type_what_was_said_and_what_helps(code, line,
     assert reason(caught.value) == line
 
 
-STRUCTURE = "The structure of `inputs` doesn't match the expected structure.\nExpected: x\nReceived: inputs={'a': 1}"
-FLAT = "The structure of `inputs` doesn't match the expected structure: expected: x, received: inputs={'a': 1}"
-
-
 def wrapped(text):
     call = f"Exception encountered when calling Net.call().\n\n\x1b[1m{text}\x1b[0m\n\n"
     return f"{call}Arguments received by Net.call():\n  • inputs=1"
@@ -77,11 +57,9 @@ def wrapped(text):
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (ValueError("first\nsecond"), "ValueError: first"),
         (ValueError(), "ValueError, which says nothing"),
         (ValueError(LOADER), "ValueError: no image"),
         (ValueError(wrapped("no such shape")), "ValueError: no such shape"),
-        (ValueError(wrapped(STRUCTURE)), f"ValueError: {FLAT}"),
         (OSError("{{function_node __wrapped__X_device_/device:CPU:0}} 7 is not in [0, 5) [Op:X] name: "), "OSError: 7 is not in [0, 5)"),
     ],
 )  # fmt: skip
@@ -92,7 +70,6 @@ def test_one_line_holds_what_was_said(error, line):
 # ---- what a process that has ended by an exception has printed of it ----
 
 TORCHRUN = 'the script is written for torchrun: docs/migration.md has under "From torchrun" what becomes of each line'
-NO_RANK = "ValueError: rendezvous: environment variable RANK expected, but not set"
 NESTED = (
     'import json\ndef load(text):\n    return json.loads(text)\ntry:\n    {}["x"]\nexcept KeyError:\n    load("")\n'
 )
@@ -101,11 +78,9 @@ NESTED = (
 @pytest.mark.parametrize(
     ("code", "told"),
     [
-        ("raise ValueError('no such file\\nin there')", "train.py:1: ValueError: no such file"),
         (NESTED, "train.py:3: JSONDecodeError: Expecting value: line 1 column 1 (char 0)"),
         ("x = (", "train.py:1: SyntaxError: '(' was never closed"),
         ("import os\nos.environ['LOCAL_RANK']", f"train.py:2: KeyError: 'LOCAL_RANK'; {TORCHRUN}"),
-        (f"raise ValueError({NO_RANK[12:]!r})", f"train.py:1: {NO_RANK}; {TORCHRUN}"),
     ],
 )
 def test_what_python_says_in_the_end_is_told_with_the_users_line(tmp_path, monkeypatch, code, told):
@@ -126,26 +101,18 @@ def test_an_exception_that_was_caught_long_before_the_end_is_none():
     assert last_line("") == ""
 
 
-WORDS = [
-    "Fatal Python error: Segmentation fault",
-    "Current thread 0x01 (most recent call first):",
-    '  File "/a/train.py", line 3 in load',
-    '  File "/a/train.py", line 9 in <module>',
-]
-CRASH = f"""{WORDS[0]}
+CRASH = """Fatal Python error: Segmentation fault
 
-{WORDS[1]}
-{WORDS[2]}
+Current thread 0x01 (most recent call first):
+  File "/a/train.py", line 3 in load
   File "<frozen importlib._bootstrap>", line 241 in _call
-{WORDS[3]}
+  File "/a/train.py", line 9 in <module>
 
 Extension modules: numpy._core, torch._C (total: 2)
 """
+WORDS = [line for line in CRASH.splitlines()[:-1] if line and "frozen" not in line]
 WHY = [*(f"line {number}" for number in range(9)), "terminate called", "  what():  CUDA error: out of memory"]
-AFTER = (
-    "/lib/resource_tracker.py:224: UserWarning: resource_tracker: There appear to be 14 leaked ones\n  warnings.warn(\n"
-    "run.sh: line 2: 17 Segmentation fault      (core dumped) python train.py\n"
-)
+AFTER = "/lib/resource_tracker.py:224: UserWarning: 14 leaked ones\n  warnings.warn(\nrun.sh: line 2: 17 Segmentation fault\n"
 
 
 @pytest.mark.parametrize(
@@ -154,7 +121,6 @@ AFTER = (
         (CRASH + AFTER, WORDS),
         ("\n".join([*WHY, CRASH]), [*WHY[-5:], *WORDS]),
         (f"{CRASH}goes on\n", []),
-        ("step 1\n", []),
     ],
 )
 def test_the_last_words_of_a_log_are_the_crash_with_which_it_ends(log, told):

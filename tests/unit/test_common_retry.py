@@ -44,33 +44,21 @@ async def fails(error):
     raise error
 
 
-def in_background(work):
-    """What ``work``, which is given a background, returns; and what was told of it."""
+def test_what_a_task_raises_is_told_in_one_line_and_tasks_end_with_their_owner():
+    told = []
 
-    async def run():
-        told = []
-        return await work(Background("pods are looked after", told.append)), told
-
-    return asyncio.run(run())
-
-
-def test_what_a_task_raises_is_told_in_one_line():
-    async def work(background):
+    async def work():
+        background = Background("pods are looked after", told.append)
         for error in (KeyError("uid"), UnreachableError("told elsewhere")):
             background.start(fails(error))
-        return await background.wait()
-
-    assert in_background(work) == (True, ["pods are looked after no longer: KeyError: 'uid'"])
-
-
-def test_tasks_end_with_their_owner():
-    async def work(background):
+        assert await background.wait()
         lasting = background.start(asyncio.sleep(1000))
-        waited = await background.wait(timeout=0.01)
+        assert not await background.wait(timeout=0.01)
         await background.cancel()
-        return waited, await background.wait(), lasting.cancelled()
+        assert lasting.cancelled()
 
-    assert in_background(work) == ((False, True, True), [])
+    asyncio.run(work())
+    assert told == ["pods are looked after no longer: KeyError: 'uid'"]
 
 
 def test_an_agent_that_can_not_look_after_its_worker_gives_its_place_up(monkeypatch):

@@ -1,6 +1,5 @@
 """Modules as they are written for ElasticDL load and get their data unchanged; what can't be used is one line."""
 
-import re
 from functools import partial
 
 import pytest
@@ -37,11 +36,6 @@ def optimizer(lr=0.1):
 
 def callbacks():
     return [LearningRateScheduler(lambda model_version: 0.1 if model_version < 5 else 0.01)]
-
-
-class PredictionOutputsProcessor(BasePredictionOutputsProcessor):
-    def process(self, predictions, worker_id):
-        logger.info(predictions)
 """
 
 DATASET_FN = """
@@ -152,13 +146,10 @@ def reader_with(old, new):
     [
         ("", {}, "--training_data is missing; expected the files of records for feed"),
         ("", {"training_data": "nowhere"}, "feed over --training_data nowhere: nowhere: no such file or folder"),
-        ("", {**CSV, "validation_data": "nowhere"}, "--validation_data nowhere: nowhere: no such"),
         ("", {**CSV, "data_reader_params": "columns=['z']"}, "x.csv: no column 'z'; its columns are"),
         ("", {"feed": "rows"}, "has no rows; expected rows(dataset, mode, metadata)"),
         ("def feed(dataset, mode, metadata): return dataset.nap()\n", CSV, "x.csv raised AttributeError"),
-        (*reader_with("range(task.start, task.end)", "range(10)"), "gave more records for start=9, end=10"),
         (*reader_with("range(task.start, task.end)", "[]"), "read_records gave 0 records for start=9, end=10"),
-        (*reader_with('return {"1"', 'return None and {"1"'), "create_shards() returned None; expected {name:"),
         (*reader_with("return Reader(**kwargs)", "return 3"), "returned int; expected __len__ and __getitem__"),
         (*reader_with('["rows"]', '["rows", "table"]'), "these arguments are missing: table"),
     ],
@@ -172,8 +163,7 @@ def test_params():
     assert parse_params("model_params", given) == {"a": 1, "b": "x;y", "c": [1, 2.5, None], "d": {"k": True}}
     assert parse_params("model_params", " ") == {}
     for wrong in ("a=relu", "a=1,b=", "print(1)", "a=__import__('os')"):
-        refused("^--model_params.* is not understood", partial(parse_params, "model_params", wrong))
-    refused(re.escape("'a = relu' is not understood; expected NAME=VALUE;"), lambda: parse_params("m", "a=relu"))
+        refused("^--model_params.* is not understood.*; expected", partial(parse_params, "model_params", wrong))
 
 
 def test_what_is_not_here_of_elasticdl_is_one_line(make):

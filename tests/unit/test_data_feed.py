@@ -49,22 +49,14 @@ def numbers(batch):
 ASKED = [29, 0, 17, 3, 11, 4, 25]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda dataset: dataset.map(parse),
-        # Nothing is cached from one micro-batch for the next.
-        lambda dataset: dataset.batch(4).map(parse_batch).unbatch().cache().prefetch(tf.data.AUTOTUNE),
-    ],
-)
-def test_samples_come_in_the_order_that_is_asked_for(examples, change):
-    samples = FeedDataset(examples, changing(change), "training")
+def test_samples_come_in_the_order_that_is_asked_for_and_nothing_is_cached_for_the_next_micro_batch(examples):
+    change = changing(lambda dataset: dataset.batch(4).map(parse_batch).unbatch().cache().prefetch(tf.data.AUTOTUNE))
+    samples = FeedDataset(examples, change, "training")
     assert len(samples) == 30
     for asked in (ASKED, [5], list(range(30)), [3, 3, 3]):
         assert numbers(samples.__getitems__(asked)) == asked
     inputs, label = samples[7]
     assert (inputs["x"].tolist(), label.tolist()) == ([7, -7], [7])
-    assert isinstance(label, np.ndarray)
 
 
 def test_a_feed_that_shuffles_does_so_within_the_micro_batch(examples):
@@ -98,7 +90,7 @@ def test_a_copy_traces_feed_anew_and_once_whatever_the_sizes(tmp_path):
     assert len(TRACED) == before <= 4
 
 
-def test_csv_with_its_columns_and_records_of_several_arrays(tmp_path):
+def test_csv_with_its_columns(tmp_path):
     path = text(tmp_path / "x.csv", 'age,job,rich\n30,cook,0\n40,"judge, retired",1\n')
 
     def columns(dataset, mode, metadata):
@@ -108,6 +100,9 @@ def test_csv_with_its_columns_and_records_of_several_arrays(tmp_path):
     inputs, labels = FeedDataset(open_records(str(path), {}), columns, "training").__getitems__([1, 0])
     assert (inputs["age"].tolist(), inputs["job"].tolist()) == ([40, 30], [b"judge, retired", b"cook"])
     assert labels.tolist() == [b"1", b"0"]
+
+
+def test_records_of_several_arrays():
     rows = [{"x": np.array([2.0 * row, 2.0 * row + 1]), "y": row} for row in range(3)]
     pairs = changing(lambda dataset: dataset.map(lambda record: (record["x"] * 2, record["y"])))
     records = open_custom(lambda data_origin, records_per_task: rows, "x", "training", {})
@@ -120,19 +115,13 @@ def test_csv_with_its_columns_and_records_of_several_arrays(tmp_path):
 @pytest.mark.parametrize(
     ("change", "asked", "expected"),
     [
-        # As feed is tried.
         (lambda d: d.map(parse).repeat(), None, " gave more samples for 3 records; each record has to give one"),
         (lambda d: d.map(parse).batch(2), None, " gave 2 samples for 3 records"),
-        (lambda d: d.map(parse).filter(lambda x, y: False), None, " gave 0 samples for 3 records"),
         (lambda d: d, None, " gives single tensors; expected (features, labels) pairs"),
-        (lambda d: d.map(lambda r: parse(r)[0]), None, " gives dicts; expected"),
-        (lambda d: d.map(lambda r: (r, r, r)), None, " gives 3 values; expected"),
         (lambda d: None, None, " returned NoneType; expected a tf.data.Dataset"),
         (lambda d: d.map(lambda r: (tf.sparse.from_dense([1]), 0)), None, " gives a SparseTensor; expected dense"),
         (lambda d: d.map(lambda r: (tf.io.parse_tensor(r, tf.float32), 0)), None, ": record 0 of "),
-        # Later on.
         (lambda d: d.map(parse).filter(lambda x, y: y[0] < 25), [3, 25], " gave 1 samples for 2 records"),
-        (lambda d: d.map(parse).filter(lambda x, y: y[0] < 25), [26, 25], " gave 0 samples for 2 records"),
         (lambda d: d.map(lambda r: (tf.zeros(tf.cast(parse(r)[1], tf.int32)), 0)), [1, 2], "different shapes"),
     ],
 )
@@ -154,8 +143,6 @@ def test_the_record_that_can_not_be_converted_is_named(tmp_path):
     refused(told, lambda: samples.__getitems__([3, 9, 1]))
 
 
-def test_what_feed_raises_is_the_users_own_error_and_another_signature_is_refused(examples):
-    with pytest.raises(KeyError):
-        FeedDataset(examples, changing(lambda dataset: dataset.map(lambda record: {}[3])), "training")
+def test_another_signature_is_refused(examples):
     told = r"\(dataset\): expected \S+\(dataset, mode, metadata\)$"
     refused(told, lambda: FeedDataset(examples, lambda dataset: dataset, "training"))

@@ -2,7 +2,6 @@
 
 import csv
 import gzip
-import multiprocessing
 import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +20,6 @@ from elasticdl.data import tfrecord as tfrecord_module
 from elasticdl.data.open import open_records
 from elasticdl.data.storage import MOST_OPEN, Storage, find_files
 
-# Which files
-
 
 def test_a_path_is_a_file_a_folder_a_glob_or_several(tmp_path):
     for name in ("b.csv", "a.csv", "sub/c.csv", "_SUCCESS", ".hidden.csv", "_temporary/d.csv"):
@@ -38,15 +35,6 @@ def test_a_path_that_names_nothing(tmp_path):
     for path in (f"{tmp_path}/nothing", f"{tmp_path}/*.csv", ""):
         assert "expected files, folders, globs or URLs" in refusal(path, ArgumentError)
     assert refusal("nosuch://bucket/x").startswith("nosuch://bucket/x: can't be listed: Protocol not known")
-
-
-def test_urls():
-    for name, rows in (("a", b"1,2\n3,4\n"), ("b", b"5,6\n")):
-        fsspec.filesystem("memory").pipe(f"/records/{name}.csv", b"x,y\n" + rows)
-    assert open_records("memory://records", {}).read([2, 0]).tolist() == [[b"5", b"6"], [b"1", b"2"]]
-
-
-# TFRecord
 
 
 def test_tfrecords_by_index_over_several_files(tmp_path):
@@ -80,29 +68,14 @@ def test_any_cut_of_a_tfrecord_file_but_between_records_is_found(tmp_path_factor
     assert (f"cut short or damaged: {place}" if cut >= 12 else "not a TFRecord file") in refusal(path)
 
 
-def put_remote(tmp_path, name, sizes, cut=None):
-    content = tfrecord(tmp_path / "local", [bytes([65 + i]) * size for i, size in enumerate(sizes)]).read_bytes()
-    fsspec.filesystem("memory").pipe(f"/{name}", content[:cut])
-    return f"memory://{name}"
-
-
-@pytest.mark.parametrize("sizes", [[0], [5, 0, 7] * 20, [1000, 3, 84, 3, 500], [72, 72, 84, 73], [100_000]])
+@pytest.mark.parametrize("sizes", [[0], [5, 0, 7] * 20, [1000, 3, 84, 3, 500], [72, 72, 84, 73]])
 def test_a_remote_tfrecord_file_is_indexed_by_windows(tmp_path, monkeypatch, sizes):
-    pieces, read = [], Storage.read  # each from where to where
-
-    def counted(self, name, asked):
-        pieces.extend(asked)
-        return read(self, name, asked)
-
-    monkeypatch.setattr(Storage, "read", counted)
     monkeypatch.setattr(tfrecord_module, "WINDOW_BYTES", 100)
-    records = open_records(put_remote(tmp_path, "windows/x.tfrecord", sizes), {})
+    content, memory = tfrecord(tmp_path / "local", map(bytes, sizes)).read_bytes(), fsspec.filesystem("memory")
+    memory.pipe({"/windows/x.tfrecord": content, "/cut/x.tfrecord": content[:-1]})
+    records = open_records("memory://windows/x.tfrecord", {})
     assert [len(record) for record in records.read(range(len(records)))] == sizes
-    indexing = pieces[: -len(sizes)]
-    assert max(end - start for start, end in indexing) <= 100
-    assert sum(end - start for start, end in indexing) <= 100 * (len(sizes) + 1)
-    name = put_remote(tmp_path, "cut/x.tfrecord", [50, 500, 50], cut=-1)
-    assert "cut short or damaged: the record at byte 582 (number 2)" in refusal(name)
+    assert "cut short or damaged: the record at byte " in refusal("memory://cut/x.tfrecord")
 
 
 ZIPPED = gzip.compress(b"x" * 100, mtime=0)
@@ -112,16 +85,14 @@ ZIPPED = gzip.compress(b"x" * 100, mtime=0)
     ("name", "content", "expected"),
     [
         ("a.tfrecord", b"something else, long enough", "not a TFRecord file: its first 12 bytes are no length"),
-        ("b.tfrecord", ZIPPED, "compressed, so no record can be read by itself"),
-        ("c.csv", ZIPPED, "compressed, so no record can be read by itself; expected a plain file"),
+        *((name, ZIPPED, "compressed, so no record can be read by itself") for name in ("b.tfrecord", "c.csv")),
         # Without a suffix a file is told by its beginning.
         ("part-0", b"\x04\x03\x02\x01" + bytes(20), "a RecordIO file; expected a TFRecord"),
         ("part-0", b"what is this, then?", "of no known format; expected .tfrecord,"),
         ("x.parquet", b"PAR1\x15\x04\x15\x80" + bytes(20), "or a module whose dataset(mode, path) reads it"),
         ("x.csv", b"a,b\n1,2\n3", "x.csv: record 1 (at byte 8) has 1 fields, expected 2; is the file cut short"),
         ("x.csv", b'a,b\n1,"2', "ends within a quoted field"),
-        ("x.csv", b"x\n", "not one record in this file; expected at least one"),
-        ("x.csv", b"", "not one record in this file; expected at least one"),
+        *(("x.csv", content, "not one record in this file; expected at least one") for content in (b"x\n", b"")),
     ],
 )
 def test_files_that_are_wrong(tmp_path, name, content, expected):
@@ -130,16 +101,11 @@ def test_files_that_are_wrong(tmp_path, name, content, expected):
 
 
 def test_files_that_do_not_fit_together(tmp_path):
-    text(tmp_path / "a.csv", "")
     text(tmp_path / "b.csv", "a\n")
-    assert refusal(tmp_path).endswith("not one record in these files; expected at least one")
     text(tmp_path / "a.csv", "b\n1\n")
     assert "b.csv: columns ['a'], but" in refusal(tmp_path)
     tfrecord(tmp_path / "b.tfrecord", [b"1"])
     assert "b.tfrecord: of another format than" in refusal(tmp_path)
-
-
-# CSV and text
 
 
 def test_csv_by_index(tmp_path):
@@ -153,27 +119,18 @@ def test_csv_by_index(tmp_path):
     assert records.read([2, 1, 0]).tolist() == rows[::-1]
 
 
-@pytest.mark.parametrize(
-    ("params", "names", "last"),
-    [
-        ({"header": False}, None, [b"4", b"5", b"6"]),
-        ({"header": False, "columns": ["x", "y", "z"]}, ["x", "y", "z"], [b"4", b"5", b"6"]),
-        ({"columns": ["3", "1"]}, ["3", "1"], [b"6", b"4"]),
-    ],
-)
-def test_columns_separator_and_header_can_be_said(tmp_path, params, names, last):
+def test_columns_separator_and_header_can_be_said(tmp_path):
     text(tmp_path / "a.csv", "1;2;3\n4;5;6\n")
-    records = open_records(str(tmp_path), {"sep": ";", **params})
-    assert (records.metadata.column_names, records.read([len(records) - 1]).tolist()) == (names, [last])
-    assert len(records) == (1 if "header" not in params else 2)
+    named, chosen = ({"header": False, "columns": ["x", "y", "z"]}, {"columns": ["3", "1"]})
+    records = open_records(str(tmp_path), {"sep": ";", **named})
+    assert (records.metadata.column_names, records.read([1]).tolist()) == (["x", "y", "z"], [[b"4", b"5", b"6"]])
+    assert open_records(str(tmp_path), {"sep": ";", **chosen}).read([0]).tolist() == [[b"6", b"4"]]
 
 
-@given(
-    rows=st.lists(
-        st.lists(st.text(st.sampled_from('a,"\n\r é'), max_size=4), min_size=2, max_size=2), min_size=1, max_size=8
-    ),
-    size=st.integers(1, 9),
-)
+FIELDS = st.text(st.sampled_from('a,"\n\r é'), max_size=4)
+
+
+@given(rows=st.lists(st.tuples(FIELDS, FIELDS), min_size=1, max_size=8), size=st.integers(1, 9))
 def test_csv_reads_what_the_csv_module_writes_across_chunks(tmp_path_factory, rows, size):
     path = tmp_path_factory.mktemp("csv") / "x.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -182,7 +139,7 @@ def test_csv_reads_what_the_csv_module_writes_across_chunks(tmp_path_factory, ro
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Storage, "chunks", lambda self, name: chunks(self, name, size))
         records = open_records(str(path), {})
-        read = [[field.decode() for field in row] for row in records.read(range(len(rows))).tolist()]
+        read = [tuple(field.decode() for field in row) for row in records.read(range(len(rows))).tolist()]
     assert (len(records), read) == (len(rows), rows)
 
 
@@ -191,9 +148,6 @@ def test_text_by_line(tmp_path):
     assert open_records(str(tmp_path), {}).read([2, 1, 0]).tolist() == [b"three", b'two, "2', b"one"]
     text(tmp_path / "x.csv", "1,2\n")
     assert open_records(str(tmp_path / "x.csv"), {"reader_type": "Text"}).read([0]).tolist() == [b"1,2"]
-
-
-# All of them, and arrays in memory
 
 
 def test_arrays_are_batches_in_the_order_that_is_asked_for():
@@ -211,10 +165,8 @@ def test_what_is_not_there_is_refused(tmp_path):
     assert "--data_reader_params: unknown colums; expected reader_type, columns" in refusal(path, colums=["x"])
     assert "--data_reader_params: sep=3" in refusal(path, sep=3)
     assert "no column 'age'; its columns are x" in refusal(path, columns=["age"])
-    assert "1 fields in the first line, but there are 2 names" in refusal(path, columns=["x", "y"], header=False)
-    for index in (-1, 2):
-        with pytest.raises(IndexError):
-            open_records(str(path), {}).read([index])
+    with pytest.raises(IndexError):
+        open_records(str(path), {}).read([2])
 
 
 def test_a_file_that_shrinks_or_goes_during_training(tmp_path):
@@ -225,20 +177,6 @@ def test_a_file_that_shrinks_or_goes_during_training(tmp_path):
     records = pickle.loads(pickle.dumps(records))
     path.unlink()
     refused(r"x.tfrecord: can't be read: No such file", lambda: records.read([1]))
-
-
-def test_a_process_that_was_forked_reads_the_same_at_the_same_time(tmp_path):
-    records = open_records(str(tfrecord(tmp_path / "x.tfrecord", [b"%d" % number for number in range(100)])), {})
-    expected = records.read(range(100)).tolist()
-    context = multiprocessing.get_context("fork")
-    near, far = context.Pipe()
-    child = context.Process(target=lambda: far.send(records.read(range(100)).tolist()))
-    child.start()
-    here = [records.read([index]).tolist()[0] for index in range(100)]
-    assert near.poll(60), "the other process answers"
-    assert near.recv() == here == expected
-    child.join(60)
-    assert child.exitcode == 0
 
 
 def test_threads_read_the_same_and_many_files_need_few_handles(tmp_path):

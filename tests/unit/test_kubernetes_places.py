@@ -5,42 +5,232 @@ what is asked of the server meanwhile. ``...`` stands for the rest of a text.
 """
 
 import asyncio
+import copy
 import itertools
+import queue
+import random
 import re
 import threading
+from contextlib import asynccontextmanager
 from functools import partial
 
-import hypothesis
 import pytest
-from hypothesis import strategies as st
-from kubernetes_kit import (
-    JOB,
-    NAMESPACE,
-    OWNERS,
-    PODS,
-    RUNNING,
-    FakePods,
-    condition,
-    name,
-    pod,
-    scene,
-    seen,
-    terminated,
-    told,
-    waiting,
-)
+from kubernetes_kit import JOB, NAMESPACE, OWNERS, PODS, RUNNING, condition, pod, terminated, waiting
 
 from elasticdl.cli import namespace_job
 from elasticdl.common.errors import UnreachableError
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.kube.client import ApiError, NotDoneError, NotThereError
 from elasticdl.kube.manifests import worker_template
-from elasticdl.master.core.events import ExitCause as C
+from elasticdl.master.core.events import LauncherFailed
 from elasticdl.master.shell import cluster_master
-from elasticdl.places.base import PlaceChanged, PlaceLost, PlaceState
-from elasticdl.places.pod_places import KEPT, REQUESTS_AT_ONCE, Ledger
-from elasticdl.places.worker_pods import WorkerPodApi, WorkerPods
+from elasticdl.places.base import Place, PlaceChanged, PlaceLost
+from elasticdl.places.pod_places import KEPT, REQUESTS_AT_ONCE, PodPlaces, PodTimeouts
+from elasticdl.places.worker_pods import WorkerPodApi, WorkerPods, index_of
 from tests.stories import on, parts_of, settings_of, told_in
+
+DEADLINE = 20.0
+RETRIES = {"first_retry": 0.01, "longest_retry": 0.02}
+QUICK = {"image": 0.05, "explain": 0.02, "force": 0.05, "leave": 0.05, "close": 5.0, "start": 0.3, **RETRIES}
+
+
+def name(number):
+    return f"{JOB}-worker-{number}"
+
+
+class FakeStream(queue.Queue):
+    def __iter__(self):
+        while item := self.get(timeout=30):
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+    def stop(self):
+        self.put(None)
+
+
+class FakePods:
+    """The API server: what is asked of it about pods. Each method first fails as told, by its name."""
+
+    def __init__(self):
+        self.pods = self  # what is listed and watched
+        self.there = {}  # by name
+        self.lock = threading.RLock()
+        self.history, self.streams, self.version = [], [], 0
+        self.uids = itertools.count()
+        self.warnings = {}  # what a node warns of, by a pod's name
+        self.failures = {}  # a list of failures for each method
+        self.calls = []
+        self.quota = None  # as many pods as there may be
+        self.lingering = False  # deleted pods stay until forced
+
+    def put(self, item, kind=None):
+        """This pod is now so."""
+        with self.lock:
+            self.version += 1
+            item, named = copy.deepcopy(item), item["metadata"]["name"]
+            item["metadata"]["resourceVersion"] = str(self.version)
+            change = (kind or ("MODIFIED" if named in self.there else "ADDED"), item)
+            self.there[named] = item
+            if kind == "DELETED":
+                del self.there[named]
+            self.history.append((self.version, change))
+            for stream in self.streams:
+                stream.put(change)
+            return item
+
+    def interrupt(self, failure, *, forget):
+        """End the present watches; ``forget``: and what they would have to be told next."""
+        with self.lock:
+            streams, self.streams = self.streams, []
+            self.history = [] if forget else self.history
+            for stream in streams:
+                stream.put(failure)
+
+    def made(self, manifest):
+        with self.lock:  # of several that ask at once, no more are let in than the quota has room for
+            named = manifest["metadata"]["name"]
+            live = [each for each in self.there.values() if each["status"]["phase"] not in ("Succeeded", "Failed")]
+            if self.quota is not None and len(live) >= self.quota:
+                raise ApiError(403, f"exceeded quota: team, requested: pods=1, used: pods={self.quota}")
+            if named in self.there:
+                raise ApiError(409, f'pods "{named}" already exists')
+            metadata = {**manifest["metadata"], "uid": f"uid-{named}-{next(self.uids)}"}
+            return self.put({**manifest, "metadata": metadata, "status": {"phase": "Pending"}})
+
+    # ---- what is asked of it ----
+
+    def list(self):
+        with self.lock:
+            self._call("list")
+            return {"items": list(self.there.values()), "metadata": {"resourceVersion": str(self.version)}}
+
+    def watch(self, version):
+        with self.lock:
+            self._call("watch")
+            stream = FakeStream()
+            for number, change in self.history:
+                if number > int(version):
+                    stream.put(change)
+            self.streams.append(stream)
+            return stream
+
+    def create(self, manifest):
+        self._call("create", manifest["metadata"]["name"])
+        return self.made(manifest)
+
+    def read(self, name):
+        self._call("read", name)
+        if name not in self.there:
+            raise NotThereError(404, f'pods "{name}" not found')
+        return self.there[name]
+
+    def warning(self, name, uid):
+        self._call("warning", name)
+        return self.warnings.get(name, "") if self.there[name]["metadata"]["uid"] == uid else "of another pod"
+
+    def delete(self, name, grace):
+        self._call("delete", name, grace)
+        with self.lock:
+            if (found := self.there.get(name)) and grace and self.lingering:
+                self.put({**found, "metadata": {**found["metadata"], "deletionTimestamp": "now"}})
+            elif found:
+                self.put(found, "DELETED")
+            return bool(found)
+
+    def delete_all(self, grace):
+        self._call("delete_all", grace)
+        with self.lock:
+            for each in list(self.there.values()):
+                self.put(each, "DELETED")
+
+    def end_group(self):
+        self._call("end_group")
+
+    def _call(self, method, *arguments):
+        self.calls.append((method, *arguments))
+        if failures := self.failures.get(method):
+            raise failures.pop(0)
+
+
+def told(report):
+    """In the words of a story."""
+    match report:
+        case PlaceChanged(place) if place == Place(place.id):
+            return f"{place.id.rpartition('-')[2]} is asked for"
+        case PlaceChanged(place):
+            return f"{seen(place)}{': ' * bool(place.reason)}{place.reason}"
+        case PlaceLost(place_id, cause, code, detail):
+            return f"{place_id.rpartition('-')[2]} lost: {cause} {code}, {detail}"
+        case LauncherFailed(reason):
+            return f"failed: {reason}"
+
+
+def seen(place):
+    return f"{place.id.rpartition('-')[2]} {place.state}{' on ' * bool(place.node)}{place.node}"
+
+
+class PlacesAndHands:
+    """Pods as places, and the hands of who does something to them."""
+
+    def __init__(self, workers, timeouts):
+        self.pods, self.reports, self.workers = FakePods(), asyncio.Queue(), workers
+        self.timeouts = PodTimeouts(**timeouts)
+        self.places = self.another()
+        self.closing = None
+
+    def another(self):
+        return PodPlaces(self.pods, self.workers, self.reports.put_nowait, self.timeouts, random.Random(1))
+
+    def want(self, most):
+        self.places.want(most, frozenset())
+
+    async def until(self, condition):
+        async with asyncio.timeout(DEADLINE):
+            while not condition():
+                await asyncio.sleep(0.002)
+
+    async def called(self, *call, times=1):
+        """Wait until a request was made so often; its last words may be left out."""
+        await self.until(lambda: sum(each[: len(call)] == call for each in list(self.pods.calls)) >= times)
+
+    async def next(self):
+        """What is reported next, but that a place is asked for."""
+        while (report := told(await asyncio.wait_for(self.reports.get(), DEADLINE))).endswith(" is asked for"):
+            pass
+        return report
+
+    async def show(self, number, phase="Running", state=RUNNING, **more):
+        """The cluster sets the status of a worker's pod, which is there or about to be."""
+        await self.until(lambda: name(number) in self.pods.there)
+        self.pods.put(pod(number, phase, state, manifest=self.pods.there[name(number)], **more))
+
+    def remove(self, number):
+        self.pods.put(self.pods.there[name(number)], "DELETED")
+
+    async def ready(self, count):
+        self.want(count)
+        for number in range(count):
+            await self.show(number)
+            assert await self.next() == f"{number} ready on n0"
+
+
+def scene(workers=PODS, *, found=True, **timeouts):
+    """``found``: what there is was asked for."""
+
+    @asynccontextmanager
+    async def opened():
+        made = PlacesAndHands(workers, QUICK | timeouts)
+        try:
+            if found:
+                await made.places.found()
+            yield made
+        finally:
+            await made.places.close()
+        assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("kubernetes")]
+
+    return opened
+
 
 BY_KUEUE = condition("TerminationTarget", "True", "WorkloadEvictedDueToPreempted", "for another")
 AS_ROOT = "container has runAsNonRoot and image will run as root"
@@ -118,6 +308,9 @@ async def follows(scene, expected):
             await scene.called(method, *at, times=times)
         case ["found", *_]:
             assert f"found {', '.join(scene.found)}" == expected
+        case ["pod", number, "has", "index", index]:
+            await scene.called("create", name(number))
+            assert index_of(scene.pods.there[name(number)]) == int(index)
         case ["pod", number, "avoids", node]:
             assert node in str(scene.pods.there[name(number)]["spec"]["affinity"]["nodeAffinity"])
         case ["first", method]:
@@ -189,6 +382,9 @@ what a master before has left is found and then told, and no name is used again
   2 run; the master leaves; pod 0 fails; pod 7 comes
   another begins -> found 0 lost on n0, 1 ready on n0, 7 waiting; 0 lost: crashed 3, ...
   want 3; pod 7 runs -> asks create 8; 7 ready on n0
+the lowest index that is free is taken again, and no number
+  3 run; pod 0 is done -> 0 lost: clean 0, exit code 0
+  want 4 -> pod 3 has index 0; pod 4 has index 3
 in a pod that may never be heard of again nobody is started
   3 run; pod 0 is silent; pod 1 is deleted
       -> 0 ending on n0: node n0 does not answer; 1 ending on n0: its pod is being deleted
@@ -244,11 +440,8 @@ def run(lines, **limits):
 # ---- a gang in a queue of Kueue's: never more pods than its size, and none is kept when the job is over ----
 
 SPEC = JobSpec.model_validate({"image": "i", "job_name": JOB, "gang": True, "queue": "kueue=train", "num_workers": "2"})
-ALONE = SPEC.model_copy(update={"gang": False})
 OF_TWO = WorkerRange(minimum=2, maximum=2)
-GANG, SINGLE = (
-    WorkerPods(JOB, NAMESPACE, OWNERS, worker_template(spec, NAMESPACE), lambda: OF_TWO) for spec in (SPEC, ALONE)
-)
+GANG = WorkerPods(JOB, NAMESPACE, OWNERS, worker_template(SPEC, NAMESPACE), lambda: OF_TWO)
 GANG_STORIES = """
 a gang that is preempted asks for others when its pods are over: Kueue would delete them, as those that leave count
   2 run; pod 0 is preempted; pod 1 is preempted -> 0 ending ...; 1 ending ...
@@ -273,8 +466,14 @@ class Kueue:
     """Keeps pods of one job until their group is over."""
 
     def __init__(self, failure=None):
-        pods = [managed(0), managed(1), managed(2, kept=False), managed(3, SINGLE)]
-        self.pods, self.failure, self.over = {each["metadata"]["name"]: each for each in pods}, failure, []
+        self.failure, self.over = failure, []
+        self.pods = {name(number): self.managed(number) for number in range(3)}
+        del self.pods[name(2)]["metadata"]["finalizers"]
+
+    def managed(self, number):
+        made = pod(number, manifest=GANG.manifest(number, number))
+        made["metadata"]["finalizers"] = ["kueue.x-k8s.io/managed"]
+        return made
 
     def listing(self, *_, **__):
         return {"items": list(self.pods.values()), "metadata": {"resourceVersion": "1"}}
@@ -289,27 +488,16 @@ class Kueue:
         return list(self.pods.values()) if kind == "Pod" else []
 
     def delete(self, kind, name):
-        assert name in self.over or name.endswith(("2", "3")), "it would stay"
+        assert name in self.over or name.endswith("2"), "it would stay"
         del self.pods[name]
 
 
-def managed(number, workers=GANG, *, kept=True):
-    made = pod(number, manifest=workers.manifest(number, number))
-    made["metadata"]["finalizers"] = ["kueue.x-k8s.io/managed"] * kept
-    return made
-
-
 def test_a_group_is_over_by_the_pods_that_kueue_keeps_or_a_line_in_the_log_says_what_helps(caplog):
-    cluster = Kueue()
-    WorkerPodApi(cluster, JOB).end_group()
-    assert cluster.over == [name(0), name(1)]
+    """Also where a user deletes the job, or a master gives it up."""
     WorkerPodApi(Kueue(NotThereError(404, "no such pod")), JOB).end_group()
     assert not caplog.records
     WorkerPodApi(Kueue(NotDoneError(403, "may not patch pods")), JOB).end_group()
     assert "`kubectl delete workload digits-workers`" in caplog.text
-
-
-def test_a_group_is_over_also_where_a_user_deletes_the_job_or_a_master_gives_it_up():
     cluster, pods = Kueue(), FakePods()
     namespace_job.wait_until_gone(cluster, JOB, {OWNERS[0]["uid"]})
     assert (cluster.over, cluster.pods) == ([name(0), name(1)], {})
@@ -344,21 +532,14 @@ async def test_what_happens_between_two_watches_is_told_once(scene, failure, for
     assert (scene.pods.calls.count(("list",)) > lists) == forgotten
 
 
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (  # as by an admission webhook: nobody would see what becomes of it
-            lambda pods, made: pods.made({**made, "metadata": {**made["metadata"], "labels": {}}}),
-            "the cluster refuses the pods of the workers: something in the cluster takes labels or owners from pod ",
-        ),
-        (lambda pods, made: {"kind": "Status"}, "pods are looked after no longer: KeyError: 'metadata'"),
-    ],
-)
 @on(scene(leave=0.01, close=0.1))
-async def test_an_answer_that_can_not_be_used_ends_the_job(scene, answer, reason):
-    scene.pods.create = partial(answer, scene.pods)
+async def test_a_pod_from_which_something_takes_labels_ends_the_job(scene):
+    """As an admission webhook may: nobody would see what becomes of it."""
+    bare = {"labels": {}}
+    scene.pods.create = lambda made: scene.pods.made({**made, "metadata": {**made["metadata"], **bare}})
     scene.want(1)
-    assert (await scene.next()).startswith(f"failed: {reason}")
+    told = "failed: the cluster refuses the pods of the workers: something in the cluster takes labels or owners from "
+    assert (await scene.next()).startswith(told)
 
 
 @on(scene(found=False))
@@ -366,15 +547,6 @@ async def test_a_cluster_that_never_answers_is_unreachable(scene):
     scene.pods.failures["list"] = [ApiError(0, "refused")] * 1000
     with pytest.raises(UnreachableError, match="can't list the workers' pods: refused"):
         await scene.places.found()
-
-
-@on(scene())
-async def test_a_pod_that_is_given_up_while_it_is_asked_for_is_deleted_when_it_comes(scene):
-    with scene.pods.lock:
-        scene.want(1)
-        await scene.called("create", name(0))
-        scene.places.give_back(name(0), at_once=True)
-    await play(scene, ["-> 0 lost: killed -9, ...; asks delete 0 1; pods"])
 
 
 # ---- how many requests a job makes, whatever the cluster does ----
@@ -406,70 +578,3 @@ async def test_at_the_end_all_pods_are_deleted_though_other_requests_wait_for_th
         scene.places.give_back(name(number), at_once=True)
     await asyncio.wait_for(scene.places.close(), 10)
     assert may_go_on.is_set()
-
-
-# ---- the ledger, by itself ----
-
-
-def asked(count=1, first=0):
-    """With the number and the index of each."""
-    ledger = Ledger(name, first)
-    return ledger, [(entry.number, entry.index) for entry in ledger.ask(count)]
-
-
-def test_indices_are_taken_again_lowest_first_and_numbers_are_not():
-    ledger, given = asked(3)
-    assert given == [(0, 0), (1, 1), (2, 2)]
-    for happening in (SHOWN["runs"](0), SHOWN["is done"](0), SHOWN["is deleted"](1)):
-        ledger.seen(happening)  # of one that is being deleted the successor is asked for at once
-    ledger.tell(2)
-    assert [(each.number, each.index) for each in ledger.ask(4)] == [(3, 0), (4, 1), (5, 2), (6, 3)]
-    following, _ = asked(0, first=4)  # the next master's, of a pod that is gone without a trace
-    following.adopt(pod(2))
-    assert [(each.number, each.index) for each in following.ask(1)] == [(4, 0)]
-    following.adopt(pod(7))
-    assert [each.number for each in following.ask(1)] == [8]
-
-
-def test_what_we_had_ended_is_killed_though_nobody_has_seen_it():
-    ledger, _ = asked(2)
-    assert ledger.tell(0)
-    ends = [ledger.gone(number)[0].cause for number in (0, 1)]
-    assert (ends, 0 in ledger, ledger.known(0), ledger.tell(0)) == ([C.KILLED, C.DELETED], False, True, False)
-
-
-def test_trouble_with_the_image_lasts_if_any_does_and_is_over_once_a_worker_has_run():
-    ledger, _ = asked(2)
-    for line, lasting in (("is unpulled", False), ("is root", True)):
-        ledger.seen(SHOWN[line](0))
-        ledger.seen(SHOWN["is unpulled"](1))
-        assert ledger.image_trouble.lasting is lasting
-    ledger.seen(SHOWN["runs"](0))
-    assert ledger.image_trouble is None
-
-
-@hypothesis.given(
-    st.lists(st.sampled_from([*SHOWN, "created", "warned", "gone", "gone as done", "told", "refused"]), max_size=12)
-)
-def test_whatever_happens_a_place_never_waits_again_and_is_lost_once(history):
-    (ledger, _), reports = asked(), []
-    for each in history:
-        happens = {
-            "created": lambda: ledger.created(pod(node="")),
-            "warned": lambda: ledger.warned(0, "x"),
-            "gone": lambda: ledger.gone(0),
-            "gone as done": lambda: ledger.gone(0, SHOWN["is done"](0)),
-            "told": lambda: ledger.tell(0) and [],
-            "refused": lambda: ledger.refused(0, "quota"),
-        }.get(each, lambda each=each: ledger.seen(SHOWN[each](0)))
-        reports += happens() or []
-        for state in (PlaceState.WAITING, PlaceState.READY):
-            entry = ledger._entries.get(0)
-            assert ledger.wanted(state) == ([0] if entry and not entry.told and entry.place.state is state else [])
-    *changes, last = reports + ledger.gone(0)
-    assert isinstance(last, PlaceLost)
-    assert all(isinstance(report, PlaceChanged) for report in changes)
-    waiting = [report.place.state is PlaceState.WAITING for report in changes]
-    assert waiting == sorted(waiting, reverse=True)
-    assert all(before != after for before, after in itertools.pairwise(changes))
-    assert 0 not in ledger

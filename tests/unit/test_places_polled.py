@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticdl.common.errors import UnreachableError
-from elasticdl.master.core.events import ExitCause, LauncherFailed
+from elasticdl.master.core.events import ExitCause
 from elasticdl.places import polled
 from elasticdl.places.base import Place, PlaceLost, PlacesRefused, PlaceState
 from elasticdl.places.polled import PolledPlaces
@@ -77,14 +77,6 @@ async def test_of_a_place_that_ended_in_the_absence_of_a_master_the_next_hears_w
     scene.places.want(0, NOWHERE)
     assert await scene.reports.get() == PlaceLost("7", ExitCause.PREEMPTED, -9, "for another job")
     await scene.places.close()
-
-
-@on(polled_places)
-async def test_a_mistake_while_places_are_watched_is_told(scene):
-    scene.provider.ask = fails(ZeroDivisionError("a mistake"))
-    scene.places.want(1, NOWHERE)
-    assert await scene.reports.get() == LauncherFailed("places are watched no longer: ZeroDivisionError: a mistake")
-    await scene.places.close(keep=True)
 
 
 @on(polled_places)

@@ -111,14 +111,6 @@ async def test_two_jobs_never_share_a_gpu_by_accident_and_what_one_gives_back_th
 
 
 @on(jobs)
-async def test_a_worker_with_several_gpus_has_all_of_them_or_none(make):
-    one, two = make(1, FOUR).want(1), make(0, FOUR, gpus_per_slot=2).want(2)
-    assert (two.visible, two.reasons) == (["GPU-b,GPU-c"], [OTHERS_HAVE_ALL])
-    one.give_back(0)
-    assert two.taken().visible == ["GPU-b,GPU-c", "GPU-a,GPU-d"]
-
-
-@on(jobs)
 async def test_only_jobs_that_share_gpus_share_them_with_others(make):
     first, second = make(2, ["GPU-a"]).want(2), make(2, ["GPU-a"]).want(1)
     alone = make(0, ["GPU-a"]).want(1)
@@ -138,39 +130,33 @@ async def test_a_folder_that_takes_no_leases_is_a_reason_to_wait(make, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("environ", "found"),
+    ("devices", "found"),
     [
-        ({}, ["GPU-a47f", "GPU-b81c"]),
-        ({"CUDA_VISIBLE_DEVICES": "1"}, ["GPU-b81c"]),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-b81c,0"}, ["GPU-b81c", "GPU-a47f"]),
-        ({"CUDA_VISIBLE_DEVICES": "1,-1,0"}, ["GPU-b81c"]),
-        ({"CUDA_VISIBLE_DEVICES": ""}, []),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-b8,gpu-A47"}, ["GPU-b81c", "GPU-a47f"]),
-        ({"CUDA_VISIBLE_DEVICES": "1,GPU-b81c,0"}, ["GPU-b81c", "GPU-a47f"]),
-        ({"CUDA_VISIBLE_DEVICES": "1,GPU-,0"}, ["GPU-b81c"]),
-        ({"CUDA_VISIBLE_DEVICES": "MIG-x9d2"}, ["MIG-x9d2"]),
+        (None, ["GPU-a47f", "GPU-b81c"]),
+        ("GPU-b81c,0", ["GPU-b81c", "GPU-a47f"]),
+        ("1,-1,0", ["GPU-b81c"]),
+        ("", []),
+        ("GPU-b8,gpu-A47", ["GPU-b81c", "GPU-a47f"]),
+        ("1,GPU-,0", ["GPU-b81c"]),
+        ("MIG-x9d2", ["MIG-x9d2"]),
     ],
 )
-def test_only_gpus_that_the_user_may_see_are_used(driver, environ, found):
+def test_only_gpus_that_the_user_may_see_are_used(driver, devices, found):
     driver(f"echo '{LISTING}'")
-    assert find_gpus(environ) == found
+    assert find_gpus({} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}) == found
 
 
 @on(jobs)
 async def test_a_gpu_is_the_same_one_however_its_name_is_spelt_which_may_be_no_name_of_a_file(make, driver):
     driver(f"echo '{LISTING}'")
     assert make(0, find_gpus({"CUDA_VISIBLE_DEVICES": "0"})).want(1).visible == ["GPU-a47f"]
-    other = make(0, find_gpus({"CUDA_VISIBLE_DEVICES": "GPU-a47f"})).want(1)
-    assert (other.visible, other.reasons) == ([], [OTHERS_HAVE_ALL])
+    assert make(0, find_gpus({"CUDA_VISIBLE_DEVICES": "GPU-a47f"})).want(1).reasons == [OTHERS_HAVE_ALL]
     slices = ["MIG-GPU-a/1/0", "MIG-GPU-a/2/0"]
     assert [make(1, slices).want(1).visible, make(0, slices).want(1).visible] == [slices[:1], slices[1:]]
 
 
 @pytest.mark.parametrize(("script", "why"), [("exit 9", "exit status 9"), ("exec sleep 600", "timed out")])
 def test_a_driver_that_does_not_answer_counts_as_none_and_is_told(driver, monkeypatch, caplog, script, why):
-    with monkeypatch.context() as without:
-        without.setenv("PATH", "/nowhere")
-        assert (find_gpus({}), caplog.records) == ([], []), "a machine without a driver has none"
     driver(script)
     monkeypatch.setattr(local, "QUERY_SECONDS", 0.5)
     assert find_gpus({}) == []

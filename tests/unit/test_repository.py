@@ -61,22 +61,6 @@ def test_no_module_is_too_long_and_the_links_at_the_root_lead_into_the_package()
         assert (ROOT / name).resolve() == ROOT / "elasticdl" / name
 
 
-def test_every_dependency_is_pinned():
-    lines = (ROOT / "requirements" / "lock.txt").read_text().splitlines()
-    pins = [line for line in lines if line and not line.startswith("#")]
-    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9a-z.!]*", pin) for pin in pins), "no local versions, no ranges"
-
-
-def test_no_two_modules_have_one_name_where_somebody_looks_for_one():
-    """But the front ends of the library, which may call alike what is alike in them."""
-    for folder, rooms in (("", ("cli", "common", "kube", "master")), ("elastic", KITS)):
-        paths = [path for path in (ROOT / "elasticdl" / folder).rglob("*.py") if not path.stem.startswith("__")]
-        parts = {path: path.relative_to(ROOT / "elasticdl" / folder).parts[0] for path in paths}
-        names = [path.stem for path in paths if folder or parts[path] in rooms]
-        ours = {path.stem for path in paths if parts[path] in rooms}
-        assert {name for name in ours if names.count(name) > 1} == set()
-
-
 @pytest.mark.parametrize(
     ("argv", "heavy"),
     [

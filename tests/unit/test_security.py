@@ -3,16 +3,13 @@
 import asyncio
 import re
 import stat
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from cryptography import x509
 from test_common_manifests import parts
 from test_master_serve import NoPlace
 
 from elasticdl.cli import folder_run
-from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import LOOPBACK, Role, Token, WorkerEnvironment
 from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir
 from elasticdl.job.spec import JobSpec
@@ -129,13 +126,6 @@ def test_a_master_that_could_not_write_how_its_job_ended_leaves_where_it_was(job
 
 
 # ---- keys ----
-
-
-def test_certificates_are_valid_for_as_long_as_the_document_says():
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    each = [pem for files in issue("digits", now).values() for pem in (files.certificate, files.ca)]
-    ends = {x509.load_pem_x509_certificate(pem).not_valid_after_utc for pem in each}
-    assert ends == {now + timedelta(days=3650)}
 
 
 def test_each_role_has_its_own_secret_and_a_pod_mounts_one_key():

@@ -39,11 +39,6 @@ def test_what_slurm_refuses_is_told_from_what_it_can_not_do_now(squeue, said, ki
     assert raised.type is kind
 
 
-def test_a_machine_without_slurm_is_the_users_mistake():
-    with pytest.raises(UserError, match=r"^can't run no-squeue: No such file or directory; is this a machine of a"):
-        run("no-squeue")
-
-
 def test_a_program_that_hangs_is_not_waited_for(squeue):
     squeue.write_text("#!/bin/sh\nexec sleep 600")
     with pytest.raises(UnreachableError, match=r"^Slurm does not answer: squeue took more than 0\.1 s$"):

@@ -8,7 +8,7 @@ import signal
 import sys
 
 import pytest
-from cli_kit import Scene, new_job, scene_in
+from cli_kit import new_job, scene_in
 
 from elasticdl.common.backoff import Backoff
 from elasticdl.common.errors import UnreachableError, UserError
@@ -19,37 +19,41 @@ from elasticdl.master.shell.serve import RelievedError
 from elasticdl.master.shell.slurm_keeper import EXIT_AGAIN, EXIT_LEFT, MOST_CRASHES, Keeper
 
 WORKERS = "scancel --quiet --me --name=elasticdl-mine-7-worker"
+MASTER = """
+import os, signal, sys, time
+from pathlib import Path
+job = Path(sys.argv[1])
+(job / "starts").open("a").write("x")
+start = len((job / "starts").read_text())
+"""
+KILLED = "os.kill(os.getpid(), 9)"
+ENDS = "(job / 'status.json').write_text('{}')"
+TOLD = f"os.kill(os.getppid(), {signal.SIGTERM})"
 
 
 class Kept:
     """A job and its keeper; what is asked of Slurm's programs the scene says."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene):
         self.job, self.program, self.calls = new_job("mine"), scene.program, scene.asked
         self.program("scancel")
 
-    def keep(self, *master: str, delay: float = 0.0) -> int:
+    def keep(self, *master, delay=0.0, command=None):
         """``master``: what each master does, in Python; ``start`` says how many there were with it."""
-        script = [
-            *("import os, sys, time", "from pathlib import Path", "job = Path(sys.argv[1])"),
-            *("starts = job / 'starts'", "starts.open('a').write('x')", "start = len(starts.read_text())"),
-            *master,
-        ]
-        command = [sys.executable, "-I", "-S", "-c", "\n".join(script), str(self.job.path)]
+        command = command or [sys.executable, "-I", "-S", "-c", MASTER + "\n".join(master), str(self.job.path)]
 
-        async def run() -> int:
+        async def run():
             backoff = Backoff(first=delay, longest=delay)
             return await asyncio.wait_for(Keeper(self.job, command, "7", 0, backoff).run(), 60)
 
         return asyncio.run(run())
 
     @property
-    def starts(self) -> int:
+    def starts(self):
         return len((self.job.path / "starts").read_text())
 
-    def status(self) -> dict[str, object]:
-        found: dict[str, object] = json.loads(self.job.status.read_text())
-        return found
+    def status(self):
+        return json.loads(self.job.status.read_text())
 
 
 @pytest.fixture
@@ -58,14 +62,9 @@ def bench(tmp_path, monkeypatch):
         yield Kept(scene)
 
 
-KILLED = "os.kill(os.getpid(), 9)"
-ENDS = "(job / 'status.json').write_text('{}')"
-
-
-@pytest.mark.parametrize("refuses", [False, True])
-def test_a_master_that_is_killed_is_followed_by_another_also_in_a_folder_that_refuses_something(bench, refuses):
-    bench.job.master.mkdir() if refuses else bench.job.master.write_text("of the one that is killed")
-    left = f"assert (job / 'master.json').exists() == {refuses}"
+def test_a_master_that_is_killed_is_followed_by_another(bench):
+    bench.job.master.write_text("of the one that is killed")
+    left = "assert not (job / 'master.json').exists()"
     assert bench.keep(f"if start < 3: {KILLED}", left, ENDS, "sys.exit(1)") == 1
     assert (bench.starts, bench.calls()) == (3, [])
 
@@ -73,12 +72,9 @@ def test_a_master_that_is_killed_is_followed_by_another_also_in_a_folder_that_re
 def test_a_job_whose_masters_are_killed_again_and_again_has_failed(bench):
     bench.job.journal.write_text('{"time": 1.0, "event": "resumed", "step": 5}\n{"time": 2.0, "ev')
     assert bench.keep(KILLED) == 1
-    assert bench.starts == MOST_CRASHES
     status = bench.status()
-    assert (status["phase"], status["step"]) == ("failed", "5")
-    assert str(status["reason"]).startswith(
-        f"its master was killed by SIGKILL, the {MOST_CRASHES}th in a row: if memory"
-    )
+    assert (bench.starts, status["phase"], status["step"]) == (MOST_CRASHES, "failed", "5")
+    assert status["reason"].startswith(f"its master was killed by SIGKILL, the {MOST_CRASHES}th in a row: if memory")
     assert bench.calls() == [WORKERS]
     resumed, last = read_journal(bench.job.journal)  # the master's last line was cut off
     assert resumed["event"] == "resumed"
@@ -96,10 +92,8 @@ def test_where_slurm_has_started_the_job_again_no_other_master_takes_it_back(ben
     """Its node was cut off: the next one runs elsewhere, in the same batch job, and the master here has died."""
     bench.job.master.write_text("of the next one")
     bench.job.holder.write_text("1" if before else "0")
-    script = (KILLED,) if before else ("(job / 'state.holder').write_text('1')", KILLED)
-    if before:
-        bench.job.path.joinpath("starts").touch()
-    assert bench.keep(*script) == EXIT_LEFT
+    bench.job.path.joinpath("starts").touch()
+    assert bench.keep("(job / 'state.holder').write_text('1')", KILLED) == EXIT_LEFT
     assert (bench.starts, bench.calls(), bench.job.status.exists()) == (0 if before else 1, [], False)
     assert bench.job.master.read_text() == "of the next one"
 
@@ -107,40 +101,28 @@ def test_where_slurm_has_started_the_job_again_no_other_master_takes_it_back(ben
 def test_a_master_that_can_not_be_started_is_one_that_broke(bench):
     """As when memory is short: who keeps the masters says so, and does not end without a word."""
     bench.job.master_log.write_text("can't start a master\n")
-    keeper = Keeper(bench.job, [str(bench.job.path / "nothing")], "7", 0, Backoff(first=0.0, longest=0.0))
-    assert asyncio.run(keeper.run()) == 1
+    assert bench.keep(command=[str(bench.job.path / "nothing")]) == 1
     assert bench.status()["reason"] == f"its master broke, the {MOST_CRASHES}th in a row: can't start a master"
     assert bench.calls() == [WORKERS]
 
 
-def test_the_users_mistake_is_told_and_no_other_master_is_started(bench):
+def test_the_users_mistake_is_told_and_no_other_master_is_started_also_where_the_disk_is_full(bench, caplog):
     bench.job.master_log.write_text("elasticdl: port 80 is taken\n")
     assert bench.keep("sys.exit(2)") == 1
     assert (bench.starts, bench.calls()) == (1, [WORKERS])
     assert bench.status()["reason"] == "its master ended with exit code 2: port 80 is taken"
+    for path in (bench.job.status, bench.job.journal):
+        path.unlink()
+        path.mkdir()
+    assert (bench.keep("sys.exit(2)"), bench.calls()) == (1, [WORKERS])
+    assert "can't write that to" in caplog.text
 
 
-def test_the_workers_of_a_job_that_has_ended_are_not_left(bench):
-    assert bench.keep(ENDS, KILLED) == 128 + signal.SIGKILL
-    assert (bench.starts, bench.calls(), bench.job.status.read_text()) == (1, [WORKERS], "{}")
-
-
-@pytest.mark.parametrize(("state", "code"), [("RUNNING", EXIT_LEFT), ("CANCELLED Restarts=0", 130)])
-def test_the_master_is_told_to_leave_or_to_stop_the_job(bench, state, code):
-    bench.program(f"scontrol [ $1 = requeue ] || echo JobId=7 JobState={state}")
-    handlers = (
-        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(143)); signal.signal(signal.SIGINT, lambda *_: stop())"
-    )
-    stops = f"def stop(): {ENDS}; sys.exit(130)"
-    told = f"os.kill(os.getppid(), {signal.SIGTERM})"
-    assert bench.keep("import signal", stops, handlers, told, "time.sleep(60)") == code
-    assert (bench.starts, bench.job.status.exists()) == (1, code == 130)
-    assert WORKERS not in bench.calls()
-
-
-def test_a_master_that_leaves_the_job_leaves_its_workers(bench):
+def test_the_workers_of_a_job_that_has_ended_are_not_left_and_those_of_a_master_that_leaves_are(bench):
     assert bench.keep(f"sys.exit({EXIT_LEFT})") == EXIT_LEFT
-    assert (bench.starts, bench.calls(), bench.job.status.exists()) == (1, [], False), "its workers are the next one's"
+    assert (bench.calls(), bench.job.status.exists()) == ([], False), "its workers are the next one's"
+    assert bench.keep(ENDS, KILLED) == 128 + signal.SIGKILL
+    assert (bench.starts, bench.calls(), bench.job.status.read_text()) == (2, [WORKERS], "{}")
 
 
 @pytest.mark.parametrize(
@@ -151,18 +133,18 @@ def test_a_master_that_leaves_the_job_leaves_its_workers(bench):
         ("COMPLETING Restarts=1", EXIT_LEFT, ""),
     ],
 )
-def test_slurm_may_want_an_end_while_no_master_runs(bench, state, code, asked):
+def test_slurm_may_want_an_end_while_no_master_runs_or_has_one_told_to_leave_or_to_stop_the_job(
+    bench, state, code, asked
+):
     bench.program(f"scontrol [ $1 = requeue ] || echo JobId=7 JobState={state}")
-    assert bench.keep(f"os.kill(os.getppid(), {signal.SIGTERM})", KILLED, delay=60) == code
+    assert bench.keep(TOLD, KILLED, delay=60) == code
     assert bench.calls()[1:] == ([asked] if asked else [])
     assert bench.job.status.exists() == (code == 130)
-
-
-def test_a_disk_that_is_full_hides_no_end_of_the_workers(bench, caplog):
-    bench.job.journal.mkdir()
-    assert bench.keep("sys.exit(2)") == 1
-    assert "can't write that to" in caplog.text
-    assert bench.calls() == [WORKERS]
+    bench.job.status.unlink(missing_ok=True)
+    leaves = "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(143))"
+    stops = f"signal.signal(signal.SIGINT, lambda *_: ({ENDS}, sys.exit(130)))"
+    assert bench.keep(leaves, stops, TOLD, "time.sleep(60)") == code
+    assert (bench.job.status.exists(), WORKERS in bench.calls()) == (code == 130, False)
 
 
 @pytest.mark.parametrize(
