@@ -30,7 +30,6 @@ import pytest
 from google.protobuf import json_format
 
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.cluster_run import Submission
 from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir, jobs_root, write_aside
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.client import Client
@@ -281,15 +280,6 @@ class Scene:
         job = {"metadata": {"creationTimestamp": "1", "labels": {"elasticdl.org/job": name}}}
         self.monkeypatch.setattr(Client, "list", lambda _, kind, **__: [job] if kind == "Job" else [])
         self.monkeypatch.setattr(Client, "find", lambda _, kind, __: job if found and kind == "Job" else None)
-
-    def submits(self, text):
-        """A cluster takes whatever it is given."""
-        self.monkeypatch.setattr(Submission, "check", lambda submission: None)
-        self.monkeypatch.setattr(Submission, "make", lambda submission, pause: None)
-
-    def unreachable(self, text):
-        """Who asks a cluster nevertheless is told of it by an error of this test."""
-        self.monkeypatch.setattr(Client, "find", lambda *_, **__: pytest.fail("the cluster was asked"))
 
     def asked(self):
         """Since this was last called."""

@@ -20,7 +20,6 @@ from elasticdl.cli.job_handle import CALL_TIMEOUT
 from elasticdl.common.errors import UserError
 from elasticdl.job.jobdir import jobs_root, kept_states, list_jobs, write_aside
 from elasticdl.job.spec import JobSpec
-from elasticdl.proto import elasticdl_pb2 as pb
 
 COMMAND = [sys.executable, "-m", "elasticdl.cli"]
 
@@ -132,18 +131,6 @@ def test_old_jobs_go_and_of_older_ones_what_they_were_stopped_with(scene):
     names = ["live", *(f"old-{number}" for number in range(KEPT_STATES + 3, 1, -1))]
     assert {job.name for job in list_jobs()} == {*names}
     assert {job.name for job in list_jobs() if kept_states(job.path)} == {*names[1 : KEPT_STATES + 1]}
-
-
-def test_a_status_for_programs_has_all_its_fields_in_one_line(capsys, scene):
-    scene.runs("live")
-    ended_job("done", metrics={"accuracy": 0.5})
-    new_job("damaged").status.write_text("{")
-    found = json.loads(run(capsys, "status", "live", "--json")[1])
-    assert (found["job_name"], found["phase"], found["step"], found["workers"]) == ("live", "running", 3, [])
-    assert found.keys() == {field.name for field in pb.JobStatus.DESCRIPTOR.fields}
-    each = map(json.loads, run(capsys, "status", "--json")[1].splitlines())
-    phases = {"live": "running", "done": "succeeded", "damaged": "unreachable"}
-    assert {one["job_name"]: one["phase"] for one in each} == phases
 
 
 COMPLETED = {"st": ["status", "stop"], "status li": ["live"], "run --num": ["--num_workers"], "run -- python tr": []}

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from elasticdl.cli.follow import LONGEST_LINE, FilePrinters, PrintedLines, Prints, apart, local_prints
+from elasticdl.cli.follow import FilePrinters, PrintedLines, Prints, apart, local_prints
 from elasticdl.cli.screens import Outlet, Stream, moment, open_screen
 from elasticdl.job.jobdir import create_job_dir
 from elasticdl.job.journal import WorldMark, split_at_mark, without_marks
@@ -155,9 +155,8 @@ def test_a_mark_is_found_in_the_midst_of_a_line_and_however_it_is_read():
     assert split_at_mark(b"1 of 3 [" + line + b"2 of 3") == (b"1 of 3 [", MARK, b"2 of 3")
     for size in range(1, len(line)):
         assert split_at_mark(b"a\n1 of 3 [" + line[:size]) == (b"a\n1 of 3 [", None, line[:size])
-    for other in (b"", b"a\n", b"50%|## [00:01", b"[elastic] ", b"[elasticdl]\n", b"[elasticdl " + b"x" * 200):
-        before, mark, rest = split_at_mark(other)
-        assert (before + rest, mark, rest) == (other, None, b"")
+    for other in (b"", b"50%|## [00:01", b"[elasticdl]\n", b"[elasticdl " + b"x" * 200):
+        assert split_at_mark(other) == (other, None, b"")
     assert without_marks(f"a{line.decode()}b\n{line.decode()}") == "ab\n"
 
 
@@ -199,14 +198,6 @@ def test_on_a_terminal_a_line_that_is_written_over_stands_once(printed, whole, r
     assert (shown.texts[OUT], shown.begun) == (whole, rest)
     lines.end()
     assert shown.texts[OUT] == whole + rest + "\n" * bool(rest)
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_an_unfinished_line_is_shown_once_it_is_very_long_but_a_bar_that_goes_on_for_days_never_is(is_terminal):
-    lines = PrintedLines(shown := PrintedScreen(is_terminal=is_terminal), OUT)
-    for step in range(100):
-        lines.feed(f"\r{step}|".encode() + b" " * (LONGEST_LINE // 50))
-    assert (shown.texts[OUT] == "", shown.begun.strip() == "99|") == (is_terminal, is_terminal)
 
 
 class LostTerminal(io.StringIO):

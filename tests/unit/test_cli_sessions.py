@@ -34,6 +34,7 @@ $ status done
 > files: HOME/jobs/done
 # a status is for programs, or followed
 + ended done
+$ status done --json  > {"job_name": "done", "phase": "succeeded", ..."workers": []...}
 $ status done --json -f  ! status has --json or --follow; `elasticdl events --json --follow` tells programs what happens
 # a name that is mistyped
 + ended brave-otter-42 + aged brave-otter-42 1000 + ended calm-swan-10
@@ -183,21 +184,10 @@ $ status digits  ! on this machine there is no job digits (there are none on thi
 $ status  > there are no jobs  !! warning: the cluster's jobs are missing: the cluster at https://127.0.0.1:9 does not...
 + cluster digits
 $ status  > job ...namespace ...phase ...  > digits ...default ...lost ...
-# a job that is neither here nor on the cluster is said to be in neither place
-+ kubeconfig + cluster digits
-$ status digit
-! elasticdl status: on this machine there is no job digit (there are none on this machine); there is no job digit in namespace default: did you mean digits?
-# no cluster is asked for a job of this machine that is over, unless one is given
-+ kubeconfig + ended digits + unreachable
-$ status digits  > job digits: succeeded  > ...
-$ logs digits  !! job digits has no logs: it has ended
-$ events digits
-+ cluster digits found
+$ status digit  ! on this machine there is no job digit ...; there is no job digit in namespace default: did you mean digits?
+# a job of a cluster is found where it is, also before it has a pod
++ kubeconfig + cluster digits found
 $ status digits --namespace lab  > job digits: starting: its master's pod is not there yet  > ...
-# a submitted job is shown with a command that means no namesake of this machine
-+ kubeconfig + submits
-$ train --image i --model_def m --job_name digits --detach
-! job digits submitted to ...; see `elasticdl status digits --namespace default`
 """
 
 SLURM = r"""

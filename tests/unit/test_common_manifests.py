@@ -1,17 +1,25 @@
 """What a job on a cluster is made of: its pods, what is around them, and how the user's own template is merged in. All of it is pure."""
 
+import functools
 import json
 import re
 import shlex
 from datetime import UTC, datetime
+from importlib.resources import files
 
 import pytest
 import yaml
+from jsonschema.validators import Draft202012Validator
+from kubernetes_kit import PODS
+from kubernetes_validate.utils import all_versions
+from referencing import Registry, Resource
 from refusal_kit import refused
 
 from elasticdl.cli.cluster_run import make_parts
+from elasticdl.job.quantities import parse_priority
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube import manifests
+from elasticdl.places.worker_pods import WorkerPods, owner_references
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -219,3 +227,39 @@ def test_a_wrong_template_of_the_master_is_one_line(tmp_path, monkeypatch, conte
     if content is not None:
         (tmp_path / "pod.yaml").write_text(content)
     refused(rf"^--master_pod_template pod.yaml.*{re.escape(told)}", lambda: parts(master_pod_template="pod.yaml"))
+
+
+# ---- from which Kubernetes on all of it is valid: by each release's own schemas, which refuse fields unknown to it ----
+
+OLDEST, NEWEST = 26, 37
+MUCH = {"worker_resource_request": "cpu=4,memory=8Gi,gpu=1", "volume": "claim_name=data,mount_path=/data"}
+MUCH |= {"envs": "A=1", "env_from_secret": "aws,TOKEN=hub/token", "queue": "kueue=lab"}
+
+
+@functools.cache
+def resource(version, name):
+    file = files("kubernetes_validate") / f"kubernetes-json-schema/v{version}-local-strict/{name}.json"
+    return Resource.from_contents(json.loads(file.read_text()))
+
+
+def faults(version, manifest):
+    group, _, release = manifest["apiVersion"].rpartition("/")
+    schema = resource(version, "-".join([manifest["kind"].lower(), *([group.split(".")[0]] if group else []), release]))
+    registry = resource(version, "_definitions") @ Registry()
+    found = Draft202012Validator(schema.contents, registry=registry).iter_errors(manifest)
+    return [f"{manifest['kind']}: {'.'.join(map(str, fault.path))}: {fault.message}" for fault in found]
+
+
+def test_the_manifests_are_valid_from_the_oldest_to_the_newest_release():
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "digits-master", "uid": "j"}}
+    state = {"metadata": {"name": "digits-state", "uid": "s", "ownerReferences": [{"uid": "j"}]}}
+    made, owners, priority = parts(**MUCH), owner_references(job, state), parse_priority("high=0.5")
+    around = manifests.companions(made)
+    pods = WorkerPods("digits", "lab", owners, made.worker, PODS.limits, priority)
+    each = [manifests.make_job(made), *around, *(manifests.owned(one, job) for one in around)]
+    each.append(pods.manifest(0, 0, away_from=("n1", "n2")))
+    assert len({one["kind"] for one in each}) == 9
+    known = {int(version.split(".")[1]): version for version in all_versions()}
+    for minor in range(OLDEST, NEWEST + 1):
+        assert [fault for one in each for fault in faults(known[minor], one)] == [], f"1.{minor}"
+    assert faults(known[OLDEST], {**each[0], "newer": 1}) != [], "a field that a release does not know is a fault"

@@ -181,19 +181,18 @@ def test_the_first_places_are_urgent_a_share_of_the_range_which_the_job_has_now(
 
 
 def test_a_worker_may_be_kept_from_nodes_and_the_users_own_affinity_stays():
-    own = {"podAntiAffinity": {"x": 1}, "nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": ["first"]}}
+    often = "preferredDuringSchedulingIgnoredDuringExecution"
+    own = {"podAntiAffinity": {"x": 1}, "nodeAffinity": {often: ["first"]}}
     pods = workers({**PODS.template, "spec": {**PODS.template["spec"], "affinity": own}})
     assert pods.manifest(1, 0)["spec"]["affinity"] == own
-    made = pods.manifest(1, 0, ("node-b", "node-c"))["spec"]["affinity"]
-    assert made["podAntiAffinity"] == {"x": 1}
-    first, avoiding = made["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
-    assert first == "first"
-    assert avoiding["preference"]["matchFields"] == [  # a field may be compared with one value only
-        {"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in ("node-b", "node-c")
-    ]
+    made = pods.manifest(1, 0, ("b", "c"))["spec"]["affinity"]
+    first, avoiding = made["nodeAffinity"][often]
+    assert (made["podAntiAffinity"], first) == ({"x": 1}, "first")
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in ("b", "c")]
+    assert avoiding["preference"]["matchFields"] == fields, "a field may be compared with one value only"
     spec = JobSpec.model_validate({"image": "i", "job_name": "digits", "gang": True, "queue": "kueue=a"})
     alike = workers(worker_template(spec, "lab"))  # as Kueue wants all pods of a gang
-    assert "affinity" not in alike.manifest(1, 0, ("node-b",))["spec"]
+    assert "affinity" not in alike.manifest(1, 0, ("b",))["spec"]
 
 
 # When another master is of no use any more: what earlier ones have left decides.

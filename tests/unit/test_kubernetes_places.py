@@ -18,7 +18,6 @@ import pytest
 from kubernetes_kit import JOB, NAMESPACE, OWNERS, PODS, RUNNING, condition, pod, terminated, waiting
 
 from elasticdl.cli import namespace_job
-from elasticdl.common.errors import UnreachableError
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.kube.client import ApiError, NotDoneError, NotThereError
 from elasticdl.kube.manifests import worker_template
@@ -215,15 +214,12 @@ class PlacesAndHands:
             assert await self.next() == f"{number} ready on n0"
 
 
-def scene(workers=PODS, *, found=True, **timeouts):
-    """``found``: what there is was asked for."""
-
+def scene(workers=PODS, **timeouts):
     @asynccontextmanager
     async def opened():
         made = PlacesAndHands(workers, QUICK | timeouts)
         try:
-            if found:
-                await made.places.found()
+            await made.places.found()
             yield made
         finally:
             await made.places.close()
@@ -540,13 +536,6 @@ async def test_a_pod_from_which_something_takes_labels_ends_the_job(scene):
     scene.want(1)
     told = "failed: the cluster refuses the pods of the workers: something in the cluster takes labels or owners from "
     assert (await scene.next()).startswith(told)
-
-
-@on(scene(found=False))
-async def test_a_cluster_that_never_answers_is_unreachable(scene):
-    scene.pods.failures["list"] = [ApiError(0, "refused")] * 1000
-    with pytest.raises(UnreachableError, match="can't list the workers' pods: refused"):
-        await scene.places.found()
 
 
 # ---- how many requests a job makes, whatever the cluster does ----

@@ -43,40 +43,35 @@ from elasticdl.places.judge import TRACKING
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.stories import on
 
-STATE = "digits-state"
-
 
 class FakeApi:
     """The job's ConfigMap with optimistic locking; the next requests may fail as told."""
 
     def __init__(self):
-        self.objects = {STATE: {"metadata": {"resourceVersion": "1"}}}
+        self.there = {"metadata": {"resourceVersion": "1"}}
         self.failures = []  # (status, whether it was done all the same)
         self.written = []  # bytes that are stored anew
 
     def read(self, kind, name):
-        if name not in self.objects:
-            raise ApiError(404, f"{name} not found")
-        return copy.deepcopy(self.objects[name])
+        return copy.deepcopy(self.there)
 
     def patch(self, kind, name, change):
         status, done = self.failures.pop(0) if self.failures else (0, True)
         if status and not done:
             raise ApiError(status, "no")
-        there = self.objects[name]
-        version = there["metadata"]["resourceVersion"]
+        version = self.there["metadata"]["resourceVersion"]
         if change["metadata"].pop("resourceVersion", version) != version:
             raise ApiError(409, "conflict")
-        _merge(there, copy.deepcopy(change))
-        self.written.append(len(json.dumps(there)))
-        there["metadata"]["resourceVersion"] = str(int(version) + 1)
+        _merge(self.there, copy.deepcopy(change))
+        self.written.append(len(json.dumps(self.there)))
+        self.there["metadata"]["resourceVersion"] = str(int(version) + 1)
         if status:
             raise ApiError(status, "the answer was lost")
-        return copy.deepcopy(there)
+        return copy.deepcopy(self.there)
 
     @property
     def state(self):
-        return unpack_state(self.objects[STATE])
+        return unpack_state(self.there)
 
 
 def _merge(target, change):
@@ -166,7 +161,7 @@ def test_whatever_becomes_of_writes_and_masters_the_next_one_has_what_was_saved_
                     saved = [*saved, (then, is_there)]
                 api.failures = []
             assert (Snapshot.from_json(api.state.memory) if api.state.memory else None, api.state.journal) in saved
-        assert api.objects[STATE]["metadata"]["annotations"][HOLDER] == master.store._holder
+        assert api.there["metadata"]["annotations"][HOLDER] == master.store._holder
 
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(run(Path(folder)))
@@ -230,15 +225,15 @@ BROKEN = {
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
 @on(loaded)
 async def test_damage_is_the_users_business_and_stays_when_the_job_ends_for_it(first, tmp_path, broken):
-    first.api.objects[STATE] = {"metadata": {"resourceVersion": "1"}, **broken}
+    first.api.there = {"metadata": {"resourceVersion": "1"}, **broken}
     bench = Holder(first.api, tmp_path, "another")
     with pytest.raises(UserError, match="what an earlier master has left can't be read: "):
         await bench.store.load()
     await bench.store.claim()
     await bench.store.finish("failed", Phase.SUCCEEDED)
-    kept = first.api.objects[STATE]["binaryData"]
+    kept = first.api.there["binaryData"]
     assert kept == broken.get("binaryData", {}) | {STATUS: kept[STATUS]}
-    assert first.api.objects[STATE]["data"] == broken.get("data", {})
+    assert first.api.there["data"] == broken.get("data", {})
     assert unpack_state({"binaryData": {STATUS: kept[STATUS]}}).status == "failed"
 
 
@@ -263,7 +258,7 @@ async def test_of_a_journal_that_is_too_long_the_newest_is_kept_however_often(be
             await bench.store.load()
         if number % 10 == 9:
             await bench.save(number)
-            assert len(bench.api.objects[STATE]["binaryData"][JOURNAL]) <= 4000
+            assert len(bench.api.there["binaryData"][JOURNAL]) <= 4000
             kept = bench.api.state.journal.splitlines()
             assert kept == bench.journal.read_text().splitlines()[-len(kept) :]
             assert len(kept) > min(number, 200)

@@ -16,7 +16,6 @@ from elasticdl.master.core.events import (
     ExitCause,
     FoundWorker,
     LauncherFailed,
-    StacksFound,
     WorkerExited,
     WorkerPending,
     WorkerPlaced,
@@ -109,10 +108,6 @@ class FakeStarter:
 
     def lost(self, place_id):
         self.started = {worker: place for worker, place in self.started.items() if place != place_id}
-
-    def read_stacks(self, worker_id):
-        if worker_id in self.started:
-            self.report(StacksFound(worker_id, ""))
 
     async def close(self, *, keep=False):
         for worker_id in [] if keep else list(self.started):
@@ -235,8 +230,6 @@ def told(report):
             return f"{number} ended{' on ' * bool(node)}{node}: {cause} {code}{': ' * bool(detail)}{detail}"
         case LauncherFailed(reason):
             return f"failed: {reason}"
-        case StacksFound(number):
-            return f"stacks of {number}"
 
 
 STORIES = """
@@ -246,8 +239,7 @@ a worker waits for a place, is told why once, and of those that wait the one tha
   place 1 waiting on n2: no GPU -> nothing
   place 0 waiting: it is pulled; place 1 ready -> 0 waits: it is pulled; start 1 in 1
   worker 1 runs; place 0 ready on n1 -> 1 runs in 1; start 0 in 0
-  worker 0 runs; worker 0 read stacks -> 0 runs on n1 in 0; stacks of 0
-  worker 7 read stacks -> nothing
+  worker 0 runs -> 0 runs on n1 in 0
 a worker is replaced in its own place, where no other is wanted
   1 run; worker 0 exits -9; after 29 -> 0 ended: killed -9
   launch 1; worker 1 kill -> start 1 in 0; kill 1
@@ -326,9 +318,6 @@ of two that are found in a place, one of which has ended there before, both ends
   place a ending on n1; worker 3 exits 1 -> want 0; 3 ended: crashed 1
   worker 4 exits -15 -> nothing
   place a is lost as evicted 143: drained -> 4 ended: evicted -15: drained; want 0
-also if the place goes first
-  found a ready n1 / 3 a over, 4 a; after 0 -> 3 over on n1 in a; 4 on n1 in a; want 1
-  place a is lost as evicted 143 -> 3 ended: evicted 143; 4 ended: evicted 143; want 0
 a master that leaves ends nobody, and what becomes of workers is for the next to tell
   1 run; master leaves; master closes -> nothing
   after 100; launch 1 -> nothing

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -85,23 +84,6 @@ def parsed() -> dict[str, ast.Module]:
     return {name: ast.parse(path.read_text()) for path, name in names.items()}
 
 
-def imported(name: str) -> set[str]:
-    """The modules of the package that a module imports, but for imports within functions."""
-    found, waiting = set(), list(parsed()[name].body)
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("elasticdl"):
-            titles = [f"{node.module}.{each.name}" for each in node.names]
-            found |= {each if each in parsed() else node.module for each in titles}
-        elif isinstance(node, ast.Import):
-            found |= {each.name for each in node.names if each.name in parsed()}
-        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            waiting += ast.iter_child_nodes(node)
-    parts = [each.split(".") for each in found]
-    found |= {".".join(each[:count]) for each in parts for count in range(1, len(each))}  # are imported before
-    return {each for each in found if not name.startswith(f"{each}.")} - {name}
-
-
 def private_attributes(tree: ast.Module) -> set[str]:
     """Those of other modules, as in ``pieces._name``."""
     nodes = list(ast.walk(tree))
@@ -123,14 +105,6 @@ def test_no_module_takes_a_private_name_of_another_one():
 def test_no_library_is_used_by_a_name_that_its_class_hides():
     """As ``client._ApiClient__deserialize``: it may be gone with the library's next version."""
     assert [path for path in MODULES if re.search(r"\._[A-Za-z]\w*[a-z0-9]__[a-z]\w*\b(?!__)", path.read_text())] == []
-
-
-def test_no_modules_import_each_other_in_a_circle():
-    imports = {name: imported(name) for name in parsed()}
-    try:
-        TopologicalSorter(imports).prepare()
-    except CycleError as error:
-        pytest.fail(" -> ".join(error.args[1]))
 
 
 def test_the_front_ends_are_in_all_lists():

@@ -111,9 +111,9 @@ def test_the_users_mistake_is_told_and_no_other_master_is_started_also_where_the
     assert bench.keep("sys.exit(2)") == 1
     assert (bench.starts, bench.calls()) == (1, [WORKERS])
     assert bench.status()["reason"] == "its master ended with exit code 2: port 80 is taken"
-    for path in (bench.job.status, bench.job.journal):
-        path.unlink()
-        path.mkdir()
+    bench.job.status.unlink()
+    bench.job.journal.unlink()
+    bench.job.journal.mkdir()
     assert (bench.keep("sys.exit(2)"), bench.calls()) == (1, [WORKERS])
     assert "can't write that to" in caplog.text
 
