@@ -1,7 +1,8 @@
-"""The developers' tools, in small: how an environment is made, Horovod's wheel, the pins, the images."""
+"""The developers' tools, in small: how an environment is made, a cluster that is not to be had, the pins, the images."""
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -31,6 +32,24 @@ def test_a_set_up_that_is_told_to_end_takes_its_programs_with_it(tmp_path):
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) != 0
     assert not running.is_running()
+
+
+GO = "#!/bin/sh\n[ $1 = env ] && echo go1.99.0 && exit\necho 'dial tcp: no such host'\nexit 1\n"
+CASE = 'pytest_plugins = ["tests.cluster.fixtures"]\ndef test_one(cluster): pass\ndef test_none(): pass\n'
+
+
+def test_without_programs_tests_on_a_cluster_are_skipped_and_counted(tmp_path):
+    """As where a Go is missing what it needs."""
+    (tmp_path / "go").write_text(GO)
+    (tmp_path / "go").chmod(0o755)
+    (tmp_path / "conftest.py").write_text("from tests.cluster.session import pytest_terminal_summary\n")
+    (tmp_path / "test_case.py").write_text(CASE)
+    env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    env |= {"PYTHONPATH": str(ROOT), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "-p", "no:cacheprovider", "test_case.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert "1 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
+    assert "tests on a cluster that were skipped: 1: Go's modules are not to be had: dial tcp: no such" in done.stdout
 
 
 def pins(name):
