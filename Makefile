@@ -35,7 +35,7 @@ build/unit-env/made: requirements/lock.txt pyproject.toml
 
 unit: build/unit-env/made  ## run unit tests that need no framework, without the setup; ARGS="tests/unit/test_cli_*.py" runs some
 	build/unit-env/bin/python -m pytest -n 2 --dist loadfile \
-		$(or $(ARGS),$$(grep -L 'torch\|keras\|tensorflow\|benchmarks\|elastic_kit' tests/unit/test_*.py))
+		$(or $(ARGS),$$(grep -L 'torch\|keras\|tensorflow\|benchmarks\|_benches\|elastic_kit\|job_kit' tests/unit/test_*.py))
 
 test-all: setup  ## run all tests, those included that are slow by nature
 	$(BIN)/python $(PYTEST) $(ARGS)
