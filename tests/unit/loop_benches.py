@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from types import MappingProxyType
 
@@ -196,14 +195,10 @@ class ScaledNet(torch.nn.Module):
         return out * 4 if self.training else out
 
 
-@functools.cache
-def _compiled(text):
-    return compile(text, __file__, "exec")
-
-
 def each_batch(text, steps=True):
     """A loop that does with each batch what the text says, and then steps. It may name ``script``, its ``model``, ``optimizer`` and ``step``, and of the
     batch ``x``, ``y``, ``number`` and ``loss()``."""
+    code = compile(text, __file__, "exec")
 
     def loop(script):
         named = {name: getattr(torch, name) for name in ("autograd", "no_grad", "stack", "ones_like", "zeros")}
@@ -211,7 +206,7 @@ def each_batch(text, steps=True):
         for number, (x, y) in enumerate(script.loader):
             batch = {"script": script, "model": script.model, "optimizer": script.optimizer, "step": script.step}
             batch |= {"x": x, "y": y, "number": number, "loss": lambda x=x, y=y: script.loss(x, y)}
-            exec(_compiled(text), named | batch)
+            exec(code, named | batch)
             if steps:
                 script.step()
 

@@ -57,10 +57,8 @@ EXEC = "import os, sys; os.execv(sys.executable, [sys.executable, '-c', sys.argv
 def drawn(*program, **env):
     environ = {name: value for name, value in os.environ.items() if not name.startswith("ELASTICDL_")}
     environ |= {"ELASTICDL_MASTER": "127.0.0.1:1", **python_path({}), **env}
-    made = subprocess.run(
-        [sys.executable, "-c", *program], env=environ, capture_output=True, text=True, check=True, timeout=60
-    )
-    return made.stdout
+    command = [sys.executable, "-c", *program]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
 def test_workers_draw_alike_and_their_children_do_not():
@@ -94,22 +92,24 @@ def _keep_streams():
     np.random.set_state(kept[1])
 
 
+def seed_both(seed):
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def require_seeds(of_random, of_numpy):
+    assert random.getstate() == random.Random(of_random).getstate()
+    assert np.random.rand() == np.random.RandomState(of_numpy).rand()
+
+
 @pytest.mark.usefixtures("_keep_streams")
-def test_a_seed_of_the_scripts_own_stays():
-    random.seed(SEED)
-    np.random.seed(SEED)
+@pytest.mark.parametrize(("scripts", "then"), [(SEED, 7), (3, 3)])
+def test_a_seed_of_the_scripts_own_stays(scripts, then):
+    seed_both(scripts)
     seed_if_unused(7)
-    assert random.getstate() == random.Random(7).getstate()
-    assert np.random.rand() == np.random.RandomState(7).rand()
-    random.seed(3)
-    np.random.seed(3)
-    seed_if_unused(7)
-    assert random.getstate() == random.Random(3).getstate()
-    assert np.random.rand() == np.random.RandomState(3).rand()
-    np.random.seed(SEED)
-    np.random.rand()
-    seed_if_unused(7)
-    assert np.random.rand() == np.random.RandomState(SEED).rand(2)[1]
+    require_seeds(then, then)
+    seed_if_unused(9)
+    assert np.random.rand() == np.random.RandomState(then).rand(2)[1], "a stream that was drawn from stays, too"
 
 
 @pytest.mark.usefixtures("_keep_streams")
@@ -131,16 +131,13 @@ def test_init_leaves_a_framework_as_the_script_has_seeded_it():
 
 
 @pytest.mark.usefixtures("_keep_streams")
-def test_what_a_worker_s_script_has_seeded_is_kept(monkeypatch):
-    monkeypatch.setenv(SEEDED, "here")
+@pytest.mark.parametrize(("environ", "kept"), [({SEEDED: "here"}, 3), ({}, 7)])
+def test_what_a_worker_s_script_has_seeded_is_kept(monkeypatch, environ, kept):
+    monkeypatch.delenv(SEEDED, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
     random.seed(3)
     np.random.seed(SEED)
     with used_streams_kept():
-        random.seed(7)
-        np.random.seed(7)
-    assert random.getstate() == random.Random(3).getstate()
-    assert np.random.rand() == np.random.RandomState(7).rand()
-    monkeypatch.delenv(SEEDED)
-    with used_streams_kept():
-        random.seed(7)
-    assert random.getstate() == random.Random(7).getstate()
+        seed_both(7)
+    require_seeds(kept, 7)

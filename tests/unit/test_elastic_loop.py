@@ -17,8 +17,7 @@ from elasticdl.elastic.core.protocol import Member, World
 from elasticdl.elastic.torch.accumulated_steps import AccumulatedSteps
 from elasticdl.elastic.torch.loop_host import LoopHost, PreparedLoader, speak_to
 from elasticdl.elastic.torch.prepare import PlainLoop
-from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OpenBatch, OwnLoader
-from elasticdl.elastic.torch_kit.passes import least_samples
+from elasticdl.elastic.torch_kit.own_loader import OpenBatch, OwnLoader
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.training import batch_shape, runtime
 from elasticdl.elastic.training.batch_shape import CurrentJob
@@ -32,12 +31,6 @@ def prepared(model, optimizer, loader, **options):
     host = LoopHost(context, model, optimizer, OwnLoader(loader), {}, lambda: None, **options)
     speak_to(host, optimizer)
     return PreparedLoader(loader, host), host
-
-
-@pytest.mark.parametrize(("samples", "sizes"), [(3, [3, 0]), (1, [1, 0]), (5, [3, 2])])
-def test_with_batch_norm_no_part_has_one_sample_if_the_batch_has_more(samples, sizes):
-    plan = GlobalBatch(0, 0, 0, [*range(samples)]).plan(2, least_samples([make_model(batch_norm=True)]))
-    assert [plan.whole_run(rank).samples for rank in range(2)] == sizes
 
 
 @pytest.mark.parametrize(
@@ -132,6 +125,7 @@ def loop(monkeypatch):
     monkeypatch.setattr(runtime, "job", job)
     monkeypatch.setattr(atexit, "register", lambda _: None)
     made = ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 1)
+    made.init(16, 4)
     yield made, PlainLoop(made), job
     made.context().allow_steps()
     made.context().close()
@@ -177,30 +171,23 @@ def test_alone_the_loop_is_that_of_the_library_that_accumulates():
 
 
 def runai(loop, size=None, steps=None):
-    made, plain, job = loop
-    made.init(16, 4)
+    _, plain, job = loop
     model = torch.nn.DataParallel(make_model())
     optimizer = Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), steps or job.number("steps"))
     return plain.prepare(model, optimizer, DataLoader(make_data(), batch_size=size or job.number("batch_size")))
 
 
-def test_the_script_of_run_ai_needs_one_line_more(loop):
+def test_the_script_of_run_ai_needs_one_line_more_and_keeps_to_the_sizes_that_init_was_told(loop):
+    for size, steps, line in (
+        (8, 2, "at most 4 fit a GPU"),
+        (4, 1, "global batches of 16 samples, and the optimizer makes a step of 4: 1 batch of 4"),
+        (3, 4, "makes a step of 12: 4 batches of 3"),
+    ):
+        refused(line, lambda size=size, steps=steps: runai(loop, size, steps))
     model, optimizer, loader = runai(loop)
     assert type(model) is torch.nn.Sequential
     assert (optimizer.steps, loader.batch_size, loop[0].context().policy.batch_size(3)) == (4, 4, 16)
     loop[0]._finish = None
-
-
-@pytest.mark.parametrize(
-    ("size", "steps", "line"),
-    [
-        (8, 2, "at most 4 fit a GPU"),
-        (4, 1, "global batches of 16 samples, and the optimizer makes a step of 4: 1 batch of 4"),
-        (3, 4, "makes a step of 12: 4 batches of 3"),
-    ],
-)
-def test_other_sizes_than_init_was_told_are_refused(loop, size, steps, line):
-    refused(line, lambda: runai(loop, size, steps))
 
 
 def test_what_would_drop_or_repeat_gradients_is_refused():

@@ -10,6 +10,7 @@ from loop_benches import BATCH, PlainScript, TwoOptimizers, each_batch, run
 from refusal_kit import refused, require_refusal
 from torch.nn import functional as f
 from torch.nn.functional import cross_entropy
+from torch.optim import SGD
 from torch.utils.data import DataLoader
 
 from elasticdl.elastic.core.plan import BatchPolicy
@@ -146,20 +147,8 @@ class Negating(DataLoader):
         return (-batch for batch in super().__iter__())
 
 
-class StatefulDataLoader(DataLoader):
-    """By its name, as torchdata's."""
-
-
-class FullyShardedDataParallel(torch.nn.Linear):
-    """By its name."""
-
-
-class AcceleratedOptimizer(torch.optim.SGD):
-    """By its name."""
-
-
-class DistributedOptimizer(torch.optim.SGD):
-    def _allreduce_grad_async(self): ...
+def named(name, base, **functions):
+    return type(name, (base,), functions)
 
 
 LINEAR, DATA = torch.nn.Linear(1, 1), PlainScript(None).loader.dataset
@@ -170,7 +159,7 @@ def loader(make, *given, **options):
 
 
 def model(given):
-    return lambda: require_plain(given, torch.optim.SGD(LINEAR.parameters()))
+    return lambda: require_plain(given, SGD(LINEAR.parameters()))
 
 
 def optimizer(kind):
@@ -191,7 +180,7 @@ def prepare(*given, **options):
     [
         (loader(list), "the loader is a list"),
         (loader(Negating, DATA), "the loader is a Negating, whose own __iter__ is not called"),
-        (loader(StatefulDataLoader, DATA), "the loader is a StatefulDataLoader, whose state says nothing"),
+        (loader(named("StatefulDataLoader", DataLoader), DATA), "whose state says nothing"),
         (loader(DataLoader, torch.utils.data.ChainDataset([])), "what is only iterated over can't be divided"),
         (loader(DataLoader, DATA, batch_size=None), r"DataLoader\(batch_size=None\) makes no batches"),
         (loader(DataLoader, DATA, sampler=torch.utils.data.Sampler()), "sampler has no length"),
@@ -199,14 +188,17 @@ def prepare(*given, **options):
         (model([LINEAR]), "the model is a list"),
         (model(torch.nn.Sequential(torch.nn.SyncBatchNorm(3))), "0 is a SyncBatchNorm, which needs a process group"),
         (model(torch.nn.DataParallel(LINEAR)), "the model is a DataParallel: give the module within"),
-        (model(FullyShardedDataParallel(1, 1)), "FullyShardedDataParallel: each worker holds the whole model"),
+        (model(named("FullyShardedDataParallel", torch.nn.Linear)(1, 1)), "each worker holds the whole model"),
         (optimizer(torch.optim.LBFGS), "LBFGS evaluates its closure several times"),
         (librarys_state, "LBFGS evaluates its closure several times"),
         (optimizer(torch.optim.SparseAdam), "SparseAdam takes sparse gradients alone"),
-        (optimizer(AcceleratedOptimizer), "prepared by accelerate, for its own launcher: leave Accelerator out"),
-        (optimizer(DistributedOptimizer), "the optimizer is Horovod's DistributedOptimizer: give the one within"),
+        (optimizer(named("AcceleratedOptimizer", SGD)), "prepared by accelerate, for its own launcher"),
+        (
+            optimizer(named("DistributedOptimizer", SGD, _allreduce_grad_async=None)),
+            "is Horovod's DistributedOptimizer",
+        ),
         (prepare(LINEAR), r"expected prepare\(model, optimizer, loader\)"),
-        (prepare(LINEAR, torch.optim.SGD(LINEAR.parameters())), r"expected prepare\(model, optimizer, loader\)"),
+        (prepare(LINEAR, SGD(LINEAR.parameters())), r"expected prepare\(model, optimizer, loader\)"),
         (prepare(LINEAR, None, None, start=1), "there is no argument start; expected prepare"),
     ],
 )
@@ -224,7 +216,7 @@ def test_a_process_group_that_a_library_has_made_of_the_environment_is_explained
 
 def test_parameters_that_are_in_no_module_that_was_given():
     model, norm = torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(2)
-    optimizer = torch.optim.SGD([*model.parameters(), *norm.parameters()], lr=0.1)
+    optimizer = SGD([*model.parameters(), *norm.parameters()], lr=0.1)
     context = Trainee(0, Board(1), BatchPolicy(16, None)).context
     words = r"^parameters of the optimizer, of the shapes \(2,\), \(2,\), are in no module that was given, "
     refused(words, lambda: LoopState(context, model, optimizer, {}))

@@ -95,8 +95,20 @@ def test_a_step_that_is_torn_is_made_once(loop):
     assert survivor.sent == [{}]
 
 
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(context, gradient):
+        return -gradient
+
+
 class Observed(PlainScript):
     """``sent``: what others are told of passes made once more, in each world that is entered after a break."""
+
+    function = staticmethod(Reversed.apply)
 
     def begun(self):
         self.sent, context = [], self.job.contexts[self.worker]
@@ -178,16 +190,6 @@ def test_a_batch_without_a_step_is_no_part_of_the_next_one(loop, kind, steps, wo
 # -- what can't be made again of what was noted: the script makes another pass --
 
 
-class Reversed(torch.autograd.Function):
-    @staticmethod
-    def forward(context, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(context, gradient):
-        return -gradient
-
-
 LABELS = """
 model.eval()
 with torch.no_grad():
@@ -251,8 +253,7 @@ def require_another_pass(survivor, words, is_tried=False):
 
 
 @pytest.mark.parametrize("text", [*AGAIN, *TRIED])
-def test_what_can_not_be_made_again_is_done_by_the_script_once_more(text, monkeypatch):
-    monkeypatch.setattr(PlainScript, "function", Reversed.apply, raising=False)
+def test_what_can_not_be_made_again_is_done_by_the_script_once_more(text):
     (survivor,) = compare(each_batch(text), loses=True, kind=Observed)
     require_another_pass(survivor, (AGAIN | TRIED)[text], text in TRIED)
 
@@ -278,33 +279,21 @@ def test_all_make_as_many_passes_as_who_has_made_the_most(loop, more):
     assert len(survivor.job.warnings) == 1
 
 
-class OfDicts(Observed):
-    """Its batches are dicts."""
+@pytest.mark.parametrize("more", [{}, {"name": ["a"]}])
+def test_batches_may_be_dicts_and_what_they_hold_beside_tensors_is_not_made_again(more):
+    class OfDicts(Observed):
+        def __init__(self, loop):
+            super().__init__(loop)
+            collate = self.loader.collate_fn
+            self.loader.collate_fn = lambda samples: dict(zip("xy", collate(samples), strict=True)) | more
 
-    more = ()
-
-    def __init__(self, loop):
-        super().__init__(loop)
-        self.loader.collate_fn = self.collate
-
-    def collate(self, samples):
-        x, y = torch.utils.data.default_collate(samples)
-        return {"pixels": x.view(-1, 2, 4), "label": y} | dict(self.more)
-
-
-class OfTexts(OfDicts):
-    more = (("name", ["a"]),)
-
-
-@pytest.mark.parametrize("kind", [OfDicts, OfTexts])
-def test_batches_may_be_dicts_and_what_they_hold_beside_tensors_is_not_made_again(kind):
     def loop(script):
         for batch in script.loader:
-            script.loss(batch["pixels"].flatten(1), batch["label"]).backward()
+            script.loss(batch["x"], batch["y"]).backward()
             script.step()
 
-    (survivor,) = compare(loop, loses=True, kind=kind)
-    if kind.more:
+    (survivor,) = compare(loop, loses=True, kind=OfDicts)
+    if more:
         require_another_pass(survivor, "the batches hold a str beside tensors")
     else:
         assert not survivor.job.warnings

@@ -1,4 +1,4 @@
-"""The elastic sampler under loaders that run ahead of the steps, torch's own among them."""
+"""The library's loop: its sampler under loaders that run ahead of the steps, torch's own among them; a schedule wherever its world breaks."""
 
 from collections import deque
 from itertools import islice
@@ -6,13 +6,20 @@ from itertools import islice
 import pytest
 import torch
 from elastic_kit import Board, Trainee, make_data, plain_losses, train_together
+from front_ends import STEPS, Script
 from hypothesis import given
 from hypothesis import strategies as st
+from job_kit import Job
+from loop_benches import LibraryLoop
 from refusal_kit import refused
+from session_kit import lose_world
+from torch.nn.functional import cross_entropy
+from torch.optim import lr_scheduler as schedulers
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy, Progress, epoch_order
-from elasticdl.elastic.core.protocol import Member, World
+from elasticdl.elastic.core.protocol import Member, World, WorldBroken
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, ElasticSampler
 
 
@@ -112,11 +119,9 @@ def test_every_sample_once_whatever_the_history_and_the_prefetching(samples, pol
 def test_the_length_is_the_number_of_steps_in_an_epoch():
     for drop_last, steps in ((False, 4), (True, 3)):
         fixed = make_sampler(50, BatchPolicy(16, None, 4), drop_last=drop_last)
-        fixed._job.world = at(1, 0, 3)
-        assert len(fixed) == len(DataLoader(range(50), batch_sampler=fixed)) == steps
-        fixed._job.progress = Progress(position=48)
+        fixed._job.world, fixed._job.progress = at(1, 0, 3), Progress(position=48)
         assert fixed.at_end == drop_last
-        assert len(fixed) == steps, "of a whole epoch, wherever training stands"
+        assert len(fixed) == len(DataLoader(range(50), batch_sampler=fixed)) == steps, "of a whole epoch"
     sampler = make_sampler(50, BatchPolicy(None, 8))
     refused("ask within the function under", lambda: len(sampler))
     for workers, steps in ((1, 7), (3, 3)):
@@ -124,17 +129,11 @@ def test_the_length_is_the_number_of_steps_in_an_epoch():
         assert len(sampler) == steps
 
 
-@pytest.mark.parametrize("own_loader", [None, {}])
 @pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("workers", [1, 3, 4])
-def test_any_number_of_workers_has_the_losses_of_plain_torch(workers, drop_last, own_loader):
-    """Also with a loader of torch's. 50 samples in batches of 16: the last has 2 samples, so that of 4 workers two have none."""
-    for member in train_together(workers, BatchPolicy(16, None, 4), own_loader=own_loader, drop_last=drop_last):
+def test_with_a_loader_of_torchs_workers_have_the_losses_of_plain_torch(drop_last):
+    """50 samples in batches of 16: the last has 2 samples, so that of 4 workers two have none."""
+    for member in train_together(4, BatchPolicy(16, None, 4), own_loader={}, drop_last=drop_last):
         torch.testing.assert_close(member.losses, plain_losses(16, drop_last=drop_last), rtol=2e-5, atol=1e-6)
-
-
-def alone(**own_loader):
-    return Trainee(0, Board(1), BatchPolicy(16, None, 4), own_loader=own_loader)
 
 
 class Noise(Dataset):
@@ -158,32 +157,120 @@ def test_draws_of_loading_processes_are_repeated_with_the_step():
     assert draws[0] == draws[1] != draws[2]
 
 
-def test_how_loaders_and_samplers_are_not_used():
-    member = alone()
-    for _ in range(2):  # before steps and after
-        refused(r"iterate over sampler\.steps\(loader\)", lambda: next(iter(member.loader)), RuntimeError)
-        member.train()
+def iterated(member):
+    next(iter(member.loader))
+
+
+def of_another_sampler(member):
     other = DataLoader(member.loader.dataset, batch_sampler=BatchSampler(SequentialSampler(range(50)), 4, False))
-    refused("draws from another sampler", lambda: next(alone().sampler.steps(other)))
-    forks = alone(num_workers=2, multiprocessing_context="fork")
-    refused('multiprocessing_context="forkserver"', lambda: next(forks.steps()))
-    refused("has 0 samples", lambda: ElasticSampler(member.context, []))
-    what = r"is a generator without len\(\), and what is only iterated over can't be divided"
-    refused(what, lambda: ElasticSampler(member.context, (each for each in range(3))))
-    loader = ElasticDataLoader(member.context, make_data())
-    refused("TorchState", lambda: next(iter(loader)), RuntimeError)
+    next(member.sampler.steps(other))
 
 
-def test_epochs_that_are_counted_by_range_are_refused():
+def counted_by_range(member):
     """The second loop would give nothing, and the training be one epoch long."""
-    member = Trainee(0, Board(1), BatchPolicy(16, None))
-    losses = []
+    for _ in range(2):
+        for batch in member.steps():
+            member.make_step(batch)
 
-    def train_by_range():
-        for _ in range(2):
-            for batch in member.steps():
-                member.make_step(batch)
-                losses.append(member.state.loss)
 
-    refused(r"no further batch in epoch 1, .* loader.epochs\(n\)", train_by_range)
-    assert len(losses) == 4
+def gone_through_twice(member):
+    batch = next(member.steps())
+    for _ in range(2):
+        list(batch)
+
+
+def followed_by_a_later_one(member):
+    batch, _ = islice(member.steps(), 2)
+    list(batch)
+
+
+def in_a_later_world(member):
+    batch = next(steps := member.steps())
+    lose_world(member.context)
+    list(batch)
+    steps.close()
+
+
+@pytest.mark.parametrize(
+    ("use", "words", "options"),
+    [
+        (iterated, r"iterate over sampler\.steps\(loader\)", {}),
+        (of_another_sampler, "draws from another sampler", {}),
+        (lambda member: next(member.steps()), 'context="forkserver"', {"num_workers": 1, "multiprocessing_context": "fork"}),
+        (lambda member: ElasticSampler(member.context, []), "has 0 samples", {}),
+        (lambda member: ElasticSampler(member.context, iter(())), r"without len\(\), and what is only iterated over can't", {}),
+        (lambda member: next(iter(ElasticDataLoader(member.context, make_data()))), "TorchState", {}),
+        (gone_through_twice, r"step 1 are loaded once.*keep what is needed again in a list", None),
+        (followed_by_a_later_one, r"the batch of step 1 is over.*before the next is fetched", None),
+        (in_a_later_world, "the workers have changed", None),
+        (counted_by_range, r"no further batch in epoch 1, .* loader.epochs\(n\)", None),
+    ],
+)  # fmt: skip
+def test_how_loaders_and_samplers_are_not_used(use, words, options):
+    member = Trainee(0, Board(1), BatchPolicy(16, None, 4), own_loader=options)
+    refused(words, lambda: use(member), (UserError, RuntimeError))
+
+
+# -- weights, learning rate, schedule and values go back together, wherever in an epoch the world breaks --
+
+SCHEDULERS = {
+    "steps": lambda optimizer: schedulers.StepLR(optimizer, 1, gamma=0.5),
+    "cycle": lambda optimizer: schedulers.OneCycleLR(optimizer, 0.2, total_steps=20),
+    "plateau": lambda optimizer: schedulers.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=10.0),
+}
+
+
+class Scheduled(LibraryLoop):
+    """``each_step``: else the scheduler goes on behind each epoch. ``every``: it commits each so many steps. ``breaks_in``: behind this epoch."""
+
+    def __init__(self, make, each_step, every=1, breaks_in=None):
+        super().__init__(Script())
+        self.scheduler, self.each_step, self.every, self.breaks_in = make(self.optimizer), each_step, every, breaks_in
+        self.values = {"scheduler": self.scheduler, "seen": 0}
+        self.settings = {}  # by step: with what it was made
+
+    def make_epochs(self, loader):
+        for epoch in loader.epochs(2):
+            for batch in loader:
+                self.make_step(batch)
+            if self.breaks_in == epoch:  # as an evaluation would
+                self.breaks_in = None
+                raise WorldBroken("a worker is lost")
+            if not self.each_step:
+                self.schedule()
+
+    def make_step(self, batch):
+        group, step = self.optimizer.param_groups[0], batch.plan.step
+        self.settings[step] = (float(group["lr"]), float(group["momentum"]))
+        for x, y in batch:
+            batch.backward(cross_entropy(self.model(x), y))
+        self.optimizer.step()
+        self.state.seen += batch.plan.batch
+        if self.each_step:
+            self.schedule()
+        if step % self.every == 0:
+            self.state.commit()
+
+    def schedule(self):
+        self.scheduler.step(*([1.0] if isinstance(self.scheduler, schedulers.ReduceLROnPlateau) else []))
+
+
+def result_of(script, torn=()):
+    job = Job(1, {(0, step): "torn" for step in torn})
+    job.keeps_states = False
+    assert job.run(lambda _: script.train(job))[0] == (None,)
+    weights = [each.tolist() for each in script.model.parameters()]
+    return script.settings, script.optimizer.param_groups[0]["lr"], script.state.seen, script.state.progress, weights
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "each_step"), [("steps", False), ("steps", True), ("cycle", True), ("plateau", False)]
+)
+def test_a_schedule_is_that_of_an_undisturbed_run_wherever_the_world_breaks(name, each_step, every):
+    expected = result_of(Scheduled(SCHEDULERS[name], each_step))
+    assert len({rate for rate, _ in expected[0].values()}) > 1
+    for torn in range(1, 2 * STEPS + 1):
+        assert result_of(Scheduled(SCHEDULERS[name], each_step, every), [torn]) == expected, f"in step {torn}"
+    for epoch in range(2):
+        assert result_of(Scheduled(SCHEDULERS[name], each_step, every, epoch)) == expected, f"behind epoch {epoch}"
