@@ -27,7 +27,7 @@ from pathlib import Path
 from platformdirs import user_cache_dir
 
 from tests.cluster import recipes
-from tests.cluster.recipes import BuildError, GoModule, Steps, Unavailable, or_unavailable
+from tests.cluster.recipes import BuildError, Steps, Unavailable, or_unavailable
 
 KUBERNETES = "1.37.2"
 MEGABYTE = 1 << 20
@@ -40,17 +40,19 @@ class Part:
     name: str
     # What the disk has to have left, measured while it was built. What is built does not depend on it.
     megabytes: int = field(repr=False)
-    module: GoModule | None = None
+    # A folder below `go`, and how programs are built of it (`recipes.compile_module`).
+    module: str = ""
+    how: tuple[str, ...] = ()
     # Programs that the module's first one is, too, by its first argument.
     names: tuple[str, ...] = ()
-    # Debian packages that are unpacked, and the files of them to keep; none: the whole tree, as `root`.
+    # Debian packages that are unpacked, as `root`.
     packages: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
 
     def folder(self) -> Path:
         """Where the part is, or would be: a name that changes with everything it is made from."""
-        recipe = (self.packages and recipes.SUITE, self.module and (recipes.GO, self.module.digest()), self)
-        digest = hashlib.sha256(repr(recipe).encode()).hexdigest()[:8]
+        files = sorted((recipes.MODULES / self.module).glob("*.*")) if self.module else []
+        content = [(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files]
+        digest = hashlib.sha256(repr((recipes.SUITE, recipes.GO, content, self)).encode()).hexdigest()[:8]
         return cache_folder() / f"kubernetes-{platform.machine()}-{self.name}-{digest}"
 
     @property
@@ -65,15 +67,12 @@ class Part:
 
 _MAJOR, _MINOR, _ = KUBERNETES.split(".")
 _VERSION = {"gitVersion": f"v{KUBERNETES}", "gitMajor": _MAJOR, "gitMinor": _MINOR, "gitTreeState": "clean"}
+_SYMBOLS = (f"-X k8s.io/component-base/version.{name}={value}" for name, value in _VERSION.items())
 CLUSTER = Part(
     "cluster",
     megabytes=8000,
-    module=GoModule(
-        "kubernetes",
-        packages=(".",),
-        flags=("-tags", "selinux,notest"),
-        values=tuple((f"k8s.io/component-base/version.{name}", value) for name, value in _VERSION.items()),
-    ),
+    module="kubernetes",
+    how=("-tags", "selinux,notest", "-ldflags", " ".join(["-s", "-w", *_SYMBOLS]), "."),
     names=(
         *("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager"),
         *("kubelet", "kube-proxy", "kubectl"),
@@ -83,17 +82,13 @@ _CONTAINERD = "github.com/containerd/containerd/v2/cmd"
 NODE = Part(
     "node",
     megabytes=4000,
-    module=GoModule(
-        "containerd",
-        packages=tuple(f"{_CONTAINERD}/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")),
-    ),
+    module="containerd",
+    how=("-ldflags", "-s -w", *(f"{_CONTAINERD}/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr"))),
     packages=(
         *("runc", "containernetworking-plugins", "busybox-static"),
         *("iptables", "libip6tc2", "libnftnl11", "libnetfilter-conntrack3", "libnfnetlink0"),
     ),
 )
-# Collects the metrics of jobs.
-PROMETHEUS = Part("prometheus", megabytes=1000, packages=("prometheus",), kept=("usr/bin/prometheus",))
 # A batch system, and the libraries that a bare machine lacks for it.
 SLURM = Part(
     "slurm",
@@ -139,23 +134,17 @@ def _build(part: Part, say: Callable[[str], None]) -> None:
     if free < part.megabytes:
         raise Unavailable(f"{cache} has {free} MB left: building {part.name} takes {part.megabytes} while it lasts")
     say(f"building {part.name} (once; log: {part.log()})")
-    steps = Steps(part.log(), say)
-    prefix = f"kubernetes-build-{part.name}-"
+    steps, prefix = Steps(part.log(), say), f"kubernetes-build-{part.name}-"
     with tempfile.TemporaryDirectory(prefix=prefix, dir=cache, ignore_cleanup_errors=True) as name:
         scratch, out = Path(name), Path(name, "out")
         out.mkdir()
         if part.packages:
-            root = out / "root"
-            recipes.unpack(part.packages, root, scratch, steps)
-            for file in part.kept:
-                (root / file).rename(out / Path(file).name)
-            if part.kept:
-                shutil.rmtree(root)
+            recipes.unpack(part.packages, out / "root", scratch, steps)
         if part.module:
-            part.module.build(out, scratch, steps)
-            for each in part.names:
-                (out / each).write_text(f'#!/bin/sh\nexec "${{0%/*}}/{part.module.name}" {each} "$@"\n')
-                (out / each).chmod(0o755)
+            recipes.compile_module(part.module, part.how, out, scratch, steps)
+        for each in part.names:
+            (out / each).write_text(f'#!/bin/sh\nexec "${{0%/*}}/{part.module}" {each} "$@"\n')
+            (out / each).chmod(0o755)
         out.rename(part.folder())
     say(f"{part.name} is ready: {part.folder()}")
 

@@ -14,20 +14,17 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from kubernetes import client, config
 
-from tests.cluster.control_plane import HOST, ControlPlane, ControlPlaneError
-from tests.cluster.node.node import ProcessNodeSettings
+from tests.cluster.control_plane import HOST, ControlPlane, ControlPlaneError, last_line, wait_for
 from tests.cluster.processes import Leashed
-from tests.cluster.settings import NodeSettings
+from tests.cluster.settings import NodeSettings, ProcessNodeSettings
 
 _NODE_READY_WITHIN_S = 60.0
-_POLL_S = 0.1
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -51,6 +48,8 @@ class Cluster:
             ControlPlaneError: it did not come up; nothing is left of it.
         """
         self.folder = Path(tempfile.mkdtemp(prefix="elasticdl-cluster-"))
+        # Of the control plane, the nodes and, below ``pods``, of every container that ran.
+        self.logs = self.folder / "logs"
         self._plane = ControlPlane(self.folder, self._programs)
         try:
             self._plane.start(self._connect())
@@ -68,8 +67,8 @@ class Cluster:
         """Kill every process of the cluster and of its pods, and remove the folder."""
         for node in self._nodes.values():
             node.kill()
-        while self._nodes:
-            self._nodes.popitem()[1].stop()
+        for name in self.node_names:
+            self.lose_node(name)
         self._plane.stop()
         self._undo.close()
         shutil.rmtree(self.folder)
@@ -80,11 +79,6 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    @property
-    def logs(self) -> Path:
-        """Logs of the control plane, the nodes and, below ``pods``, of every container that ran."""
-        return self.folder / "logs"
 
     @property
     def node_names(self) -> list[str]:
@@ -113,12 +107,12 @@ class Cluster:
 
         def is_ready() -> bool:
             self._check_node(name)
-            with contextlib.suppress(client.ApiException):
-                spec = core.read_node(name).spec
-                return spec is not None and not spec.taints
+            with contextlib.suppress(client.ApiException):  # it has not registered; it wrote at the same time
+                return self._is_ready(core.read_node(name))
             return False
 
-        self._wait(is_ready, f"node {name} is not ready (logs: {self.logs}/*{name}*.log)")
+        otherwise = f"node {name} is not ready (logs: {self.logs}/*{name}*.log)"
+        wait_for(is_ready, lambda: otherwise, _NODE_READY_WITHIN_S)
 
     def lose_node(self, name: str) -> None:
         """The machine loses its power: its pods end at once, and nobody tells the API server."""
@@ -142,43 +136,34 @@ class Cluster:
         for name in self._nodes:
             self._check_node(name)
 
+    def _check_node(self, name: str) -> None:
+        if not self._nodes[name].running:
+            raise ControlPlaneError(f"node {name} has ended: {last_line(self._log_of(name))}")
+
     def _connect(self) -> str:
         """Have the address at which the nodes will reach the API server; what ``_undo`` does is done at the end."""
         return HOST
+
+    def _is_ready(self, node: Any) -> bool:
+        """As the API server has it."""
+        return not node.spec.taints
 
     def _launch(self, told: dict[str, Any]) -> Leashed:
         """The machine of a node; ``told``: what all nodes are."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         image = {"PATH": path, "PYTHONPATH": str(REPOSITORY), "LANG": "C.UTF-8"}
-        return self._run_node(ProcessNodeSettings(**told, environment=image), ["-m", "tests.cluster.node"])
+        return self._run_node(ProcessNodeSettings(**told, environment=image), "tests.cluster.node.node")
 
     def _run_node(
-        self,
-        settings: NodeSettings,
-        program: Sequence[str],
-        within: Sequence[str] = (),
-        afterwards: Sequence[str] = (),
+        self, settings: NodeSettings, module: str, within: Sequence[str] = (), afterwards: Sequence[str] = ()
     ) -> Leashed:
-        """Python's ``program``, which is told the path of a node's settings."""
+        """A program that is told the path of a node's settings."""
         env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        command = [*within, sys.executable, *program, str(settings.write())]
+        command = [*within, sys.executable, "-m", module, str(settings.write())]
         return Leashed.start(command, self._log_of(settings.name), env, self.folder, afterwards)
 
     def _log_of(self, name: str) -> Path:
         return self.logs / f"node-{name}.log"
-
-    def _check_node(self, name: str) -> None:
-        if not self._nodes[name].running:
-            log = self._log_of(name)
-            last = (log.read_text(errors="replace").splitlines() or ["no output"])[-1]
-            raise ControlPlaneError(f"node {name} has ended: {last} (log: {log})")
-
-    def _wait(self, done: Callable[[], bool], otherwise: str) -> None:
-        deadline = time.monotonic() + _NODE_READY_WITHIN_S
-        while not done():
-            if time.monotonic() > deadline:
-                raise ControlPlaneError(f"{otherwise}, after {_NODE_READY_WITHIN_S:g} s")
-            time.sleep(_POLL_S)
 
 
 def new_client(kubeconfig: Path) -> client.ApiClient:

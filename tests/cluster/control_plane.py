@@ -12,7 +12,7 @@ import socket
 import ssl
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import yaml
@@ -30,7 +30,7 @@ _TOLERATION_S = 2
 
 
 class ControlPlaneError(Exception):
-    """A program of the control plane does not run; the message says where its log is."""
+    """A program of the cluster does not run; the message says where its log is."""
 
 
 class ControlPlane:
@@ -41,10 +41,7 @@ class ControlPlane:
         self._programs = programs
         self._processes: dict[str, Leashed] = {}
         self._etcd = f"unix://{folder}/etcd.sock"
-
-    @property
-    def server(self) -> str:
-        return f"https://{self._host}:{self._api_port}"
+        self._pki = folder / "pki"
 
     def start(self, host: str = HOST) -> None:
         """Returns when the API server answers at ``host``; ``wait_for_accounts`` says when pods can be created.
@@ -54,17 +51,16 @@ class ControlPlane:
         """
         self._host = host
         (self._folder / "logs").mkdir(parents=True, exist_ok=True)
-        self._pki = self._folder / "pki"
         self.authority = Authority.create(self._pki)
         names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc"]
-        self.authority.issue(self._pki / "apiserver", "kube-apiserver", ["system:masters"], [host, "10.96.0.1"], names)
+        self.authority.issue(self._pki / "apiserver", "kube-apiserver", ["system:masters"], [host, "10.96.0.1", *names])
         write_key(self._pki / "accounts.key")
         (self._api_port,) = free_ports(1, host)
-        scheduler_port, controller_port = free_ports(2)
+        self.server = f"https://{host}:{self._api_port}"
         self._start_etcd()
         self._start_api_server()
-        self._start_scheduler(scheduler_port)
-        self._start_controller_manager(controller_port)
+        self._start_scheduler()
+        self._start_controller_manager()
 
     def wait_for_accounts(self) -> None:
         """Returns when the controllers have made what a pod of the default namespace needs: until then it is refused."""
@@ -90,7 +86,7 @@ class ControlPlane:
         """Raises ControlPlaneError if one of the programs has ended by itself."""
         for name, process in list(self._processes.items()):
             if not process.running:
-                raise ControlPlaneError(f"{name} ended with {process.wait()}: {self._tail(name)}")
+                raise ControlPlaneError(f"{name} ended with {process.wait()}: {last_line(self._log(name))}")
 
     def _start_etcd(self) -> None:
         own, peer = self._etcd, f"unix://{self._folder}/peer.sock"
@@ -131,19 +127,15 @@ class ControlPlane:
             "cert-dir": self._pki,
         }
         # The endpoint of the Service `kubernetes`, which may not be on loopback; there the nodes say where the server is.
-        if self._host == HOST:
-            flags["endpoint-reconciler-type"] = "none"
-        else:
-            flags["advertise-address"] = self._host
-        self._run("kube-apiserver", flags)
+        endpoint = {"endpoint-reconciler-type": "none"} if self._host == HOST else {"advertise-address": self._host}
+        self._run("kube-apiserver", {**flags, **endpoint})
         self._wait_for("API server", "/readyz")
 
-    def _start_scheduler(self, port: int) -> None:
-        kubeconfig = self.admit(self._pki / "kube-scheduler", "system:kube-scheduler")
-        configuration: dict[str, object] = {
+    def _start_scheduler(self) -> None:
+        configuration = {
             "apiVersion": "kubescheduler.config.k8s.io/v1",
             "kind": "KubeSchedulerConfiguration",
-            "clientConnection": {"kubeconfig": str(kubeconfig)},
+            "clientConnection": {"kubeconfig": str(self._pki / "kube-scheduler.kubeconfig")},
             "leaderElection": {"leaderElect": False},
             # Who preempts others would otherwise wait up to 10 s after they have gone.
             "podInitialBackoffSeconds": 1,
@@ -151,12 +143,11 @@ class ControlPlane:
         }
         path = self._folder / "scheduler.yaml"
         path.write_text(yaml.safe_dump(configuration))
-        self._run("kube-scheduler", {"config": path, **self._component_flags(kubeconfig, port)})
+        self._run_component("kube-scheduler", {"config": path})
 
-    def _start_controller_manager(self, port: int) -> None:
-        kubeconfig = self.admit(self._pki / "kube-controller-manager", "system:kube-controller-manager")
+    def _start_controller_manager(self) -> None:
         flags = {
-            "kubeconfig": kubeconfig,
+            "kubeconfig": self._pki / "kube-controller-manager.kubeconfig",
             "leader-elect": "false",
             "use-service-account-credentials": "true",
             "service-account-private-key-file": self._pki / "accounts.key",
@@ -166,13 +157,14 @@ class ControlPlane:
             "node-eviction-rate": "10",
             # Otherwise pods of lost nodes stay when more than half of a small cluster's nodes, and three, are not ready.
             "unhealthy-zone-threshold": "1",
-            **self._component_flags(kubeconfig, port),
         }
-        self._run("kube-controller-manager", flags)
+        self._run_component("kube-controller-manager", flags)
 
-    def _component_flags(self, kubeconfig: Path, port: int) -> dict[str, object]:
-        flags: dict[str, object] = {"bind-address": HOST, "secure-port": port, "cert-dir": self._pki}
-        return {**flags, "authentication-kubeconfig": kubeconfig, "authorization-kubeconfig": kubeconfig}
+    def _run_component(self, name: str, flags: dict[str, object]) -> None:
+        kubeconfig = self.admit(self._pki / name, f"system:{name}")
+        own = {"bind-address": HOST, "secure-port": free_ports(1)[0], "cert-dir": self._pki}
+        asks = {"authentication-kubeconfig": kubeconfig, "authorization-kubeconfig": kubeconfig}
+        self._run(name, {**flags, **own, **asks})
 
     def _run(self, name: str, flags: dict[str, object]) -> None:
         command = [str(self._programs / name), *(f"--{flag}={value}" for flag, value in flags.items())]
@@ -182,23 +174,35 @@ class ControlPlane:
         """Until the API server answers a request for ``path``, and not with an error."""
         context = ssl.create_default_context(cafile=self.authority.file)
         context.load_cert_chain(self._pki / "apiserver.crt", self._pki / "apiserver.key")
-        deadline = time.monotonic() + _READY_WITHIN_S
-        while True:
+
+        def answers() -> bool:
             try:
                 with urllib.request.urlopen(f"{self.server}{path}", timeout=5, context=context):
-                    return
+                    return True
             except OSError:
                 self.check()
-            if time.monotonic() > deadline:
-                raise ControlPlaneError(f"{what}: not ready in {_READY_WITHIN_S:g} s: {self._tail('kube-apiserver')}")
-            time.sleep(_POLL_S)
+                return False
+
+        wait_for(answers, lambda: f"{what}: not ready: {last_line(self._log('kube-apiserver'))}", _READY_WITHIN_S)
 
     def _log(self, name: str) -> Path:
         return self._folder / "logs" / f"{name}.log"
 
-    def _tail(self, name: str) -> str:
-        lines = self._log(name).read_text(errors="replace").splitlines() or ["no output"]
-        return f"{lines[-1]} (log: {self._log(name)})"
+
+def wait_for(done: Callable[[], bool], otherwise: Callable[[], str], seconds: float, poll: float = _POLL_S) -> None:
+    """
+    Raises:
+        ControlPlaneError: it is not done in time.
+    """
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            raise ControlPlaneError(f"{otherwise()}, after {seconds:g} s")
+        time.sleep(poll)
+
+
+def last_line(log: Path) -> str:
+    return f"{(log.read_text(errors='replace').splitlines() or ['no output'])[-1]} (log: {log})"
 
 
 def free_ports(count: int, host: str = HOST) -> list[int]:

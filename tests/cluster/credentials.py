@@ -11,8 +11,9 @@ from pathlib import Path
 
 import yaml
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _VALID = datetime.timedelta(days=7)
@@ -30,33 +31,33 @@ class Authority:
     @classmethod
     def create(cls, folder: Path) -> Authority:
         folder.mkdir(mode=0o700)
-        key = write_key(folder / "ca.key")
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "elasticdl-test-cluster")])
+        key, name = write_key(folder / "ca.key"), _name("elasticdl-test-cluster")
         constraints = x509.BasicConstraints(ca=True, path_length=None)
         identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
         builder = _builder(name, name, key).add_extension(constraints, True).add_extension(identifier, False)
         certificate = builder.sign(key, hashes.SHA256())
-        return cls(_write(folder / "ca.crt", certificate), certificate, key)
+        (folder / "ca.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
+        return cls(folder / "ca.crt", certificate, key)
 
-    def issue(
-        self,
-        path: Path,
-        user: str,
-        groups: Sequence[str] = (),
-        addresses: Sequence[str] = (),
-        names: Sequence[str] = (),
-    ) -> None:
-        """``path``.crt, which serves at ``addresses`` and ``names`` and makes its holder ``user`` of ``groups``; ``path``.key."""
+    def issue(self, path: Path, user: str, groups: Sequence[str] = (), serves: Sequence[str] = ()) -> None:
+        """``path``.crt, which makes its holder ``user`` of ``groups``, or serves at addresses and names; ``path``.key."""
         key = write_key(path.with_suffix(".key"))
-        organizations = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
-        subject = x509.Name([*organizations, x509.NameAttribute(NameOID.COMMON_NAME, user)])
         uses = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH])
-        builder = _builder(subject, self._certificate.subject, key).add_extension(uses, critical=False)
-        alternatives: list[x509.GeneralName] = [x509.IPAddress(ipaddress.ip_address(each)) for each in addresses]
-        alternatives += [x509.DNSName(each) for each in names]
-        if alternatives:
-            builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
-        _write(path.with_suffix(".crt"), builder.sign(self._key, hashes.SHA256()))
+        builder = _builder(_name(user, groups), self._certificate.subject, key).add_extension(uses, critical=False)
+        if serves:
+            alternatives = x509.SubjectAlternativeName(list(map(_place, serves)))
+            builder = builder.add_extension(alternatives, critical=False)
+        certificate = builder.sign(self._key, hashes.SHA256())
+        path.with_suffix(".crt").write_bytes(certificate.public_bytes(Encoding.PEM))
+
+
+def _name(user: str, groups: Sequence[str] = ()) -> x509.Name:
+    organizations = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
+    return x509.Name([*organizations, x509.NameAttribute(NameOID.COMMON_NAME, user)])
+
+
+def _place(text: str) -> x509.GeneralName:
+    return x509.IPAddress(ipaddress.ip_address(text)) if text[0].isdigit() else x509.DNSName(text)
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
@@ -66,17 +67,11 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivate
     return builder.not_valid_before(now - _CLOCK_SKEW).not_valid_after(now + _VALID)
 
 
-def _write(path: Path, certificate: x509.Certificate) -> Path:
-    path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    return path
-
-
 def write_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """A new private key."""
     key = ec.generate_private_key(ec.SECP256R1())
     # Go's server wants the traditional form of an EC key for tokens, and takes it everywhere.
-    form = serialization.PrivateFormat.TraditionalOpenSSL
-    _keep(path, key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+    _keep(path, key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption()))
     return key
 
 
@@ -84,12 +79,11 @@ def write_kubeconfig(
     path: Path, server: str, authority: Path, user: str, credentials: Mapping[str, str], namespace: str = "default"
 ) -> Path:
     """A file with one context."""
-    cluster = {"server": server, "certificate-authority": str(authority)}
     content = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "test",
-        "clusters": [{"name": "test", "cluster": cluster}],
+        "clusters": [{"name": "test", "cluster": {"server": server, "certificate-authority": str(authority)}}],
         "users": [{"name": user, "user": dict(credentials)}],
         "contexts": [{"name": "test", "context": {"cluster": "test", "user": user, "namespace": namespace}}],
     }

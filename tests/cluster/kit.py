@@ -46,26 +46,8 @@ def until(
     raise AssertionError(f"not in {_PATIENCE_S:g} s: {what}; there is: {there}")
 
 
-def until_left(look: Callable[[], object], left: object) -> None:
-    """Wait until a Job that was deleted has taken with it what it owned, and only this is left."""
-    deadline = time.monotonic() + _PATIENCE_S
-    while (seen := look()) != left:
-        assert time.monotonic() < deadline, f"there still is {seen}"
-        time.sleep(0.1)
-
-
-def container(pod: Pod) -> Any:
-    """The status of a pod's only container."""
-    (only,) = pod.status.container_statuses
-    return only
-
-
 def is_running(pod: Pod | None) -> bool:
     return pod is not None and pod.status.phase == "Running" and not pod.metadata.deletion_timestamp
-
-
-def is_ended(pod: Pod | None) -> bool:
-    return pod is not None and pod.status.phase in ("Succeeded", "Failed")
 
 
 def shell(script: str) -> dict[str, Any]:
@@ -109,25 +91,16 @@ class Pods:
     def delete(self, name: str, **options: Any) -> None:
         self.core.delete_namespaced_pod(name, self.namespace, **options)
 
-    def until(self, ready: Callable[[dict[str, Pod]], Result], what: str) -> Result:
-        """Wait for something of several pods."""
-        return until(ready, what, self.core.list_namespaced_pod, self.namespace)
-
-    def wait(self, name: str, ready: Callable[[Pod], Any], what: str) -> Pod:
-        """Wait for something of one pod, which exists or is about to; the pod as it was then."""
-        return self.until(lambda seen: seen[name] if name in seen and ready(seen[name]) else None, f"{name}: {what}")
-
     def running(self, name: str) -> Pod:
-        return self.wait(name, is_running, "running")
+        """The pod, once it runs."""
 
-    def ended(self, name: str) -> Pod:
-        return self.wait(name, is_ended, "ended")
+        def ready(seen: dict[str, Pod]) -> Pod:
+            return seen[name] if is_running(seen.get(name)) else None
+
+        return until(ready, f"{name} running", self.core.list_namespaced_pod, self.namespace)
 
     def gone(self, name: str) -> None:
-        self.until(lambda seen: name not in seen, f"{name} gone")
-
-    def log(self, name: str, **options: Any) -> str:
-        return str(self.core.read_namespaced_pod_log(name, self.namespace, **options))
+        until(lambda seen: name not in seen, f"{name} gone", self.core.list_namespaced_pod, self.namespace)
 
     def said(self, name: str, words: str) -> None:
         """Wait until a container that runs has written ``words``; its log is followed meanwhile."""
@@ -140,8 +113,3 @@ class Pods:
                 chunk = stream.read1()
                 assert chunk, f"{name} ended and did not say {words!r} but {text!r}"
                 text += chunk
-
-    def events(self, reason: str) -> list[str]:
-        """The names of the pods that have an event of this reason."""
-        found: Any = self.core.list_namespaced_event(self.namespace, field_selector=f"reason={reason}")
-        return [each.involved_object.name for each in found.items]

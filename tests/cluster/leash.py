@@ -11,10 +11,10 @@ Imports only the standard library, so that it starts quickly without `site`.
 import ctypes
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
+import threading
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -25,24 +25,22 @@ _AFTERWARDS = "--afterwards="
 def main(command: list[str]) -> int:
     afterwards = json.loads(command.pop(0).removeprefix(_AFTERWARDS)) if command[0].startswith(_AFTERWARDS) else []
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans below become our children
-    woken, waker = os.pipe()
-    os.set_blocking(waker, False)
-    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
     child = os.fork()
     if child == 0:
         _become(command)
-    code = _follow(child, woken)
+    threading.Thread(target=_obey, args=(os.pidfd_open(child),), daemon=True).start()
+    ended = status = 0
+    while ended != child:
+        ended, status = os.waitpid(-1, 0)
     _end_descendants()
     if afterwards:
         subprocess.run(afterwards, stdin=subprocess.DEVNULL, check=False)
-    return code
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def _become(command: list[str]) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
-    signal.set_wakeup_fd(-1)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
@@ -54,52 +52,28 @@ def _become(command: list[str]) -> None:
     os._exit(127)
 
 
-def _follow(child: int, woken: int) -> int:
-    """Pass signals on until the child has ended; its exit status."""
-    sources = [_LIFELINE, woken]
-    while True:
-        ready, _, _ = select.select(sources, [], [])
-        if _LIFELINE in ready:
-            numbers = os.read(_LIFELINE, 64)
-            for number in numbers or (signal.SIGKILL,):
-                os.kill(child, number)
-            if not numbers:
-                sources.remove(_LIFELINE)
-        if woken in ready:
-            os.read(woken, 4096)
-        status = _reap(child)
-        if status is not None:
-            return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-
-
-def _reap(child: int) -> int | None:
-    """Collect all that has ended, orphans too; the child's status if it was among them."""
-    found = None
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return found
-        if pid == 0:
-            return found
-        if pid == child:
-            found = status
+def _obey(child: int) -> None:
+    """``child``: a file descriptor, which never means another process once this one is gone."""
+    numbers = b"?"
+    while numbers:
+        numbers = os.read(_LIFELINE, 64)
+        for number in numbers or (signal.SIGKILL,):
+            try:
+                signal.pidfd_send_signal(child, number)
+            except ProcessLookupError:
+                return
 
 
 def _end_descendants() -> None:
     """Kill children until none is left: what a killed one leaves behind becomes our child in turn."""
     while True:
-        for pid in _children():
-            os.kill(pid, signal.SIGKILL)
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+            if _parent(pid) == os.getpid():
+                os.kill(pid, signal.SIGKILL)
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
-
-
-def _children() -> list[int]:
-    me = os.getpid()
-    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent(pid) == me]
 
 
 def _parent(pid: int) -> int | None:

@@ -31,22 +31,22 @@ class Leashed:
     ) -> Leashed:
         """Run ``command`` with its output appended to ``log`` (None: where this process's goes).
 
-        By default with this process's environment.
-
-        Once nothing of it is left, in whatever way it ended, ``afterwards`` is run as well.
+        By default with this process's environment. Once nothing of it is left, in whatever way it ended, ``afterwards`` is run.
         """
         more = [f"--afterwards={json.dumps(afterwards)}"] if afterwards else []
+        leashed = [sys.executable, "-I", "-S", leash.__file__, *more, *command]
         with log.open("ab") if log else contextlib.nullcontext() as sink:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", leash.__file__, *more, *command],
-                stdin=subprocess.PIPE,
-                stdout=sink,
-                stderr=sink,
-                env=env,
-                cwd=folder,
-                start_new_session=True,  # a terminal's Ctrl-C is for us alone
+            return cls(  # in a session of its own: a terminal's Ctrl-C is for us alone
+                subprocess.Popen(
+                    leashed,
+                    stdin=subprocess.PIPE,
+                    stdout=sink,
+                    stderr=sink,
+                    env=env,
+                    cwd=folder,
+                    start_new_session=True,
+                )
             )
-        return cls(process)
 
     @property
     def running(self) -> bool:

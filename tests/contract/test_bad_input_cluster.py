@@ -7,7 +7,7 @@ import re
 import signal
 
 import pytest
-from cluster_users import add_user, objects_of_job, parts_of_job, write_kubeconfig
+from cluster_users import add_user, objects_of_job, parts_of_job, until_there_is, write_kubeconfig
 from kubernetes import client
 
 from elasticdl.cli.__main__ import main
@@ -17,7 +17,7 @@ from elasticdl.kube import manifests
 from elasticdl.kube.client import Client
 from elasticdl.kube.names import labels
 from elasticdl.places.judge import MOST_CRASHES
-from tests.cluster.kit import until, until_left
+from tests.cluster.kit import until
 
 pytest_plugins = ["tests.cluster.fixtures"]
 
@@ -93,7 +93,7 @@ def test_who_may_make_some_of_it_makes_nothing(elasticdl, place, as_user, role, 
     code, out, err = elasticdl(*train())
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert re.search(line, err)
-    until_left(lambda: objects_of_job(place), set())
+    until_there_is(place)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_signal_at_any_moment_leaves_all_or_nothing(elasticdl, place, monkeypa
     assert code == 130
     if first < REQUESTS:
         assert "submitted" not in err
-        until_left(lambda: objects_of_job(place), set())
+        until_there_is(place)
     else:  # that lets the master go, and there is no way back
         assert "job digits submitted to " in err
         assert len(objects_of_job(place)) == WHOLE

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 import yaml
-from cluster_users import KINDS, objects_of_job, parts_of_job
+from cluster_users import KINDS, objects_of_job, parts_of_job, until_there_is
 from kubernetes import client
 
 from elasticdl.cli.cluster_run import Submission
@@ -15,7 +15,7 @@ from elasticdl.kube import manifests
 from elasticdl.kube.client import connect
 from elasticdl.kube.kubeconfig import ClusterTarget
 from tests.cluster.build import CLUSTER
-from tests.cluster.kit import until, until_left
+from tests.cluster.kit import until
 
 pytest_plugins = ["tests.cluster.fixtures"]
 
@@ -47,7 +47,7 @@ def test_everything_is_made_and_goes_with_the_job(place, cluster, namespace):
     assert borne == {"node.kubernetes.io/not-ready": 10, "node.kubernetes.io/unreachable": 10}
     assert place.delete("Job", "digits-master")
     until(lambda pods: not pods, "no pod", core.list_namespaced_pod, namespace)
-    until_left(lambda: objects_of_job(place), set())
+    until_there_is(place)
 
 
 def test_another_rendering_leaves_the_keys_of_a_running_job_alone(place, cluster, tmp_path):
@@ -86,7 +86,7 @@ def test_a_name_that_exists_and_what_was_made_before_something_fails_half_way(pl
     service = place.create(manifests.companions(made.parts)[-1])
     with pytest.raises(UserError, match="there is a Service digits-master in namespace"):
         submission(place, said).make()
-    until_left(lambda: objects_of_job(place), {("Service", "digits-master")})
+    until_there_is(place, {("Service", "digits-master")})
     assert said == []
     place.delete("Service", service["metadata"]["name"])
     made.make()

@@ -95,10 +95,10 @@ class RunningJob:
         """The newest step that any worker has committed, from the records that workers write."""
         return max((last["commit"] for path in self.record_files() if (last := last_commit(path))), default=0)
 
-    def wait_for_rows(self, curve: Path, number: int = 3) -> None:
+    def wait_for_rows(self, folder: Path, number: int = 3) -> None:
         """Until a script has written so many more lines to its curve."""
-        made = len(read_curve(curve))
-        self.wait_for(f"{number} steps", lambda: len(read_curve(curve)) >= made + number)
+        made = len(read_curve(folder))
+        self.wait_for(f"{number} steps", lambda: len(read_curve(folder)) >= made + number)
 
     def record_files(self) -> list[Path]:
         return sorted((self.job.path.parent.parent / "record").glob("*.jsonl"))
@@ -156,11 +156,11 @@ def last_commit(path: Path) -> Entry | None:
     return json.loads(commits[-1]) if commits else None
 
 
-def read_curve(path: Path) -> list[tuple[float, ...]]:
-    """The rows of numbers that were written in full; with commas below a title."""
+def read_curve(folder: Path) -> list[tuple[float, ...]]:
+    """The rows of numbers that were written in full."""
+    path = folder / "curve"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    rows = [line.replace(",", " ").split() for line in lines if line.endswith("\n") and line[0].isdigit()]
-    return [tuple(map(float, row)) for row in rows]
+    return [tuple(map(float, line.split())) for line in lines if line.endswith("\n")]
 
 
 @contextmanager

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from cluster_kit import CommandLine, priority_classes, wait_for
+from cluster_kit import CommandLine, priority_class, wait_for
 from kubernetes import client
 from kubernetes.stream import stream
 
 from tests.cluster.full.images import REPOSITORY_INSIDE
-from tests.cluster.kit import Pods, container, is_running, new_namespace, shell
+from tests.cluster.kit import Pods, is_running, new_namespace, shell
 
 pytest_plugins = ["tests.cluster.fixtures"]
 pytestmark = pytest.mark.slow
@@ -89,7 +89,8 @@ def test_a_job_trains_on_both_nodes_and_leaves_nothing(elasticdl, pods):
     assert "job short succeeded: 46 steps, epoch 2/2" in done.stderr
     workers = of_job(now(pods), "short", "worker")
     assert {pod.spec.node_name for pod in workers} == {"n0", "n1"}
-    assert {container(pod).state.terminated.exit_code for pod in workers} == {0}
+    ended = {each.state.terminated.exit_code for pod in workers for each in pod.status.container_statuses}
+    assert ended == {0}
     logs = elasticdl("logs", "short").stdout
     assert all(f"{name} | " in logs for name in ("master   ", "worker-0 ", "worker-1 "))
     elasticdl.delete("short")
@@ -101,7 +102,7 @@ def test_a_preempted_worker_comes_back(journal, full_cluster, pods):
     assert set(before) == {"n0", "n1"}
     assert len({pod.status.pod_ip for pod in before.values()}) == 2
     high = f"high-{pods.namespace}"
-    with priority_classes(full_cluster, pods.namespace, high=100_000):
+    with priority_class(full_cluster, high, 100_000):
         pods.create(
             "important", shell("trap 'exit 0' TERM; while :; do sleep 0.1; done"), gpus=2, priorityClassName=high
         )

@@ -9,11 +9,12 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from cluster_kit import DEADLINE, CommandLine, objects_in, wait_for
+from cluster_kit import DEADLINE, CommandLine, objects_in, priority_class, wait_for
 from kubernetes import client
 from running_job import ELASTICDL
 
-from tests.cluster.kit import is_running, until
+from benchmarks.sample_records import consumed
+from tests.cluster.kit import Pods, is_running, shell, until
 
 pytest_plugins = ["tests.cluster.fixtures"]
 
@@ -39,7 +40,7 @@ def core(own_cluster):
 
 def wait_until(condition, elasticdl):
     """Asks now and then: each time is a process, in whose way the job's own would be."""
-    wait_for("what the test waits for", condition, lambda: elasticdl("logs", "digits").stdout, poll=2)
+    return wait_for("what the test waits for", condition, lambda: elasticdl("logs", "digits").stdout, poll=2)
 
 
 def test_a_job_from_its_submission_to_its_removal(elasticdl, namespace, tmp_path):
@@ -130,6 +131,53 @@ def test_a_job_outlives_its_master_and_the_command_line(elasticdl, own_cluster, 
     until(lambda seen: seen["digits-master"].status.succeeded, "complete", jobs, namespace)
     (job,) = jobs(namespace).items
     assert not job.status.failed, "a master that was deleted is counted, so the next one would wait"
+    elasticdl.delete("digits")
+
+
+@pytest.mark.slow
+def test_nodes_are_lost_and_the_api_server_and_no_sample_is(elasticdl, own_cluster, core, namespace, tmp_path):
+    record = ("--sample_record", str(tmp_path / "record"), "--num_epochs", "100000")
+    assert elasticdl(*TRAIN, *ONE_A_NODE, *record, "--detach").returncode == 0
+
+    def wait_for_both(after=0):
+        """Until the newest world has both workers; its number."""
+
+        def formed():
+            newest = elasticdl.journal("digits", "world_formed")[-1:]
+            return [each["world"] for each in newest if len(each["members"]) == 2 and each["world"] > after]
+
+        return wait_until(formed, elasticdl)[0]
+
+    def wait_for_cause(cause):
+        wait_until(lambda: cause in [left["cause"] for left in elasticdl.journal("digits", "worker_left")], elasticdl)
+
+    def masters_node():
+        pods = core.list_namespaced_pod(namespace, label_selector="elasticdl.org/role=master").items
+        return next(pod.spec.node_name for pod in pods if is_running(pod))
+
+    world = wait_for_both()
+    own_cluster.restart_api_server(1.0)
+    other = next(node for node in own_cluster.node_names if node != masters_node())
+    own_cluster.lose_node(other)
+    wait_for_cause("node_lost")
+    own_cluster.add_node(other, 3)
+    wait_for_both(world)
+    frozen = masters_node()
+    own_cluster.freeze_node(frozen)  # what runs there runs on
+    wait_until(lambda: elasticdl.journal("digits", "master_restarted"), elasticdl)
+    own_cluster.thaw_node(frozen)
+    own_cluster.wait_for_node(frozen)
+    world = wait_for_both()
+    pods = Pods(core, namespace, own_cluster.image)
+    with priority_class(own_cluster, namespace, 1000):
+        pods.create("urgent", shell("sleep 1000"), gpus=3, priorityClassName=namespace)
+        wait_for_cause("preempted")
+        pods.delete("urgent", grace_period_seconds=0)
+    wait_for_both(world)
+    assert elasticdl("stop", "digits").returncode == 0
+    epochs = consumed((tmp_path / "record").glob("*.jsonl"))
+    assert all(set(counts.values()) == {1} for counts in epochs.values()), "a sample was made twice"
+    assert len({len(epochs[epoch]) for epoch in range(max(epochs))}) == 1, "a sample was lost"
     elasticdl.delete("digits")
 
 

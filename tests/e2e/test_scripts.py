@@ -27,7 +27,6 @@ FRONT_ENDS = {
     "keras": ([SCRIPTS / "trained_keras.py", "once"], "torch"),
     "keras, fit again": ([SCRIPTS / "trained_keras.py", "again"], "torch"),
     "small": ([SMALL, "elastic"], "torch"),
-    "whole script": ([SCRIPTS / "slow_bars.py", WHOLE, "--epochs", "8", "--out"], "torch"),
 }
 
 
@@ -66,13 +65,9 @@ def start_script(home, name, workers, folder):
     return start(home, "run", *command, **environment(name))
 
 
-def rows_of(folder):
-    return read_curve(folder / "log.csv") or read_curve(folder / "curve")
-
-
 def require_same(ours, theirs, missing):
     """Each step once, but for so many at most whose rank 0 was lost before it had written them; and the same end."""
-    mine, expected = rows_of(ours), {row[0]: row for row in rows_of(theirs)}
+    mine, expected = read_curve(ours), {row[0]: row for row in read_curve(theirs)}
     steps = [row[0] for row in mine]
     assert steps == sorted(set(steps)), "a step was made twice"
     assert len(expected) - missing <= len(mine) <= len(expected)
@@ -89,8 +84,7 @@ def require_same(ours, theirs, missing):
     [
         "plain",
         "lightning",
-        "keras, fit again",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("library", "trainer", "small", "whole script")),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("library", "trainer", "keras, fit again", "small")),
     ],
 )
 def test_workers_that_come_and_go_do_not_show(alone, tmp_path, name):
@@ -98,25 +92,20 @@ def test_workers_that_come_and_go_do_not_show(alone, tmp_path, name):
     folder.mkdir()
     (folder / "slow").touch()
     with start_script(tmp_path, name, "2", folder) as job:
-
-        def wait_for_rows():
-            made = len(rows_of(folder))
-            job.wait_for("3 steps", lambda: len(rows_of(folder)) >= made + 3)
-
-        wait_for_rows()
+        job.wait_for_rows(folder)
         job.scale(3)
         world = job.wait_for_world(size=3)
-        wait_for_rows()
+        job.wait_for_rows(folder)
         for rank, number in ((2, signal.SIGKILL), (0, signal.SIGKILL), (0, signal.SIGTERM)):
             if number == signal.SIGTERM:
                 world = job.wait_for_world(size=3, after=world["world"] - 1)  # else there may be nobody who stays
             gone = world["members"][rank]
             job.signal(gone, number)
             world = job.wait_for_world_without(gone)
-            wait_for_rows()
+            job.wait_for_rows(folder)
         job.scale(1)
         job.wait_for_world(size=1, after=world["world"])
-        wait_for_rows()
+        job.wait_for_rows(folder)
         (folder / "slow").unlink()
         assert job.finish() == 0, job.describe()
         assert {"failed", "user error"}.isdisjoint(entry.get("cause", "") for entry in job.entries("worker_left"))
@@ -134,10 +123,10 @@ def test_the_only_worker_leaves_its_state_to_the_next_and_a_stopped_job_to_anoth
     folder.mkdir()
     (folder / "slow").touch()
     with start_script(tmp_path, name, "1", folder) as job:
-        job.wait_for_rows(folder / "curve")
+        job.wait_for_rows(folder)
         job.signal(0, signal.SIGTERM)
         job.wait_for("its heir", lambda: any(0 not in world["members"] for world in job.entries("world_formed")))
-        job.wait_for_rows(folder / "curve", 5)
+        job.wait_for_rows(folder, 5)
         job.stop()
         assert job.finish() == 1, job.describe()
         *_, kept = job.entries("checkpoint")  # those before it are the script's own
@@ -154,7 +143,7 @@ def test_the_only_worker_leaves_its_state_to_the_next_and_a_stopped_job_to_anoth
     require_same(folder, expected, missing=2)
     if name == "plain":  # what rank 0 prints is on the terminal, once
         told = re.findall(r"^step (\d+)", said, re.M)
-        assert len(told) == len(set(told)) >= len(read_curve(folder / "curve")) - 2
+        assert len(told) == len(set(told)) >= len(read_curve(folder)) - 2
 
 
 @pytest.mark.slow
@@ -192,7 +181,7 @@ def test_a_newcomer_that_sets_another_rate_is_refused_and_the_job_goes_on(alone,
     (folder / "slow").touch()
     with start_script(tmp_path, "plain", "1-2", folder) as job:
         job.wait_for_world(size=2)
-        job.wait_for_rows(folder / "curve")
+        job.wait_for_rows(folder)
         (folder / "other").touch()
         job.signal(1, signal.SIGKILL)
         job.wait_for("a refusal", lambda: [each for each in job.entries("worker_left") if each["worker"] > 1])

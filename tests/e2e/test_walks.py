@@ -13,26 +13,16 @@ from tests.walks import require_written
 DOCUMENT = REPOSITORY / "docs" / "walks.md"
 TRACED = str(Path(__file__).with_name("traced"))
 # What a reader of a walk need not open: values and their names, ways to wait or to say something, and the protocol.
-VALUES = {
-    *(
-        "common/retry.py",
-        "common/backoff.py",
-        "common/credentials.py",
-        "common/front_ends.py",
-        "common/reason.py",
-        "job/jobdir.py",
-    ),
-    *("job/messages.py", "job/quantities.py", "job/spec.py", "master/core/events.py", "master/core/values.py"),
-    *("master/core/worker_record.py", "proto/elasticdl_pb2_grpc.py"),
-}
+VALUES = """
+    common/retry.py common/backoff.py common/credentials.py common/front_ends.py common/reason.py job/jobdir.py job/messages.py
+    job/quantities.py job/spec.py master/core/events.py master/core/values.py master/core/worker_record.py
+    proto/elasticdl_pb2_grpc.py
+"""
 # What records, shows, or looks at the job with each tick and finds nothing here.
-LISTENERS = {
-    *("cli/folder_job.py", "cli/follow.py", "cli/job_handle.py", "cli/screens.py", "cli/signals.py"),
-    *("job/facts.py", "job/journal.py", "master/core/rule.py", "master/core/slowness.py"),
-    *("master/core/watching.py", "master/shell/journal_file.py", "master/shell/observers.py"),
-}
-# Once the job runs its command only follows it.
-FOLLOWS = {"cli/folder_run.py"}
+LISTENERS = """
+    cli/folder_job.py cli/follow.py cli/job_handle.py cli/screens.py cli/signals.py job/facts.py job/journal.py
+    master/core/rule.py master/core/slowness.py master/core/watching.py master/shell/journal_file.py master/shell/observers.py
+"""
 # So many files may act. Somebody has to read them.
 MOST = {"death": 13, "start": 20, "status": 12}
 
@@ -46,7 +36,6 @@ def walks(tmp_path_factory):
 
 def walked(folder):
     traced = {"ELASTICDL_TRACE": str(folder / "job"), "PYTHONPATH": TRACED}
-    typed = time.time()
     with start(folder, "run", "--num_workers", "2", "--", *SIMULATED, FOREVER, **traced) as job:
         first = job.wait_for_world(size=2)
         killed = time.time()
@@ -54,19 +43,15 @@ def walked(folder):
         job.wait_for("a replacement", lambda: 2 in job.entries("world_formed")[-1]["members"])
         replaced = job.entries("world_formed")[-1]
         run_cli(folder, "status", "job", env={**traced, "ELASTICDL_TRACE": str(folder / "status")})
-        pid = job.process.pid
-    of_job = calls(folder / f"job.{pid}")
+        of_job = calls(folder / f"job.{job.process.pid}")
+    of_command = [path for each in folder.glob("status.*") for _, path, _ in calls(each)]
+    # Once the job runs its command only follows it.
+    death = [path for at, path, _ in of_job if killed <= at <= replaced["time"] and path != "cli/folder_run.py"]
     return {
-        "death": acting(
-            (path for at, path, _ in of_job if killed <= at <= replaced["time"]), listeners=LISTENERS | FOLLOWS
-        ),
-        "start": acting(path for at, path, _ in of_job if typed <= at <= first["time"]),
+        "death": acting(death, LISTENERS),
+        "start": acting([path for at, path, _ in of_job if at <= first["time"]], LISTENERS),
         "status": acting(
-            [
-                *(path for each in folder.glob("status.*") for _, path, _ in calls(each)),
-                *(path for _, path, call in of_job if call == "Status"),
-            ],
-            listeners={"cli/signals.py", "job/journal.py"},
+            [*of_command, *(path for _, path, call in of_job if call == "Status")], "cli/signals.py job/journal.py"
         ),
     }
 
@@ -77,8 +62,9 @@ def calls(trace):
     return [(float(at), path, call) for at, path, call in lines]
 
 
-def acting(walked, listeners=LISTENERS):
-    return [path for path in dict.fromkeys(walked) if path not in VALUES | listeners]
+def acting(paths, listeners):
+    left_out = f"{VALUES} {listeners}".split()
+    return [path for path in dict.fromkeys(paths) if path not in left_out]
 
 
 @pytest.mark.parametrize("walk", MOST)

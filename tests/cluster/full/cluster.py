@@ -22,14 +22,15 @@ from elasticdl.job.quantities import GPU
 from tests.cluster.build import CLUSTER, NODE, require
 from tests.cluster.cluster import Cluster
 from tests.cluster.full import leftovers
-from tests.cluster.full.images import TEST_IMAGE, elasticdl_image, pause_image
+from tests.cluster.full.configuration import KubeletSettings
+from tests.cluster.full.images import TEST_IMAGE, write_elasticdl_image, write_pause_image
 from tests.cluster.full.network import MOST_NODES, Network
-from tests.cluster.full.settings import KubeletSettings
 from tests.cluster.processes import Leashed
 from tests.cluster.recipes import Unavailable, or_unavailable
 
 _TOOLS = ("unshare", "nsenter", "ip", "mount")
 _GROUPS = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "pids")
+_ALONE = ["unshare", "--net", "--mount", "--pid", "--fork"]
 _TRIED_WITHIN_S = 20.0
 
 
@@ -40,60 +41,42 @@ class FullCluster(Cluster):
     image = TEST_IMAGE
 
     def __init__(self, programs: Path, nodes: Mapping[str, int]) -> None:
-        """``nodes`` has the GPUs by name, at most `MOST_NODES` at a time."""
+        """``nodes`` has the GPUs by name, at most `MOST_NODES` names in the cluster's life."""
         super().__init__(programs, nodes)
         self._told: dict[str, KubeletSettings] = {}
-
-    def wait_for_node(self, name: str) -> None:
-        """Returns when pods can be placed on the node, and its GPUs are counted."""
-        core = client.CoreV1Api(self.client())
-        told, wanted = self._told[name], str(self._told[name].gpus)
-
-        def counted() -> bool:
-            self._check_node(name)
-            if not told.prepared.exists():
-                return False
-            try:
-                status = core.read_node(name).status
-                assert status is not None
-                if (status.capacity or {}).get(GPU) != wanted:
-                    core.patch_node_status(name, {"status": {"capacity": {GPU: wanted}}})
-                return (status.allocatable or {}).get(GPU) == wanted
-            except client.ApiException as error:
-                if error.status not in (404, 409):  # it has not registered; it wrote at the same time
-                    raise
-                return False
-
-        self._wait(counted, f"node {name} is not ready (logs: {self.logs}/*{name}*.log)")
-        super().wait_for_node(name)
 
     def _connect(self) -> str:
         images = self.folder / "images"
         images.mkdir()
-        pause_image(NODE.folder() / "root/bin/busybox").write(images / "pause.tar")
-        elasticdl_image().write(images / "elasticdl.tar")
+        write_pause_image(images / "pause.tar", NODE.folder() / "root/bin/busybox")
+        write_elasticdl_image(images / "elasticdl.tar")
         self._network = Network.open(self.folder)
         self._undo.callback(self._network.close)
         return self._network.plan.host
 
+    def _is_ready(self, node: Any) -> bool:
+        """Also, its GPUs are counted."""
+        told = self._told[node.metadata.name]
+        gpus = {GPU: str(told.gpus)}.items()
+        if told.prepared.exists() and not gpus <= (node.status.capacity or {}).items():
+            client.CoreV1Api(self.client()).patch_node_status(told.name, {"status": {"capacity": dict(gpus)}})
+        return told.prepared.exists() and gpus <= (node.status.allocatable or {}).items() and super()._is_ready(node)
+
     def _launch(self, told: dict[str, Any]) -> Leashed:
         name = told["name"]
-        taken = {self._told[other].place for other in self.node_names if other != name}
-        # A lost node's successor under the same name takes its place.
-        before = self._told[name].place if name in self._told else None
-        free = [place for place in (before, *range(MOST_NODES)) if place is not None and place not in taken]
         settings = self._told[name] = KubeletSettings(
             **told,
-            place=free[0],
+            place=self._told[name].place if name in self._told else len(self._told),
             network=self._network.plan.number,
             switch=self._network.pid,
             kubernetes=str(self._programs),
             programs=str(NODE.folder()),
             images=str(self.folder / "images"),
         )
-        alone = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
+        assert settings.place < MOST_NODES
         afterwards = [sys.executable, "-I", "-S", leftovers.__file__, settings.group, settings.folder]
-        return self._run_node(settings, ["-m", "tests.cluster.full.node"], alone, afterwards)
+        within = [*_ALONE, "--kill-child", "--propagation", "private"]
+        return self._run_node(settings, "tests.cluster.full.node", within, afterwards)
 
 
 def find_full_programs(say: Callable[[str], None] = print) -> Path:
@@ -115,13 +98,11 @@ def check_machine() -> None:
     """
     if sys.platform != "linux" or os.geteuid() != 0:
         raise Unavailable("kubelets and containers need Linux and root")
-    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
-    if missing:
+    if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
         raise Unavailable(f"{', '.join(missing)} not found: install util-linux, mount and iproute2")
-    lacking = [name for name in _GROUPS if not os.access(leftovers.HIERARCHIES / name / "tasks", os.W_OK)]
-    if lacking:
+    if lacking := [name for name in _GROUPS if not os.access(leftovers.HIERARCHIES / name / "tasks", os.W_OK)]:
         raise Unavailable(f"no writable control groups (version 1) for {', '.join(lacking)} in {leftovers.HIERARCHIES}")
-    command = ["unshare", "--net", "--mount", "--pid", "--fork", "mount", "-t", "tmpfs", "tmpfs", "/run"]
+    command = [*_ALONE, "mount", "-t", "tmpfs", "tmpfs", "/run"]
     with or_unavailable("namespaces cannot be made"):
         tried = subprocess.run(command, capture_output=True, text=True, timeout=_TRIED_WITHIN_S, check=False)
     if tried.returncode:

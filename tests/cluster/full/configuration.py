@@ -1,16 +1,54 @@
-"""The configuration files of a node's programs, as text."""
+"""What a node with a kubelet is told at its start, and the configuration files that it makes of this."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tests.cluster.full.images import PAUSE_IMAGE
-from tests.cluster.full.settings import KubeletSettings
+from tests.cluster.full.network import Addresses
+from tests.cluster.settings import NodeSettings
 
 DOMAIN = "cluster.local"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubeletSettings(NodeSettings):
+    place: int  # among the nodes of the cluster
+    network: int  # the number of its `Addresses`
+    switch: int  # a process in the switch's network namespace, by its number on the host
+    kubernetes: str  # the folder of kubelet and kube-proxy
+    programs: str  # the folder of the others
+    images: str
+
+    @property
+    def plan(self) -> Addresses:
+        return Addresses(self.network)
+
+    @property
+    def address(self) -> str:
+        return self.plan.node(self.place)
+
+    @property
+    def group(self) -> str:
+        """Its control group, below each hierarchy's root."""
+        return f"{self.plan.interface}-{self.name}"
+
+    @property
+    def root(self) -> Path:
+        """Where Debian's packages have been unpacked."""
+        return Path(self.programs) / "root"
+
+    @property
+    def prepared(self) -> Path:
+        """Made by the node when all of its programs run and it has all images."""
+        return self.own / "prepared"
+
+    @property
+    def socket(self) -> str:
+        """Where containerd listens."""
+        return f"{self.folder}/containerd.sock"
 
 
 def containerd(settings: KubeletSettings) -> str:
@@ -46,28 +84,19 @@ oom_score = 0
 """
 
 
-def pod_network(settings: KubeletSettings) -> str:
+def pod_network(settings: KubeletSettings) -> dict[str, Any]:
     """A bridge in the node; addresses are not translated, as every node and the host know the way to each pod."""
-    addresses = {
-        "type": "host-local",
-        "dataDir": f"{settings.folder}/addresses",
-        "ranges": [[{"subnet": settings.plan.pods(settings.place)}]],
-        "routes": [{"dst": "0.0.0.0/0"}],
-    }
+    ranges = {"ranges": [[{"subnet": settings.plan.pods(settings.place)}]], "routes": [{"dst": "0.0.0.0/0"}]}
+    addresses = {"type": "host-local", "dataDir": f"{settings.folder}/addresses", **ranges}
     bridge = {"type": "bridge", "bridge": "pods", "isGateway": True, "hairpinMode": True, "ipam": addresses}
-    return json.dumps({"cniVersion": "0.4.0", "name": "pods", "plugins": [bridge]})
+    return {"cniVersion": "0.4.0", "name": "pods", "plugins": [bridge]}
 
 
-def kubelet(settings: KubeletSettings) -> str:
-    configuration: dict[str, Any] = {
+def kubelet(settings: KubeletSettings) -> dict[str, Any]:
+    return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
-        "authentication": {
-            "anonymous": {"enabled": False},
-            "webhook": {"enabled": True},
-            "x509": {"clientCAFile": settings.authority},
-        },
-        "authorization": {"mode": "Webhook"},
+        "authentication": {"anonymous": {"enabled": False}, "x509": {"clientCAFile": settings.authority}},
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": f"/{settings.group}",
         "failSwapOn": False,
@@ -86,11 +115,10 @@ def kubelet(settings: KubeletSettings) -> str:
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
     }
-    return yaml.safe_dump(configuration)
 
 
-def kube_proxy(settings: KubeletSettings) -> str:
-    configuration: dict[str, Any] = {
+def kube_proxy(settings: KubeletSettings) -> dict[str, Any]:
+    return {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "mode": "iptables",
@@ -100,4 +128,3 @@ def kube_proxy(settings: KubeletSettings) -> str:
         # The sizes of these tables are the whole machine's.
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpCloseWaitTimeout": "0s", "tcpEstablishedTimeout": "0s"},
     }
-    return yaml.safe_dump(configuration)

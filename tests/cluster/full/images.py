@@ -12,7 +12,6 @@ import json
 import sys
 import tarfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,84 +21,60 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 # Not below /tmp, over which jobs have a volume.
 REPOSITORY_INSIDE = "/opt/elasticdl"
 ENVIRONMENT_INSIDE = "/opt/venv"
-_USER = "1000:1000"
-_PASSWD = "root:x:0:0:root:/root:/bin/sh\ntrainer:x:1000:1000::/tmp:/bin/sh\n"
-_MODE = 0o755
-_SHARED_MODE = 0o1777
+_PASSWD = b"root:x:0:0:root:/root:/bin/sh\ntrainer:x:1000:1000::/tmp:/bin/sh\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
-    """What an archive is made of: paths in the image are relative to its root."""
-
-    name: str
-    config: Mapping[str, Any]
-    folders: Sequence[str] = ()
-    links: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, bytes] = field(default_factory=dict)
-
-    def write(self, path: Path) -> None:
-        layer = self._layer()
-        digest = hashlib.sha256(layer).hexdigest()
-        layers = {"type": "layers", "diff_ids": [f"sha256:{digest}"]}
-        config = {"architecture": "amd64", "os": "linux", "config": self.config, "rootfs": layers}
-        content = json.dumps(config).encode()
-        identity = f"{hashlib.sha256(content).hexdigest()}.json"
-        listed = [{"Config": identity, "RepoTags": [self.name], "Layers": [f"{digest}/layer.tar"]}]
-        with tarfile.open(path, "w") as archive:
-            _add(archive, identity, content=content)
-            _add(archive, f"{digest}/layer.tar", content=layer)
-            _add(archive, "manifest.json", content=json.dumps(listed).encode())
-
-    def _layer(self) -> bytes:
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as layer:
-            for folder in self.folders:
-                _add(layer, folder, tarfile.DIRTYPE, _SHARED_MODE if folder == "tmp" else _MODE)
-            for place, target in self.links.items():
-                _add(layer, place, tarfile.SYMTYPE, target=target)
-            for place, content in self.files.items():
-                _add(layer, place, content=content)
-        return buffer.getvalue()
-
-
-def _add(
-    archive: tarfile.TarFile,
-    name: str,
-    kind: bytes = tarfile.REGTYPE,
-    mode: int = _MODE,
-    *,
-    target: str = "",
-    content: bytes = b"",
-) -> None:
-    entry = tarfile.TarInfo(name)
-    entry.type, entry.mode, entry.linkname, entry.size = kind, mode, target, len(content)
-    archive.addfile(entry, io.BytesIO(content))
-
-
-def pause_image(busybox: Path) -> Image:
+def write_pause_image(path: Path, busybox: Path) -> None:
     """The process that holds a pod's namespaces: it waits."""
     config = {"Entrypoint": ["/busybox", "sleep", "2147483647"]}
-    return Image(PAUSE_IMAGE, config, files={"busybox": busybox.read_bytes()})
+    _write(path, PAUSE_IMAGE, config, [_entry("busybox", busybox.read_bytes())])
 
 
-def elasticdl_image() -> Image:
+def write_elasticdl_image(path: Path) -> None:
     """A shell and a Python with this repository in it, for a user who is not root."""
-    path = f"{ENVIRONMENT_INSIDE}/bin:{Path(sys.base_prefix) / 'bin'}:/usr/local/bin:/usr/bin:/bin"
-    variables = {"PATH": path, "PYTHONPATH": REPOSITORY_INSIDE, "LANG": "C.UTF-8"}
-    config = {"User": _USER, "Env": [f"{name}={value}" for name, value in variables.items()], "WorkingDir": "/"}
-    return Image(
-        TEST_IMAGE,
-        config,
-        folders=["usr", "tmp", "proc", "sys", "dev", "etc", "opt", "root"],
-        links={place: f"usr/{place}" for place in ("bin", "lib", "lib64", "sbin") if Path(f"/{place}").is_symlink()},
-        files={
-            "etc/passwd": _PASSWD.encode(),
-            "etc/group": b"root:x:0:\ntrainer:x:1000:\n",
-            "etc/nsswitch.conf": b"hosts: files dns\n",
-            "etc/ld.so.cache": Path("/etc/ld.so.cache").read_bytes(),
-        },
-    )
+    programs = f"{ENVIRONMENT_INSIDE}/bin:{Path(sys.base_prefix) / 'bin'}:/usr/local/bin:/usr/bin:/bin"
+    variables = {"PATH": programs, "PYTHONPATH": REPOSITORY_INSIDE, "LANG": "C.UTF-8"}
+    config = {"User": "1000:1000", "Env": [f"{name}={value}" for name, value in variables.items()], "WorkingDir": "/"}
+    files = {
+        "etc/passwd": _PASSWD,
+        "etc/group": b"root:x:0:\ntrainer:x:1000:\n",
+        "etc/nsswitch.conf": b"hosts: files dns\n",
+        "etc/ld.so.cache": Path("/etc/ld.so.cache").read_bytes(),
+    }
+    links = [name for name in ("bin", "lib", "lib64", "sbin") if Path(f"/{name}").is_symlink()]
+    folders = [_entry(name, kind=tarfile.DIRTYPE) for name in ("usr", "proc", "sys", "dev", "etc", "opt", "root")]
+    layer = [*folders, _entry("tmp", kind=tarfile.DIRTYPE, mode=0o1777)]
+    layer += [_entry(name, kind=tarfile.SYMTYPE, target=f"usr/{name}") for name in links]
+    _write(path, TEST_IMAGE, config, [*layer, *(_entry(*file) for file in files.items())])
+
+
+Entry = tuple[tarfile.TarInfo, bytes]
+
+
+def _entry(
+    name: str, content: bytes = b"", kind: bytes = tarfile.REGTYPE, mode: int = 0o755, target: str = ""
+) -> Entry:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.mode, entry.linkname, entry.size = kind, mode, target, len(content)
+    return entry, content
+
+
+def _archive(entries: Sequence[Entry]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for entry, content in entries:
+            archive.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def _write(path: Path, name: str, config: Mapping[str, Any], entries: Sequence[Entry]) -> None:
+    layer = _archive(entries)
+    digest = hashlib.sha256(layer).hexdigest()
+    layers = {"type": "layers", "diff_ids": [f"sha256:{digest}"]}
+    content = json.dumps({"architecture": "amd64", "os": "linux", "config": config, "rootfs": layers}).encode()
+    identity, place = f"{hashlib.sha256(content).hexdigest()}.json", f"{digest}/layer.tar"
+    listed = json.dumps([{"Config": identity, "RepoTags": [name], "Layers": [place]}]).encode()
+    path.write_bytes(_archive([_entry(identity, content), _entry(place, layer), _entry("manifest.json", listed)]))
 
 
 def runtime_spec(default: dict[str, Any], files_limit: int) -> dict[str, Any]:
@@ -109,8 +84,7 @@ def runtime_spec(default: dict[str, Any], files_limit: int) -> dict[str, Any]:
     """
     default["linux"].pop("cgroupsPath", None)
     own = {sys.prefix: ENVIRONMENT_INSIDE, str(REPOSITORY): REPOSITORY_INSIDE}
-    seen = {"/usr": "/usr", sys.base_prefix: sys.base_prefix, **own}
-    for source, destination in seen.items():
+    for source, destination in {"/usr": "/usr", sys.base_prefix: sys.base_prefix, **own}.items():
         mount = {"destination": destination, "source": source, "type": "bind", "options": ["rbind", "ro"]}
         default["mounts"].append(mount)
     default["process"]["rlimits"] = [{"type": "RLIMIT_NOFILE", "hard": files_limit, "soft": files_limit}]

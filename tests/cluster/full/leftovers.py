@@ -49,10 +49,6 @@ def _removed(group: Path) -> bool:
     return True
 
 
-def main(group: str, folder: str) -> None:
-    remove_groups(group)
-    shutil.rmtree(folder, ignore_errors=True)  # the cluster may be removing it, too
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    remove_groups(sys.argv[1])
+    shutil.rmtree(sys.argv[2], ignore_errors=True)  # the cluster may be removing it, too

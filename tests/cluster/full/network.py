@@ -5,22 +5,19 @@ All of it is gone when the switch's process is: the kernel takes the interfaces,
 
 from __future__ import annotations
 
-import contextlib
 import random
 import subprocess
-import time
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Network
 from pathlib import Path
 
-from tests.cluster.control_plane import ControlPlaneError
+from tests.cluster.control_plane import ControlPlaneError, last_line, wait_for
 from tests.cluster.processes import Leashed
 
 MOST_NODES = 4
 BRIDGE = "switch"
 _UP_WITHIN_S = 10.0
 _COMMAND_WITHIN_S = 20.0
-_POLL_S = 0.01
 _FIRST_NODE = 10
 
 
@@ -40,12 +37,11 @@ class Addresses:
         return f"198.18.{self.number}.1"
 
     def node(self, place: int) -> str:
-        return str(IPv4Address(f"198.18.{self.number}.{_FIRST_NODE + place}"))
+        return f"198.18.{self.number}.{_FIRST_NODE + place}"
 
     def pods(self, place: int) -> str:
         """The addresses of a node's pods."""
-        whole = IPv4Network(f"198.19.{self.number}.0/24")
-        return str(list(whole.subnets(new_prefix=26))[place])
+        return str(list(IPv4Network(f"198.19.{self.number}.0/24").subnets(new_prefix=26))[place])
 
     def routes_to_pods(self, besides: int | None = None) -> list[str]:
         places = (place for place in range(MOST_NODES) if place != besides)
@@ -53,11 +49,10 @@ class Addresses:
 
 
 class Network:
-    """The switch, and the host's way to it."""
+    """The switch, and the host's way to it; ``pid``: of a process in the switch's namespace."""
 
     def __init__(self, plan: Addresses, process: Leashed, pid: int) -> None:
         self.plan = plan
-        # Of a process in the switch's namespace.
         self.pid = pid
         self._process = process
 
@@ -68,15 +63,12 @@ class Network:
         Raises:
             ControlPlaneError: it can't be made; nothing is left of it.
         """
-        file = folder / "switch.pid"
+        file, log = folder / "switch.pid", folder / "switch.log"
         command = ["unshare", "--net", "sh", "-c", 'echo $$ > "$0"; exec sleep infinity', str(file)]
-        process = Leashed.start(command, folder / "switch.log", folder=folder)
+        process = Leashed.start(command, log, folder=folder)
         try:
-            deadline = time.monotonic() + _UP_WITHIN_S
-            while not (file.exists() and file.read_text().endswith("\n")):
-                if time.monotonic() > deadline:
-                    raise ControlPlaneError(f"no network namespace in {_UP_WITHIN_S:g} s (log: {folder}/switch.log)")
-                time.sleep(_POLL_S)
+            is_up = lambda: file.exists() and file.read_text().endswith("\n")  # noqa: E731
+            wait_for(is_up, lambda: f"no network namespace: {last_line(log)}", _UP_WITHIN_S, poll=0.01)
             pid = int(file.read_text())
             plan = _connect_host(pid)
             in_namespace(pid, [f"link add {BRIDGE} type bridge", f"link set {BRIDGE} up"])
@@ -92,39 +84,31 @@ class Network:
         self._process.stop()
 
 
-def run_ip(lines: list[str], prefix: tuple[str, ...] = ()) -> None:
+def run_ip(lines: list[str], *prefix: str) -> None:
     """Have `ip` do all of it.
 
     Raises:
         ControlPlaneError: it can't.
     """
-    done = subprocess.run(
-        [*prefix, "ip", "-batch", "-"],
-        input="\n".join(lines),
-        capture_output=True,
-        text=True,
-        timeout=_COMMAND_WITHIN_S,
-        check=False,
-    )
+    command, given = [*prefix, "ip", "-batch", "-"], "\n".join(lines)
+    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=_COMMAND_WITHIN_S, check=False)
     if done.returncode:
         raise ControlPlaneError(f"ip failed: {done.stderr.strip()}; it was told: {'; '.join(lines)}")
 
 
 def in_namespace(pid: int, lines: list[str]) -> None:
     """The same in the network namespace of a process."""
-    run_ip(lines, ("nsenter", f"--net=/proc/{pid}/ns/net"))
+    run_ip(lines, "nsenter", f"--net=/proc/{pid}/ns/net")
 
 
 def _connect_host(pid: int) -> Addresses:
     """Make the host's interface, whose name reserves the addresses; both end with the switch."""
     # Not by the generator of all: two test processes in which something has seeded it would take the same.
-    *others, last = random.SystemRandom().sample(range(256), 20)
-    for plan in map(Addresses, others):
-        with contextlib.suppress(ControlPlaneError):  # another cluster has the number
-            return _reserved(plan, pid)
-    return _reserved(Addresses(last), pid)
-
-
-def _reserved(plan: Addresses, pid: int) -> Addresses:
-    run_ip([f"link add {plan.interface} type veth peer name host netns {pid}"])
-    return plan
+    for plan in map(Addresses, random.SystemRandom().sample(range(256), 20)):
+        try:
+            run_ip([f"link add {plan.interface} type veth peer name host netns {pid}"])
+        except ControlPlaneError as error:  # another cluster has the number
+            last = error
+        else:
+            return plan
+    raise last

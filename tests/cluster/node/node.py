@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -33,18 +32,13 @@ from tests.cluster.node.pod import HostOfPods, Pod
 from tests.cluster.node.server import PORT, bind
 from tests.cluster.node.services import Services
 from tests.cluster.node.status import Reporter, timestamp
-from tests.cluster.settings import NodeSettings
+from tests.cluster.settings import ProcessNodeSettings
 
 _RETRY_S = 0.2
 _LONGEST_RETRY_S = 1.0
 _HEARTBEAT_S = 2.0
 _PODS = "/api/v1/pods"
 _ROOM = {"cpu": "64", "memory": "256Gi", "pods": "500", "ephemeral-storage": "100Gi"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessNodeSettings(NodeSettings):
-    environment: dict[str, str]  # what every container's image would set
 
 
 class PodsOfNode(Source):
@@ -167,3 +161,7 @@ class Node:
         with self._lock:
             found = [pod for pod in self._pods.values() if (pod.ref.namespace, pod.ref.name) == (namespace, name)]
         return found[-1] if found else None
+
+
+if __name__ == "__main__":
+    Node(ProcessNodeSettings.told()).run()

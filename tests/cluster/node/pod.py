@@ -6,6 +6,7 @@ whole situation is looked at anew, so a lost or repeated message does no harm.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import queue
 import shutil
@@ -13,15 +14,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from elasticdl.kube.client import ApiError
 from tests.cluster.api import Api, Json
-from tests.cluster.node.environment import CannotStart, Invocation, invocation
+from tests.cluster.node.container import CannotStart, Sources, Unready, invocation, link_mounts, make_volume
 from tests.cluster.node.services import Services
 from tests.cluster.node.status import PodRef, Reporter, pod_status, timestamp
-from tests.cluster.node.volumes import Sources, Unready, link_mounts, make_volume
 from tests.cluster.processes import Leashed
 
 MISSING_IMAGES = "missing/"
@@ -117,10 +117,8 @@ class Pod:
     def _receive(self) -> None:
         """Wait for a message, or for something to become due."""
         soonest = min(NEVER if self._ending() else self._due, self._kill_at if self.process else NEVER)
-        try:
+        with contextlib.suppress(queue.Empty):
             self._inbox.get(timeout=None if soonest == NEVER else max(0.0, soonest - time.monotonic()))()
-        except queue.Empty:
-            return
 
     def _advance(self, now: float) -> None:
         if self._vanished:
@@ -148,14 +146,12 @@ class Pod:
     def _start(self, now: float) -> None:
         image = self.container["image"]
         if image.startswith(MISSING_IMAGES):
-            tried = self._state["waiting"]["reason"] != "ContainerCreating"
-            reason = "ImagePullBackOff" if tried else "ErrImagePull"
-            what = f'{"Back-off pulling image" if tried else "failed to pull image"} "{image}"'
+            what = f'Back-off pulling image "{image}"'
             self._host.reporter.event(self.ref, "BackOff", what, "Warning")
-            self._wait(reason, what, NEVER if tried else now + _TRY_AGAIN_S)
+            self._wait("ImagePullBackOff", what, NEVER)
             return
         try:
-            what_to_run = self._prepare()
+            command, env, folder = self._prepare()
         except CannotStart as error:
             self._end(_CANNOT_START, reason="StartError", message=str(error))
         except Unready as error:
@@ -163,7 +159,7 @@ class Pod:
         except ApiError as error:
             self._wait("ContainerCreating", str(error), now + _TRY_AGAIN_S)
         else:
-            self.process = Leashed.start(what_to_run.command, self.log, what_to_run.env, what_to_run.folder)
+            self.process = Leashed.start(command, self.log, env, folder)
             self._state, self._due = {"running": {"startedAt": timestamp()}}, NEVER
             threading.Thread(target=self._tell_end, args=(self.process,), daemon=True).start()
             self._host.reporter.event(self.ref, "Started", f"Started container {self.container['name']}")
@@ -173,15 +169,15 @@ class Pod:
 
     def _end(self, exit_code: int, *, reason: str = "", message: str = "") -> None:
         reason = reason or ("Error" if exit_code else "Completed")
-        if not message and exit_code and self.container.get("terminationMessagePolicy") == "FallbackToLogsOnError":
-            message = self.log.read_bytes()[-_MESSAGE_TAIL:].decode(errors="replace") if self.log.exists() else ""
+        policy = self.container.get("terminationMessagePolicy")
+        if not message and exit_code and policy == "FallbackToLogsOnError" and self.log.exists():
+            message = self.log.read_bytes()[-_MESSAGE_TAIL:].decode(errors="replace")
         now = timestamp()
-        started = (self._state.get("running") or {}).get("startedAt", now)
         over = {"exitCode": exit_code, "reason": reason, "message": message or None, "finishedAt": now}
         self.process, self._due = None, NEVER
-        self._state = {"terminated": {**over, "startedAt": started}}
+        self._state = {"terminated": {"startedAt": now, **self._state.get("running", {}), **over}}
 
-    def _prepare(self) -> Invocation:
+    def _prepare(self) -> tuple[list[str], dict[str, str], Path]:
         facts = {"status.podIP": self.address, "status.hostIP": self._host.address}
         sources = Sources(self._host.api, self._manifest, facts)
         volumes, root, temporary = (self._folder / each for each in ("volumes", "container/root", "container/tmp"))
@@ -193,8 +189,8 @@ class Pod:
         places = link_mounts(self.container, volumes, root)
         temporary.mkdir(exist_ok=True)
         given = {**self._host.environment, "HOSTNAME": self.ref.name, "HOME": str(root), "TMPDIR": str(temporary)}
-        what = invocation(self.container, sources, given, places, root)
-        return replace(what, env={name: self._host.services.resolved(value) for name, value in what.env.items()})
+        command, env, folder = invocation(self.container, sources, given, places, root)
+        return command, {name: self._host.services.resolved(value) for name, value in env.items()}, folder
 
     def _tell_end(self, process: Leashed) -> None:
         code = process.wait()
@@ -205,13 +201,10 @@ class Pod:
         final = self._deleted() and not self.process
         if self._vanished or (self._inherited and not final):
             return
-        status = {} if self._inherited else self._places | self._status()
+        status = pod_status(self.ref.uid, self.container, self._state, ending=self._ending()) | self._places
         if status != self._told or final:
             self._told = status
-            self._host.reporter.report(self.ref, status, final=final)
-
-    def _status(self) -> Json:
-        return pod_status(self.ref.uid, self.container, self._state, ending=self._ending())
+            self._host.reporter.report(self.ref, {} if self._inherited else status, final=final)
 
     def _deleted(self) -> bool:
         return "deletionTimestamp" in self._manifest["metadata"]
