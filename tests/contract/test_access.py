@@ -282,6 +282,31 @@ def test_no_proxy_stands_between(local_master, monkeypatch):
         assert client.status().job_name == "digits"
 
 
+def test_a_session_begins_with_hello_and_a_newer_one_ends_the_older_and_a_last_word_is_taken(local_master):
+    with open_channel(local_master.endpoint(TOKEN).address, TOKEN) as channel:
+
+        def session(word):
+            (said := queue.SimpleQueue()).put(word)
+            call = pb_grpc.MasterStub(channel).Session
+            return said, call(iter(said.get, None), metadata=metadata(TOKEN), timeout=DEADLINE)
+
+        _, answers = session(pb.WorkerMessage(ask=pb.Ask()))
+        with pytest.raises(grpc.RpcError, match="begins with Hello"):
+            next(answers)
+        _, older = session(HELLO)
+        assert next(older).welcome.job_name == "digits"
+        said, newer = session(HELLO)
+        assert next(newer).HasField("welcome")
+        with pytest.raises(grpc.RpcError) as ended:
+            next(older)
+        assert ended.value.code() is grpc.StatusCode.ABORTED
+        said.put(pb.WorkerMessage(failed=pb.Failed(message="no")))
+        assert next(newer).HasField("last_word_taken")
+        said.put(HELLO)
+        with pytest.raises(grpc.RpcError, match="does not take hello"):
+            next(newer)
+
+
 # -- the worker's stream --
 
 

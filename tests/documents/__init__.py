@@ -12,6 +12,4 @@ What a reader sees decides what is done:
 - Below "In another terminal, while it runs", or "In the second terminal:", are commands that are typed while the one before them runs.
 - A Python block below a paragraph that ends with the name of a file is that file.
 - docs/tutorial.md is typed by a test of its own, which also waits for what its `text` blocks show, and makes the change of its `diff` block.
-
-`python -m tests.documents` prints all commands, and what is done with each.
 """

@@ -62,6 +62,41 @@ def test_ctrl_c_stops_the_job_and_a_command_that_is_killed_leaves_no_process(tmp
     assert json.loads(run_cli(tmp_path, "status", "killed", "--json").stdout)["phase"] == "lost"
 
 
+def test_sigterm_stops_the_job_and_a_second_signal_at_once(tmp_path):
+    with start(tmp_path, "run", "--num_workers", "2", "--stop_grace", "1000", "--", *SIMULATED, FOREVER) as job:
+        world = job.wait_for_world(size=2)
+        job.signal(world["members"][1], signal.SIGSTOP)  # it would use up the grace period
+        job.process.send_signal(signal.SIGTERM)
+        job.wait_for("the end to be decided", lambda: "stopping" in [e["phase"] for e in job.entries("phase")])
+        job.process.send_signal(signal.SIGINT)  # several of the others within a second would count as one
+        assert job.finish() == 143
+        assert job.processes() == []
+
+
+FILLS = "import os, time\nif os.environ['ELASTICDL_WORKER_ID'] == '0': b'1' * (1 << 30)\ntime.sleep(1000)"
+
+
+@pytest.fixture
+def group(tmp_path):
+    """A control group with half a gigabyte of memory."""
+    made = Path("/sys/fs/cgroup", "memory" if Path("/sys/fs/cgroup/memory").is_dir() else "", tmp_path.name)
+    try:
+        made.mkdir()
+        limit = made / ("memory.limit_in_bytes" if made.parent.name == "memory" else "memory.max")
+        limit.write_text(str(1 << 29))
+    except OSError as error:
+        pytest.skip(f"no control group can be made: {error}")
+    yield made
+    made.rmdir()
+
+
+def test_a_worker_out_of_memory_is_told_and_replaced(tmp_path, group):
+    with start(tmp_path, "run", "--num_workers", "1", "--stop_grace", "1", "--", sys.executable, "-c", FILLS) as job:
+        (group / "cgroup.procs").write_text(str(job.process.pid))
+        job.wait_for("another worker", lambda: any(each["worker"] == 1 for each in job.entries("worker_started")))
+        assert job.entries("worker_left")[0]["cause"] == "out_of_memory", job.describe()
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [

@@ -1,11 +1,18 @@
-"""Scripts written for Horovod's own elastic mode, unchanged, under our master while workers come and go."""
+"""Scripts written for Horovod's own elastic mode, unchanged, under our master while workers come and go; and what Horovod is built
+anew for (`scripts/build_horovod.py`; freezes are in `tests/contract/test_collectives.py`)."""
 
+import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
-from running_job import start
+import pytest
+from running_job import DEADLINE, start
+
+from elasticdl.elastic.collectives.horovod import horovod_host
+from elasticdl.elastic.core.protocol import ALONE
 
 COMMITS = 3  # of each member, after 2 batches each, before the next disturbance
 
@@ -72,3 +79,17 @@ def test_a_script_of_horovods_goes_on_while_workers_come_and_go(tmp_path):
             *((worker, "grow") for worker in survivors),
             *((worker, "shrink") for worker in last["members"]),
         }
+
+
+def test_a_worker_on_a_host_whose_name_does_not_resolve_uses_the_interface_that_it_was_given():
+    own_name = ["unshare", "--uts"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--uts"]
+    command = 'echo nowhere.invalid > /proc/sys/kernel/hostname && exec "$0" -c "$1"'
+    init = "import horovod.torch as hvd; hvd.init(); print(hvd.size())"
+    values = {"RANK": 0, "SIZE": 1, "LOCAL_RANK": 0, "LOCAL_SIZE": 1, "CROSS_RANK": 0, "CROSS_SIZE": 1}
+    values |= {"HOSTNAME": horovod_host(ALONE), "CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo", "GLOO_IFACE": "lo"}
+    environment = {**os.environ, **{f"HOROVOD_{name}": str(value) for name, value in values.items()}}
+    if subprocess.run([*own_name, "true"], check=False, capture_output=True).returncode != 0:
+        pytest.skip("this machine lets nobody have a host name of their own")
+    arguments = [*own_name, "sh", "-c", command, sys.executable, init]
+    ended = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "1\n"), ended.stderr

@@ -113,21 +113,6 @@ def test_a_report_draws_everything_and_asks_for_nothing(browser, tmp_path):
         assert browser.ask("document.documentElement.scrollWidth") <= width, "it has to be scrolled sideways"
 
 
-def test_the_keyboard_reaches_every_control_and_shows_where_it_is(browser, tmp_path):
-    browser.open(write(tmp_path, eventful()))
-    controls = "[...document.querySelectorAll('a[href], button, summary, [tabindex=\"0\"]')].filter((each) => each.checkVisibility() && !each.closest('svg'))"
-    wanted = browser.ask(f"{controls}.length")
-    assert wanted >= 12
-    browser.ask(f"{controls}.forEach((each, place) => {{ each.dataset.place = place; }})")
-    reached, outlines = set(), set()
-    for _ in range(wanted):
-        webdriver.ActionChains(browser.driver).send_keys("\ue004").perform()  # Tab
-        reached.add(browser.ask("document.activeElement.dataset.place"))
-        outlines.add(browser.ask("getComputedStyle(document.activeElement).outlineStyle"))
-    assert reached == {str(place) for place in range(wanted)}
-    assert "none" not in outlines
-
-
 def test_what_a_job_says_is_text_wherever_it_stands(browser, tmp_path):
     said = json.dumps(NASTY)
     lines = [each.replace('"j"', said).replace('"killed"', said).replace('"h"', said) for each in eventful()]

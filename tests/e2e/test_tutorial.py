@@ -1,19 +1,17 @@
 """docs/tutorial.md as its reader types it: in two terminals, each command when the screen shows what the page shows before it."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from elasticdl.common.process_group import tethered
-from tests.documents.reading import ROOT, Command, How, PythonBlock, Shown, changed, read
+from tests.documents.reading import ROOT, Command, How, PythonBlock, changed, read
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -26,44 +24,43 @@ NUMBERS = re.compile(r"(?<!worker )\d[\d.,: -]*")
 class Terminal:
     """A shell that reads what is typed when the command before has ended."""
 
-    def __init__(self, folder: Path, screen: Path, environment: dict[str, str]) -> None:
-        self._screen = screen
-        self._seen = 0  # lines
+    def __init__(self, folder, screen, environment):
+        self._screen, self._seen = screen, 0  # lines
         with screen.open("wb") as sink:
             streams = {"stdin": subprocess.PIPE, "stdout": sink, "stderr": subprocess.STDOUT}
             how = {**streams, "start_new_session": True, "text": True, "bufsize": 1}
             self._shell = subprocess.Popen(tethered(["bash"]), cwd=folder, env=environment, **how)
 
-    def screen(self) -> str:
+    def screen(self):
         return self._screen.read_text()
 
-    def type(self, text: str) -> None:
+    def type(self, text):
         self._shell.stdin.write(f"{text}\n")
 
-    def wait_for(self, line: str, again: str = "") -> str:
+    def wait_for(self, line, again=""):
         """The first line, of those after what was waited for last, that begins as this one; but for a worker's, numbers may differ.
 
         ``again``: what is typed again and again meanwhile.
         """
-        deadline = time.monotonic() + DEADLINE
-        due = time.monotonic() + AGAIN
-        while True:
-            for number, shown in list(enumerate(self.screen().splitlines()))[self._seen :]:
-                if without_numbers(shown).startswith(without_numbers(line)):
-                    self._seen = number
-                    return shown
-            assert time.monotonic() < deadline, f"`{line}` is not on the screen:\n{self.screen()}"
-            if again and time.monotonic() > due:
-                self.type(again)
-                due = time.monotonic() + AGAIN
-            time.sleep(0.05)
+        due = [time.monotonic() + AGAIN]
 
-    def close(self) -> None:
+        def shown():
+            if again and time.monotonic() > due[-1]:
+                self.type(again)
+                due.append(time.monotonic() + AGAIN)
+            lines = list(enumerate(self.screen().splitlines()))[self._seen :]
+            return [each for each in lines if without_numbers(each[1]).startswith(without_numbers(line))]
+
+        found = wait_until(shown, lambda: f"`{line}` is not on the screen:\n{self.screen()}", DEADLINE, poll=0.05)
+        self._seen, text = found[0]
+        return text
+
+    def close(self):
         os.killpg(self._shell.pid, signal.SIGKILL)
         self._shell.wait(timeout=DEADLINE)
 
 
-def without_numbers(line: str) -> str:
+def without_numbers(line):
     """Of `worker 3` the number stays: workers start in no certain order."""
     return " ".join(NUMBERS.sub("# ", line).split())
 
@@ -71,7 +68,7 @@ def without_numbers(line: str) -> str:
 class Learner:
     """Somebody who has installed the packages, and reads the page from its top."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder / "you"
         activate = self.folder / "digits" / ".venv" / "bin" / "activate"
         activate.parent.mkdir(parents=True)
@@ -80,12 +77,10 @@ class Learner:
         environment = {**kept, "HOME": str(self.folder), "OMP_NUM_THREADS": "1"}
         self.first, self.second = (Terminal(self.folder, folder / name, environment) for name in ("first", "second"))
         self.first.type("source digits/.venv/bin/activate")
-        self._at = self.first
-        self._file = Path()
-        self._typed = ""
-        self._own: dict[str, str] = {}  # numbers of the page, and those of this reader's screen
+        self._at, self._file, self._typed = self.first, None, ""
+        self._own = {}  # numbers of the page, and those of this reader's screen
 
-    def follow(self, step: Command | PythonBlock | Shown) -> None:
+    def follow(self, step):
         if isinstance(step, PythonBlock):
             self._file = self.folder / step.file
             self._file.write_text(step.code)
@@ -96,7 +91,7 @@ class Learner:
         else:
             self._look(step)
 
-    def _type(self, command: Command) -> None:
+    def _type(self, command):
         text = command.text
         if command.how is How.MARKED:
             if "yours" not in command.mark:
@@ -106,7 +101,7 @@ class Learner:
         self._at.type(text)
         self._typed = text
 
-    def _look(self, shown: Shown) -> None:
+    def _look(self, shown):
         if "first terminal" in shown.before.splitlines()[-1]:
             self._at = self.first
         for line in shown.text.splitlines():

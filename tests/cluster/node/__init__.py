@@ -15,6 +15,6 @@ watches its pods, runs them, reports what became of them, serves their logs. Wha
   environment leads to the Service's first pod all the same (``services``).
 - When a line of a log was written is known of those that begin with it; for others it is when they are read.
   Logs are served whole.
-- A container runs once, whatever the ``restartPolicy``. What controls its pod may make another pod.
+- A container runs once, whatever the ``restartPolicy``. What controls its pod may make another pod. There are no events of pods.
 - Every image is there, except those whose name begins with ``missing/``.
 """

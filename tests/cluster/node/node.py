@@ -70,7 +70,7 @@ class Node:
     def run(self) -> None:
         server, network = self._bind()
         address = f"127.{network}.0.1"
-        reporter = Reporter(self._api, self._settings.name)
+        reporter = Reporter(self._api)
         for work in (reporter.run, server.serve_forever, partial(self._beat, address)):
             threading.Thread(target=work, daemon=True).start()
         host = self._host(address, network, reporter)

@@ -135,7 +135,6 @@ class Pod:
         if not self.process:
             return
         if self._kill_at == NEVER:
-            self._host.reporter.event(self.ref, "Killing", f"Stopping container {self.container['name']}")
             self.process.signal(signal.SIGTERM)
         # A second deletion may give it less time.
         grace = float(self._manifest["metadata"].get("deletionGracePeriodSeconds") or 0)
@@ -146,9 +145,7 @@ class Pod:
     def _start(self, now: float) -> None:
         image = self.container["image"]
         if image.startswith(MISSING_IMAGES):
-            what = f'Back-off pulling image "{image}"'
-            self._host.reporter.event(self.ref, "BackOff", what, "Warning")
-            self._wait("ImagePullBackOff", what, NEVER)
+            self._wait("ImagePullBackOff", f'Back-off pulling image "{image}"', NEVER)
             return
         try:
             command, env, folder = self._prepare()
@@ -162,7 +159,6 @@ class Pod:
             self.process = Leashed.start(command, self.log, env, folder)
             self._state, self._due = {"running": {"startedAt": timestamp()}}, NEVER
             threading.Thread(target=self._tell_end, args=(self.process,), daemon=True).start()
-            self._host.reporter.event(self.ref, "Started", f"Started container {self.container['name']}")
 
     def _wait(self, reason: str, message: str, due: float) -> None:
         self._state, self._due = {"waiting": {"reason": reason, "message": message}}, due

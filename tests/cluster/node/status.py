@@ -1,10 +1,11 @@
-"""What the API server is told: the status of pods, and events."""
+"""What the API server is told: the status of pods."""
 
 from __future__ import annotations
 
 import datetime
 import sys
 import threading
+import time
 from dataclasses import dataclass
 
 from elasticdl.kube.client import ABSENT, CONFLICT, ApiError, NoAnswerError
@@ -38,16 +39,13 @@ class PodRef:
 
 def pod_status(uid: str, container: Json, state: Json, *, ending: bool) -> Json:
     """The part of a patch of the pod's status that changes; ``state`` is that of its container."""
-    running, ended = "running" in state, state.get("terminated")
-    if ended:
+    running, has_run = "running" in state, "waiting" not in state
+    if ended := state.get("terminated"):
         phase = "Failed" if ended["exitCode"] else "Succeeded"
-    elif running:
-        phase = "Running"
     else:
-        phase = "Failed" if ending else "Pending"
+        phase = "Running" if running else "Failed" if ending else "Pending"
     reason = None if running else "PodCompleted" if phase == "Succeeded" else "ContainersNotReady"
     conditions = [{"type": each, "status": str(running), "reason": reason} for each in ("Ready", "ContainersReady")]
-    has_run = "waiting" not in state
     told = {
         "name": container["name"],
         "image": container["image"],
@@ -63,14 +61,12 @@ def pod_status(uid: str, container: Json, state: Json, *, ending: bool) -> Json:
 
 
 class Reporter:
-    """Sends the latest status of each pod, and events, in a thread that outlasts its failures."""
+    """Sends the latest status of each pod, in a thread that outlasts its failures."""
 
-    def __init__(self, api: Api, node: str) -> None:
+    def __init__(self, api: Api) -> None:
         self._api = api
-        self._source = {"component": "kubelet", "host": node}
         self._changed = threading.Condition()
         self._reports: dict[PodRef, tuple[Json, bool]] = {}
-        self._events: list[Json] = []
 
     def report(self, pod: PodRef, status: Json, *, final: bool = False) -> None:
         """Tell ``status``; if ``final``, take the pod's object away after that."""
@@ -78,30 +74,13 @@ class Reporter:
             self._reports[pod] = (status, final)
             self._changed.notify()
 
-    def event(self, pod: PodRef, reason: str, message: str, kind: str = "Normal") -> None:
-        """Tell people, if it can be told; nothing depends on it."""
-        of = {"apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid}
-        metadata = {"generateName": f"{pod.name[:50]}.", "namespace": pod.namespace}
-        what = {"type": kind, "reason": reason, "message": message, "source": self._source, "count": 1}
-        times = dict.fromkeys(("firstTimestamp", "lastTimestamp"), timestamp())
-        with self._changed:
-            self._events.append({"metadata": metadata, "involvedObject": of, **what, **times})
-            self._changed.notify()
-
     def run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._reports or self._events)
+                self._changed.wait_for(lambda: self._reports)
                 reports, self._reports = self._reports, {}
-                events, self._events = self._events, []
-            unsent = {pod: report for pod, report in reports.items() if not self._send(pod, *report)}
-            for event in events:
-                try:
-                    self._api.ask("POST", f"/api/v1/namespaces/{event['metadata']['namespace']}/events", event)
-                except ApiError as error:
-                    print(f"event {event['reason']}: {error}", file=sys.stderr, flush=True)
-            if unsent:
-                threading.Event().wait(_RETRY_S)
+            if unsent := {pod: report for pod, report in reports.items() if not self._send(pod, *report)}:
+                time.sleep(_RETRY_S)
                 with self._changed:
                     self._reports = unsent | self._reports
 
