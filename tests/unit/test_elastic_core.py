@@ -138,14 +138,14 @@ def test_who_raises_says_whether_it_has_trained(events, trained):
     assert [failed.trained for failed in worker.sent(m.Failed)] == [trained]
 
 
+def test_what_a_script_does_outside_of_its_training_is_no_step_of_the_job():
+    worker = training(*step(1), commit, p.WorldLeft("voted"), p.Trigger.CLOSED)
+    worker.do(given(plan(2)), made, commit, counted)
+    assert worker.core.position.progress == plan(1).after
+    assert worker.core.pass_by(1.0) is None
+
+
 # -- from world to world --
-
-
-@pytest.mark.parametrize(("reached", "synced_in"), [(1, 1), (2, 1), (3, 2)])
-def test_a_request_says_in_which_world_this_worker_last_stood_where_rank_0_stood(reached, synced_in):
-    worker = training(*step(1), commit, p.CollectiveFailed("a peer is gone"), p.Trigger.CLOSED)
-    worker.do(*entered(2)[:reached], p.CollectiveFailed("another, too"), p.Trigger.CLOSED)
-    assert worker.sent(m.Ask)[-1].synced_in == synced_in
 
 
 def test_alone_nothing_is_kept_until_that_world_is_left():

@@ -15,36 +15,9 @@ from torch.nn.functional import cross_entropy
 
 from elasticdl.elastic.collectives.transfer import with_tensors, without_tensors
 from elasticdl.elastic.core.plan import BatchPolicy, epoch_order
-from elasticdl.elastic.torch.prepare import PlainLoop
 from elasticdl.elastic.torch_kit import reducer as buckets
 from elasticdl.elastic.torch_kit.reducer import Buckets, GradientReducer
-from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.torch_kit.torch_state import TorchState
-from elasticdl.elastic.training.runtime import ScriptRuntime
-
-
-def test_a_mean_is_that_over_the_global_batch():
-    """The last has two samples, for three workers."""
-    data, board = make_data(), Board(3)
-    order = epoch_order(len(data), 0, 0)
-    expected = [data[order[start : start + 16]][0].mean().item() for start in range(0, 50, 16)]
-
-    def train(member):
-        runtime = ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0)
-        runtime.in_training = member.state
-        loop, found = PlainLoop(runtime), []
-        for batch in member.loader:
-            seen = []
-            for inputs, labels in batch:
-                batch.backward(cross_entropy(member.model(inputs), labels))
-                seen.append(inputs)
-            found.append(loop.mean(torch.cat(seen).mean() if seen else torch.tensor(torch.nan)))
-            member.optimizer.step()
-            member.state.commit()
-        return found
-
-    for found in in_threads(train, [Trainee(rank, board, BatchPolicy(16, None, 4)) for rank in range(3)]):
-        assert found == pytest.approx(expected, abs=1e-6)
 
 
 def test_one_backward_pass_for_all_micro_batches():
