@@ -20,6 +20,32 @@ from elasticdl.elastic.torch_kit.reducer import Buckets, GradientReducer
 from elasticdl.elastic.torch_kit.torch_state import TorchState
 
 
+def test_a_mean_is_that_over_the_global_batch():
+    """The last has two samples, for three workers; also once that step is made."""
+    data, board = make_data(), Board(3)
+    order = epoch_order(len(data), 0, 0)
+    expected = [data[order[start : start + 16]][0].mean().item() for start in range(0, 50, 16)]
+
+    def train(member):
+        found = []
+        for batch in member.loader:
+            seen = []
+            if batch.untaken:
+                refused("called before the batch's last micro-batch", lambda: member.state.mean(0.0))
+            for inputs, labels in batch:
+                batch.backward(cross_entropy(member.model(inputs), labels))
+                seen.append(inputs)
+            own = torch.cat(seen).mean().item() if seen else torch.nan
+            found.append(member.state.mean(own))
+            member.optimizer.step()
+            member.state.commit()
+        assert member.state.mean(own) == found[-1]
+        return found
+
+    for found in in_threads(train, [Trainee(rank, board, BatchPolicy(16, None, 4)) for rank in range(3)]):
+        assert found == pytest.approx(expected, abs=1e-6)
+
+
 def test_one_backward_pass_for_all_micro_batches():
     """Cleared or not."""
     member, other = alone(batch_norm=True), alone(batch_norm=True)
