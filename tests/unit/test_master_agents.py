@@ -1,4 +1,4 @@
-"""The master's desk for agents: what it orders and reports, by lists of what agents say; also of late and silent agents."""
+"""The master's desk for agents: what it orders and reports, by lists of what late and silent agents say."""
 
 import asyncio
 import re
@@ -8,7 +8,7 @@ import pytest
 from elasticdl.master.core.events import FoundWorker, StacksFound, WorkerExited, WorkerPlaced
 from elasticdl.master.shell import agents as module
 from elasticdl.master.shell.agents import Agents
-from elasticdl.places.base import Place, PlaceEnding, PlaceState
+from elasticdl.places.base import Place, PlaceState
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.stories import check, parts_of, settings_of, told_in
 
@@ -23,10 +23,6 @@ what an agent has not heard it is ordered again
   begin; a comes; start 0 in a; end 0 -> a start; a end
   a closes; a comes -> a start; a end
   a comes running 0 -> a end of stream; a end; placed 0 on node-a at host-a
-an end is reported once and may be forgotten when it is saved
-  begin; a comes; start 0 in a; a started 0 -> a start; placed 0 on node-a at host-a
-  unsaved; a ended 0 code 3: Traceback -> exited 0 crashed 3: exit code 3 | Traceback
-  saved; a comes untold 0 code 3 -> a end of stream; a end_taken
 
 a worker whose agent is late counts as found where the earlier master had it, so that others need not wait (patient)
   begin a b remembering 3:a 4:elsewhere -> found 3 in a on node-a
@@ -48,10 +44,6 @@ nothing is told of a place that is lost and who shows up there leaves
   begin; a comes; start 0 in a; lose a; a ended 0 code 0 -> a start; a leave
   a comes running 0 -> a end of stream; a leave
   end 0 -> nothing
-that a place ends is told before the end of its worker
-  begin; a comes; start 0 in a; a leaves: it got SIGTERM; a ended 0 code -15 -> a start; a end_taken; ending a;
-      exited 0 killed -15
-  b comes leaving SIGTERM -> ending b
 who closes kills and lets nobody wait for what is saved
   begin; a comes; start 0 in a; unsaved; start 7 in b; b comes untold 7 code 0 -> a start; exited 7 clean 0
   close -> a end; a leave; b leave
@@ -64,8 +56,8 @@ of a worker whose agent is silent it is said that nothing is seen
 """
 
 
-def place(name, state=PlaceState.READY):
-    return Place(name, f"node-{name}", state=state, environment={"GPU": name})
+def place(name):
+    return Place(name, f"node-{name}", state=PlaceState.READY, environment={"GPU": name})
 
 
 class Desk:
@@ -84,7 +76,8 @@ class Desk:
         for each in parts_of(events):
             words, _, text = each.partition(": ")
             await self.happens(*words.split(), text=text)
-        await turns()
+        for _ in range(4):  # turns of the event loop, until what is due at once has happened
+            await asyncio.sleep(0)
         orders = [f"{name} {order}" for name, line in self.streams for order in taken(line)]
         reports, self.reports[:] = list(self.reports), []
         return [*orders, *map(in_words, reports)]
@@ -93,10 +86,10 @@ class Desk:
         match what, *more:
             case "begin", *places:
                 places, _, remembered = " ".join(places).partition("remembering")
-                held = dict(each.split(":") for each in remembered.split()) or {
-                    "-1": ""
-                }  # somebody, whose place is not known
-                known = {int(worker): where for worker, where in held.items()}
+                held = [each.split(":") for each in remembered.split()] or [
+                    ("-1", "")
+                ]  # somebody, whose place is not known
+                known = {int(worker): where for worker, where in held}
                 async with asyncio.timeout(20):
                     self.reports += await self.agents.found([place(each) for each in places.split()], known)
                 await asyncio.sleep(0)
@@ -108,16 +101,14 @@ class Desk:
                 self.agents.read_stacks(int(worker))
             case "lose", name:
                 self.agents.lost(name)
-            case "saved" | "unsaved", *_:
-                self.saved = what == "saved"
+            case ["unsaved"]:
+                self.saved = False
             case ["close"]:
                 await self.agents.close()
             case name, "comes", *first:
                 self.comes(name, given(first))
             case name, "closes":
                 self.agents.closed(self.lines[name], name)
-            case name, "leaves":
-                self.says(name, leaving=pb.Leaving(reason=text))
             case name, "started", worker:
                 self.says(name, started=pb.Started(worker_id=int(worker), pid=1))
             case name, "ended", worker, *how:
@@ -131,7 +122,7 @@ class Desk:
         self.agents.hear(self.lines[name], name, pb.AgentMessage(**body))
 
     def comes(self, name, first):
-        hello = pb.AgentHello(place=name, node=f"node-{name}", host=f"host-{name}", leaving=first.get("leaving", ""))
+        hello = pb.AgentHello(place=name, node=f"node-{name}", host=f"host-{name}")
         if "untold" in first:
             hello.untold.append(ended(first["untold"], first, ""))
         if "running" in first:
@@ -166,15 +157,7 @@ def in_words(report):
             return f"exited {worker} {cause} {code}: {detail}" + (f" | {output}" if output else "")
         case StacksFound(worker, text, state):
             return f"stacks {worker}: {text or state}"
-        case PlaceEnding(name):
-            return f"ending {name}"
     raise ValueError(report)
-
-
-async def turns():
-    """Of the event loop, until what is due at once has happened."""
-    for _ in range(4):
-        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("story", told_in(STORIES))
