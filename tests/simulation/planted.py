@@ -43,7 +43,7 @@ class PlantedFault:
 
     @property
     def seeds(self) -> range:
-        return range(self.first, self.first + 300)
+        return range(self.first, self.first + 1000)
 
 
 def find(fault: PlantedFault, seeds: range) -> tuple[int, Failure] | None:

@@ -57,8 +57,6 @@ one that was given up as it was late has crashed (1-1, start_timeout=20)
 one that has finished has finished whatever comes (1-2)
   0 1 train; 1 finishes; 1 evicted: x -> worker_left cause = finished; worker_left reason = finished
 
-a program that takes no part and ends well is told what to write (1-2, own_program)
-  tick; 0 clean -> reason = worker 0 ended with exit code 0 and took no part...
 a program that ends well is told nothing if others take part or it was ready or is told to leave (1-4, own_program)
   tick; 0-3 placed; 1 2 3 connect; 0 clean -> phase = running
   1 asks; 1 clean; 2 drains; 2 clean -> phase = running

@@ -21,10 +21,6 @@ a worker that is not ready says what it waits for (2-3)
   tick; 0 1 2 connect; 1 wait_at 5: zoo/slow.py:20 in dataset; wait 1
       -> remark 1 = has waited for 5 s at zoo/slow.py:20 in dataset
   1 asks; 1 wait_at 5: zoo/slow.py:20 in dataset -> remark 1 =; worker_waits worker = 1
-a job below its minimum waits and says why (3-3)
-  0 1 2 train
-  1 killed; 0 2 ask broken -> phase = waiting; reason = 2 of at least 3 workers ready
-  tick; 3 comes -> launch 3; world 2: 0 2 3; phase = running
 a job that insists on its workers says how it would go on and does so at once (2-2, job_name=digits)
   0 1 train
   1 killed; 0 asks broken -> phase = waiting;
