@@ -8,17 +8,15 @@ import pytest
 from test_master_serve import NoPlace
 
 from elasticdl.job import messages as m
-from elasticdl.job.messages import Member
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core.job_core import Job
-from elasticdl.master.core.values import Settings, World
+from elasticdl.master.core.values import Settings
 from elasticdl.master.core.worker_record import Snapshot
 from elasticdl.master.shell import loop as loop_module
 from elasticdl.master.shell.calls import Mailbox, Sessions
 from elasticdl.master.shell.loop import SAVE_SECONDS, Loop, NoStore, StateSaver
 from elasticdl.master.shell.observers import Observer
-from elasticdl.proto import elasticdl_pb2 as pb
 from tests.stories import on
 
 START = (e.WorkerPlaced(0, "h", 1), e.FromWorker(0, m.Hello("h", 1)), e.FromWorker(0, m.Ask(0, 0, has_state=False)))
@@ -187,23 +185,3 @@ async def test_news_that_the_job_can_not_take_is_dropped_with_a_warning_and_the_
     told = "worker 0: the master can't use what it has told (KeyError: 'seconds'), and goes on without it"
     assert [warning["message"] for warning in desk.noted("warning")] == [told]
     assert desk.noted("exported")
-
-
-def test_entries_reach_the_members_of_their_world_alone_though_they_come_before_it_is_known():
-    sessions = Sessions()
-    outboxes = [sessions.open(worker_id).waiting for worker_id in range(3)]
-
-    def put(worker_id, world, value):
-        sessions.put(worker_id, pb.KvPut(world_version=world, scope="s", key=str(worker_id), value=value))
-
-    def got():
-        return [[queue.get_nowait().kv_entry.value for _ in range(queue.qsize())] for queue in outboxes]
-
-    for worker_id, world, value in ((0, 7, b"of 0"), (1, 7, b"of 1"), (2, 7, b"of no member"), (1, 6, b"of before")):
-        put(worker_id, world, value)
-    sessions.begin_world(World(7, tuple(Member(each, "h", 0, False) for each in (0, 1)), ""))
-    put(1, 7, b"of 1")  # again, in a new session
-    put(1, 7, b"changed")
-    assert got() == [[b"of 1", b"changed"], [b"of 0"], []]
-    sessions.replay(1)
-    assert got() == [[], [b"of 0", b"changed"], []]
