@@ -13,7 +13,7 @@ import runpy
 import shlex
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -122,37 +122,31 @@ def _check_elasticdl(words: list[str]) -> None:
 
 
 def _check_python(words: list[str]) -> None:
-    start: Callable[[], object]
-    if words[0] == "-m":
-        name, arguments = words[1], words[2:]
-        start = lambda: runpy.run_module(name, run_name="__main__")  # noqa: E731
-    else:
-        name, arguments = words[0], words[1:]
-        if not (ROOT / name).is_file():
-            raise Wrong(f"there is no {name}")
-        if not arguments:
-            return
-        start = lambda: runpy.run_path(str(ROOT / name), run_name="__main__")  # noqa: E731
-    with mock.patch.object(sys, "argv", [name, *arguments]), _nothing_done(argparse.ArgumentParser, "parse_args"):
+    is_module = words[0] == "-m"
+    name, *arguments = words[1:] if is_module else words
+    if not is_module and not (ROOT / name).is_file():
+        raise Wrong(f"there is no {name}")
+    if not is_module and not arguments:
+        return
+    real = argparse.ArgumentParser.parse_args
+
+    def read_and_stop(*given: Any, **named: Any) -> None:
+        """Programs end where they have read their command line."""
+        real(*given, **named)
+        raise _Parsed
+
+    with (
+        mock.patch.object(sys, "argv", [name, *arguments]),
+        mock.patch.object(argparse.ArgumentParser, "parse_args", read_and_stop),
+        contextlib.suppress(_Parsed),
+    ):
         try:
-            start()
+            run = runpy.run_module if is_module else runpy.run_path
+            run(name if is_module else str(ROOT / name), run_name="__main__")
         except SystemExit as ended:
             raise Wrong(f"{name} does not take {' '.join(arguments)} ({ended})") from None
         except ImportError as error:
             raise Wrong(f"{name}: {error}") from None
-
-
-@contextlib.contextmanager
-def _nothing_done(owner: type[argparse.ArgumentParser], method: str) -> Iterator[None]:
-    """Programs end where they have read their command line."""
-    real = getattr(owner, method)
-
-    def read_and_stop(parser: argparse.ArgumentParser, *arguments: Any, **named: Any) -> None:
-        real(parser, *arguments, **named)
-        raise _Parsed
-
-    with mock.patch.object(owner, method, read_and_stop), contextlib.suppress(_Parsed):
-        yield
 
 
 def _check_extras(words: list[str]) -> None:

@@ -87,69 +87,55 @@ SPENT = {"productive": 41, "slow": 1, "again": 5, "evaluation": 2, "checkpoint":
          "waiting": 6, "starting": 10, "ending": 9}  # fmt: skip
 
 
-def storm(worlds=1000, workers=500, seed=1, job="storm"):
+def storm(worlds=1000, workers=500, job="storm"):
     """Lines of a job whose workers come and go; it is over."""
-    rng = random.Random(seed)
-    entries = [(0.0, line(0, "job_started", job=job, workers=f"2-{workers}", specification="job.json"))]
-
-    def add(text):
-        entries.append((json.loads(text)["time"], text))
-
-    def launch(worker, time):
-        for text in launched(worker, time, rng.uniform(8, 20)):
-            add(text)
-
+    rng = random.Random(1)
+    entries = [line(0, "job_started", job=job, workers=f"2-{workers}", specification="job.json")]
     for worker in range(workers):
-        launch(worker, rng.random())
+        entries += launched(worker, rng.random(), rng.uniform(8, 20))
     members, next_id, now, step, last = list(range(workers)), workers, 22.0, 0, 0
-    add(formed(now, 1, members, 0))
-    add(line(now, "phase", phase="running", reason=""))
-    for version in range(2, worlds + 1):
+    entries += [formed(now, 1, members, 0), line(now, "phase", phase="running", reason="")]
+    for world in range(2, worlds + 1):
         for _ in range(4):
             took = rng.uniform(2, 8)
-            now += took
-            made = int(took / 0.12)
+            now, made = now + took, int(took / 0.12)
             step += made
-            loss = 4 / (1 + step / 4000) + rng.uniform(-0.03, 0.03)
-            again = max(0, min(made, last - step + made))
-            slowest = rng.choice((0, 0, 0.004))
-            add(steps(now, step, made, world=version - 1, seconds=took, loss=loss, again=again, slowest=slowest))
+            told = {
+                "loss": rng.random(),
+                "again": max(0, min(made, last - step + made)),
+                "slowest": rng.choice((0, 0.004)),
+            }
+            entries.append(steps(now, step, made, world=world - 1, seconds=took, **told))
             last = max(last, step)
-        if version % 10 == 0:
-            metrics = {"accuracy": 1 - 0.9 / (1 + step / 9000), "loss": 4 / (1 + step / 3500)}
-            about = {"epoch": version // 10, "samples": 10_000, "seconds": 1.5, "worker": members[0]}
-            add(line(now, "evaluation", step=step, metrics=metrics, **about))
-            path = f"checkpoints/checkpoint-{step:010d}.pt"
-            add(line(now + 1.5, "checkpoint", step=step, path=path, seconds=2.0, held=0.2))
+        if world % 10 == 0:
+            about = {"epoch": world // 10, "samples": 10_000, "seconds": 1.5, "worker": members[0]}
+            entries.append(line(now, "evaluation", step=step, metrics={"accuracy": rng.random()}, **about))
+            entries.append(line(now + 1.5, "checkpoint", step=step, path=f"{step:010d}.pt", seconds=2.0, held=0.2))
             now += 1.6
         kind = rng.choice(("grow", "shrink", "failure"))
-        gone = rng.sample(members, rng.randint(1, 3))
-        why = "new workers are ready"
         if kind != "grow" and len(members) > 10:
-            members = [each for each in members if each not in gone]
-            why = f"worker {gone[0]} was {'preempted' if kind == 'failure' else 'told to leave'}"
-            for worker in gone:
-                cause = rng.choice(("preempted", "killed", "crashed")) if kind == "failure" else "drained"
-                if kind == "failure":
-                    add(line(now, "world_broken", world=version - 1, reason=why))
-                else:
-                    add(line(now, "worker_draining", worker=worker, reason="the limit is lower"))
-                add(line(now + 0.05, "worker_left", worker=worker, cause=cause, reason=f"{cause} on its node", code=-9))
+            if kind == "failure":
+                step -= rng.randint(0, 1)
+                entries.append(line(now, "world_broken", world=world - 1, reason="killed"))
+            for worker in rng.sample(members, rng.randint(1, 3)):
+                members.remove(worker)
+                cause = "preempted" if kind == "failure" else "drained"
+                entries.append(
+                    line(now + 0.05, "worker_left", worker=worker, cause=cause, reason="on its node", code=-9)
+                )
         elif len(members) < workers:
-            members = [*members, *range(next_id, next_id + 4)]
             for worker in range(next_id, next_id + 4):
-                launch(worker, now - 25)
+                entries += launched(worker, now - 25, rng.uniform(8, 20))
+                members.append(worker)
             next_id += 4
         total = rng.uniform(0.3, 4.0)
         now += total
-        add(formed(now - 0.2, version, members, step, why, 0.1))
-        for worker in rng.sample(members, 3):
-            add(pause(now, version, kind, total * rng.uniform(0.9, 1), worker))
-        if version % 97 == 0:
-            add(line(now, "worker_slow", worker=members[1], host="node-1", phase="compute", factor=1.8, seconds=0.05))
-        if version % 151 == 0:
-            add(line(now, "warning", message=f"worker {members[0]} has been silent for 12 s"))
-    add(line(now + 1, "phase", phase="stopping", reason="training is complete"))
-    add(line(now + 3, "job_finished", phase="succeeded", reason="training is complete", steps=step, epochs=worlds // 10,
-             samples=step * 256, metrics={"accuracy": 0.93}, collective="torch"))  # fmt: skip
-    return [text for _, text in sorted(entries, key=lambda entry: entry[0])]
+        entries.append(formed(now - 0.2, world, members, step, "new workers are ready", 0.1))
+        entries += [pause(now, world, kind, total * rng.uniform(0.9, 1), worker) for worker in rng.sample(members, 3)]
+        if world % 97 == 0:
+            entries.append(
+                line(now, "worker_slow", worker=members[1], host="h", phase="data", factor=1.8, seconds=0.05)
+            )
+            entries.append(line(now, "warning", message=f"worker {members[0]} has been silent for 12 s"))
+    entries.append(line(now + 3, "job_finished", phase="succeeded", reason="training is complete", steps=step))
+    return sorted(entries, key=lambda text: json.loads(text)["time"])

@@ -29,10 +29,11 @@ import elasticdl.elastic.torch
 @pytest.mark.parametrize(
     ("script", "variables", "code", "said", "line"),
     [
-        (f"import elasticdl.elastic.torch, elasticdl.tensorflow, tensorflow, torch; {OPTIMIZER}", {}, 0, [], ""),
+        pytest.param(f"import elasticdl.elastic.torch, elasticdl.tensorflow, tensorflow, torch; {OPTIMIZER}", {}, 0, [], "",
+            marks=pytest.mark.slow),
         (OURS_LATE, {}, 2, FOR_TORCH, "move `import elasticdl.elastic.torch` above `import tensorflow`"),
-        (f"import tensorflow, torch; {OPTIMIZER}", {**python_path(os.environ), MASTER: "127.0.0.1:1"}, 2, [],
-            "move `import triton` above `import tensorflow`"),
+        pytest.param(f"import tensorflow, torch; {OPTIMIZER}", {**python_path(os.environ), MASTER: "127.0.0.1:1"}, 2, [],
+            "move `import triton` above `import tensorflow`", marks=pytest.mark.slow),
     ],
     ids=["ours first", "TensorFlow first", "a script of a job"],
 )  # fmt: skip

@@ -1,5 +1,7 @@
 """Scripts under `elasticdl run` that do not train with others, or forgot something: each gets the line that helps."""
 
+from functools import partial
+
 import pytest
 from running_job import start
 
@@ -59,16 +61,19 @@ def loop(each_epoch="pass", processes=0, commit="state.commit()"):
     return LOOP.replace("EACH_EPOCH", each_epoch).replace("PROCESSES", str(processes)).replace("COMMIT", commit)
 
 
+slow = partial(pytest.param, marks=pytest.mark.slow)  # each is a job
+
+
 @pytest.mark.parametrize(
     ("text", "options", "code", "words", "started"),
     [
         (OWN_LOOP, ["2"], 1, "ended with exit code 0 after elastic.init() and has not trained together with others", None),
-        (loop("epoch == 1 and exit(0)"), ["2"], 1, "sys.exit(0) was called within training: return from the function below @elastic.run", 2),
-        (NO_HOROVOD + loop(), ["1", "--collective", "horovod"], 1, "Horovod with PyTorch is needed and can't be imported", 1),
-        (loop(processes=2), ["1"], 1, "which imports the script anew: put what the script does below", 1),
-        (UNPREPARED, ["1"], 1, "optimizer.step() under `elasticdl run`, before the loop was prepared", 1),
+        slow(loop("epoch == 1 and exit(0)"), ["2"], 1, "sys.exit(0) was called within training: return from the function below @elastic.run", 2),
+        slow(NO_HOROVOD + loop(), ["1", "--collective", "horovod"], 1, "Horovod with PyTorch is needed and can't be imported", 1),
+        slow(loop(processes=2), ["1"], 1, "which imports the script anew: put what the script does below", 1),
+        slow(UNPREPARED, ["1"], 1, "optimizer.step() under `elasticdl run`, before the loop was prepared", 1),
         (REFUSED, ["2"], 1, "prepare", 2),
-        (loop(commit="pass"), ["1"], 0, "warning: 20 steps were made without a state.commit()", 1),
+        slow(loop(commit="pass"), ["1"], 0, "warning: 20 steps were made without a state.commit()", 1),
         (loop(ODD_ENDS) + SILENT_ENDS, ["2"], 0, "succeeded: 8 steps", 3),
     ],
     ids=["a loop of one's own", "sys.exit", "no Horovod", "no guard", "not prepared", "refused before it joins", "no commit", "odd ends"],
