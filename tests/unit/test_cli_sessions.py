@@ -240,6 +240,7 @@ $ zoo build zoo --image a  !! HOME/bin/docker build ...  = docker build --tag a 
 + folder zoo + file zoo/cnn.py
 $ zoo init zoo  > zoo/Dockerfile is written; next: elasticdl zoo build zoo --image IMAGE
 + holds zoo/Dockerfile # Made by ...\nFROM elasticdl:...-cpu\n\nUSER root\nCOPY --chown=1000:1000 . /model_zoo\n\nWORKDIR /model_zoo\nUSER 1000:1000\n
+$ zoo init --model_zoo=zoo  > zoo/Dockerfile is written; next: elasticdl zoo build zoo --image IMAGE
 + file zoo/requirements.txt scikit-learn==1.9.1\n
 $ zoo init zoo --base_image=a:1  ! zoo/Dockerfile is there and differs from what would be written: remove it first, or keep it
 + gone zoo/Dockerfile

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from elasticdl.common.errors import UnreachableError
 from elasticdl.master.core.events import ExitCause
 from elasticdl.places import polled
-from elasticdl.places.base import Place, PlaceLost, PlacesRefused, PlaceState
+from elasticdl.places.base import Place, PlaceLost, PlaceState
 from elasticdl.places.polled import PolledPlaces
 from tests.contract.places_kit import NOWHERE, FakeProvider, bench_of
 from tests.stories import on
@@ -77,26 +77,6 @@ async def test_of_a_place_that_ended_in_the_absence_of_a_master_the_next_hears_w
     scene.places.want(0, NOWHERE)
     assert await scene.reports.get() == PlaceLost("7", ExitCause.PREEMPTED, -9, "for another job")
     await scene.places.close()
-
-
-@on(polled_places)
-async def test_what_keeps_places_from_being_had_is_told_and_logged_once(scene, caplog):
-    refusal = "Slurm does not answer: sbatch: Job violates accounting/QOS policy"
-    tries, ask = [], scene.provider.ask
-
-    async def refuse(avoid):
-        tries.append(avoid)
-        raise UnreachableError(refusal)
-
-    scene.provider.ask = refuse
-    scene.places.want(2, NOWHERE)
-    assert await scene.reports.get() == PlacesRefused(refusal)
-    while len(tries) < 3:
-        await asyncio.sleep(OFTEN)
-    scene.provider.ask = ask
-    assert {(await scene.reports.get()).place.id for _ in range(2)} == {"0", "1"}
-    assert await scene.reports.get() == PlacesRefused("")
-    assert [record.message for record in caplog.records] == [refusal]
 
 
 def test_places_that_stay_do_not_fail_a_job_that_has_ended(monkeypatch, caplog):
