@@ -164,9 +164,3 @@ def test_params():
     assert parse_params("model_params", " ") == {}
     for wrong in ("a=relu", "a=1,b=", "print(1)", "a=__import__('os')"):
         refused("^--model_params.* is not understood.*; expected", partial(parse_params, "model_params", wrong))
-
-
-def test_what_is_not_here_of_elasticdl_is_one_line(make):
-    missing = "elasticdl.python.elasticdl.layers"
-    said = refused(r"^zoo/zoo_\w+\.py:\d+: ", lambda: make(f"\nfrom {missing}.embedding import Embedding\n"))
-    assert said.endswith(f"raised ModuleNotFoundError: No module named '{missing}'")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from data_kit import examples as example_file
-from data_kit import text, tfrecord
+from data_kit import tfrecord
 from refusal_kit import refused
 
 from elasticdl.data.custom_reader import open_custom
@@ -88,18 +88,6 @@ def test_a_copy_traces_feed_anew_and_once_whatever_the_sizes(tmp_path):
     for size in (1, 2, 3):
         assert copied.__getitems__(range(size))[1].tolist() == [8, 7, -1][:size], "a table made within feed stays"
     assert len(TRACED) == before <= 4
-
-
-def test_csv_with_its_columns(tmp_path):
-    path = text(tmp_path / "x.csv", 'age,job,rich\n30,cook,0\n40,"judge, retired",1\n')
-
-    def columns(dataset, mode, metadata):
-        age, job, rich = (metadata.column_names.index(name) for name in ("age", "job", "rich"))
-        return dataset.map(lambda row: ({"age": tf.strings.to_number(row[age]), "job": row[job]}, row[rich]))
-
-    inputs, labels = FeedDataset(open_records(str(path), {}), columns, "training").__getitems__([1, 0])
-    assert (inputs["age"].tolist(), inputs["job"].tolist()) == ([40, 30], [b"judge, retired", b"cook"])
-    assert labels.tolist() == [b"1", b"0"]
 
 
 def test_records_of_several_arrays():
