@@ -135,6 +135,7 @@ def test_a_job_outlives_its_master_and_the_command_line(elasticdl, own_cluster, 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # that long only on a machine that has much else to do
 def test_nodes_are_lost_and_the_api_server_and_no_sample_is(elasticdl, own_cluster, core, namespace, tmp_path):
     record = ("--sample_record", str(tmp_path / "record"), "--num_epochs", "100000")
     assert elasticdl(*TRAIN, *ONE_A_NODE, *record, "--detach").returncode == 0
