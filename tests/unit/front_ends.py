@@ -88,6 +88,15 @@ FRONT_ENDS = {
     "Hugging Face": FrontEnd("trainer_benches.HuggingFace"),
     "Keras loop": FrontEnd("keras_benches.KerasLoop"),
     "Keras fit": FrontEnd("keras_benches.KerasFit", {"alone to the bit": "the order of samples is elasticdl's"}),
+    "Horovod's elastic mode": FrontEnd(
+        "horovod_benches.HorovodScript",
+        {
+            "a newcomer at any batch": "its order and its random numbers are the script's, as in Horovod",
+            "torn draws": "random numbers are the script's, as in Horovod",
+            "kept state": "a script writes its own checkpoints",
+            "refused alone": "nothing that a script of PyTorch's does",
+        },
+    ),
 }
 
 

@@ -109,7 +109,12 @@ class Line(FakeMaster):
     def __init__(self, job, worker, core):
         self.job, self.worker = job, worker
         super().__init__(core=core)
-        self.session.jobs_place = lambda: job.place
+        order = self.session.order
+        self.session.jobs_place, self.session.order = lambda: job.place, lambda: self.wait(order)
+
+    def wait(self, order):
+        with self.job.turns.others():
+            return order()
 
     def send(self, message):
         super().send(message)
@@ -156,7 +161,7 @@ class Job:
         if self.kept is not None:
             context.kept = KeptState(str(self.kept))
         self.lines[worker], self.contexts[worker] = line, context
-        self._watch(worker, context, wire)
+        self._watch(worker, context)
         return context
 
     def train_in_place(self, finish, about_failure=str):
@@ -164,6 +169,28 @@ class Job:
 
     def leave(self):
         self._own.finish = lambda: None
+
+    def come(self, worker, step):
+        """What is to happen to it when it begins this step."""
+        context = self.contexts[worker]
+        match self.events.pop((worker, step), None):
+            case "lost":
+                self.lose()
+            case "torn":
+                raise WorldBroken("a sum has failed")
+            case "behind":
+                context.collective.is_cut = True
+            case "drained":
+                context.session.post(p.Ordered(m.Drain("told to")))
+            case "stopped":
+                for each in self.lines.values():
+                    each.session.post(p.Ordered(m.StopWork("told to", checkpoint=True)))
+            case "joined":
+                at, batch = context.progress, context.policy.batch_size(1)
+                self.place = at.epoch, at.position // batch
+                self.living.add(self.workers)
+                context.session.post(p.Ordered(m.Change(context.world.version, "another comes")))
+                self._joins.set()
 
     def lose(self):
         """The worker that calls it."""
@@ -201,31 +228,12 @@ class Job:
 
     # -- details --
 
-    def _watch(self, worker, context, wire):
-        """Have come about what is to happen to it."""
+    def _watch(self, worker, context):
         begin, commit, ask, take_over = context.begin, context.commit, context._ask_for_world, context.take_over
-        order = context.session.order
         states = []
 
         def begin_step(plan, *more):
-            match self.events.pop((worker, plan.step), None):
-                case "lost":
-                    self.lose()
-                case "torn":
-                    raise WorldBroken("a sum has failed")
-                case "behind":
-                    wire.is_cut = True
-                case "drained":
-                    context.session.post(p.Ordered(m.Drain("told to")))
-                case "stopped":
-                    for each in self.lines.values():
-                        each.session.post(p.Ordered(m.StopWork("told to", checkpoint=True)))
-                case "joined":
-                    at, batch = context.progress, context.policy.batch_size(1)
-                    self.place = at.epoch, at.position // batch
-                    self.living.add(self.workers)
-                    context.session.post(p.Ordered(m.Change(context.world.version, "another comes")))
-                    self._joins.set()
+            self.come(worker, plan.step)
             return begin(plan, *more)
 
         def keep_and_commit():
@@ -233,16 +241,11 @@ class Job:
                 self.states[states[-1].step] = pickle.dumps(states[-1].sent())
             return commit()
 
-        def order_of_others():
-            with self.turns.others():
-                return order()
-
         def find(state):
             take_over(state)
             if self.finds is not None:
                 receive(state, pickle.loads(self.finds))
 
-        context.session.order = order_of_others
         context.begin, context.commit, context.take_over = begin_step, keep_and_commit, find
         context._ask_for_world = lambda state: (states.append(state), ask(state))
 

@@ -7,43 +7,30 @@ import sys
 import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 from elastic_kit import in_threads
+from front_ends import Script
+from horovod_benches import ENVIRONMENT, HorovodJob, HorovodScript
+from refusal_kit import refused
 from session_kit import FakeMaster
 
-from elasticdl.common.credentials import CONNECTED, MASTER, Token, WorkerEnvironment
+from elasticdl.common.credentials import CONNECTED
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.protocol import Member, World
 from elasticdl.elastic.horovod_scripts import script_worker as stillness
-from elasticdl.elastic.horovod_scripts.patches import Patches
+from elasticdl.elastic.horovod_scripts.patches import mend_keras_callbacks, mend_tensorflow_state, refuse_optimizer
 from elasticdl.elastic.horovod_scripts.script_worker import BUSY, WINDOW_SECONDS, ScriptWorker, Stillness
 from elasticdl.job import messages as m
 
-elastic_source = pytest.importorskip("horovod.common.elastic").__file__
-
-
-ENVIRONMENT = WorkerEnvironment("127.0.0.1:1", Token("token"), 0, "job.json").to_env()
-
 
 class ScriptsMaster(FakeMaster):
-    """What it sees of a script: its requests, commits, pauses and last words."""
-
-    @property
-    def asked(self):
-        return self.of(m.Ask)
-
-    @property
-    def steps(self):
-        return [report.step for report in self.reports]
+    """What it sees of a script: its last words, and whether it moves."""
 
     @property
     def said(self):
-        """Last words."""
         return [type(message).__name__ for message in self.sent if isinstance(message, m.Finished | m.Failed)]
-
-    @property
-    def pauses(self):
-        return [notice.fields for notice in self.of(m.Notice) if notice.event == "pause"]
 
     @property
     def advanced(self):
@@ -52,10 +39,6 @@ class ScriptsMaster(FakeMaster):
         beat = self.of(m.Heartbeat)[-1]
         assert beat.waiting or not beat.progress, "who stands still may be waiting for the others"
         return beat.progress
-
-    def announce(self, world):
-        """A change of this world."""
-        self.session.post(p.Ordered(m.Change(world.version, "")))
 
 
 class FakeLink:
@@ -130,7 +113,11 @@ def test_init_enters_the_next_world_that_does_not_break_and_again_does_nothing(m
     worker.init(hvd)
     worker.init(hvd)
     assert worker.world.version == 3
-    assert [(asked.has_state, asked.broken) for asked in master.asked] == [(False, False), (False, True), (False, True)]
+    assert [(asked.has_state, asked.broken) for asked in master.of(m.Ask)] == [
+        (False, False),
+        (False, True),
+        (False, True),
+    ]
     assert worker.holds(hvd)
     worker._close()
     assert master.said == ["Finished"], "a script that just ends"
@@ -142,12 +129,6 @@ def test_variables_that_horovod_cannot_bear_are_refused(make_worker, capsys):
         worker.claim()
     assert end.value.code == 2
     assert "HOROVOD_CYCLE_TIME" in capsys.readouterr().err
-
-
-def test_who_is_connected_otherwise_or_the_child_of_a_worker_takes_no_part(make_worker):
-    worker, master = make_worker(make_world(1), **{CONNECTED: ENVIRONMENT[MASTER]})
-    assert not worker.claim()
-    assert master.asked == []
 
 
 def test_sigterm_means_to_leave_at_the_next_commit_and_a_fork_dies_of_it_as_ever(make_worker):
@@ -182,150 +163,61 @@ def test_what_the_script_does_not_catch_is_told_to_the_master(make_worker, error
     assert master.said == ["Failed"] * len(users), "it has not finished"
 
 
-def test_one_that_was_told_to_leave_ends_with_status_0_and_has_not_finished(make_worker):
-    worker, master = make_worker(p.Ordered(m.StopWork("scaled down", checkpoint=False)))
-    worker.claim()
-    with pytest.raises(SystemExit) as end:
-        worker.init(FakeHorovod())
-    worker._close()
-    assert (end.value.code, master.said) == (0, [])
+# -- through worlds --
 
 
-@pytest.fixture
-def script(make_worker, monkeypatch):
-    """A script's view: Horovod's own ``State`` and ``run_fn``, patched, in a module of their own, and a worker."""
-
-    def make(*worlds):
-        spec = importlib.util.spec_from_file_location("horovod.common.elastic", elastic_source)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        worker, master = make_worker(*worlds)
-        patches = Patches()
-        patches._worker = worker
-        patches.apply(module)
-        hvd = FakeHorovod()
-
-        def reset():
-            worker.shutdown()
-            worker.init(hvd)
-
-        class State(module.ObjectState):
-            """Rank 0's own: what is broadcast comes back as it is. ``weight`` is live, as a model's weights are."""
-
-            def __init__(self, **values):
-                self.weight = self.saved_weight = 0
-                super().__init__(lambda value: value, lambda: 0, **values)
-
-            def save(self):
-                self.saved_weight = self.weight
-                super().save()
-
-            def restore(self):
-                self.weight = self.saved_weight
-                super().restore()
-
-            def reset(self): ...
-
-        worker.claim()
-        worker.init(hvd)
-        return SimpleNamespace(
-            module=module, master=master, worker=worker, run=lambda f: module.run_fn(f, reset), State=State
-        )
-
-    return make
+def run_scripts(kind, workers, events):
+    """What each has said at its end, and trained; and the job."""
+    job = HorovodJob(workers, events)
+    scripts = [kind(Script()) for _ in range(workers + job.comers)]
+    said, _ = job.run(lambda rank: scripts[rank].train(job))
+    return said, [each.trained() for each in scripts], job
 
 
-# What a script does in its first world, from a newcomer's state in the second row on; with what batch and weight it begins
-# in each world, whether it says that the first one broke, the steps that are told, and the pause: its kind and steps torn.
-STORIES = """
-batch 1; commit; batch 99; fail            | 0 0, 1 10  | yes | 1   | failure 1
-receive 5; batch 3; fail                   | 0 5, 0 5   | yes |     |
-commit; batch 3; change; commit            | 0 0, 3 30  | no  | 1 2 | shrink 0
-commit; batch 3; change; check_host_updates| 0 0, 3 30  | no  | 1 2 | shrink 0
-commit; grow; batch 3; change; commit      | 0 0, 3 30  | no  | 1 2 | grow 0
-"""
+class Checks(HorovodScript):
+    """Commits each second step; between two commits it asks whether workers come or go."""
+
+    def commit(self, state):
+        state.check_host_updates() if state.calls % 2 else state.commit()
 
 
-@pytest.mark.parametrize("story", STORIES.strip().splitlines())
-def test_what_becomes_of_a_script_in_its_second_world(script, story):
-    acts, begins, broken, steps, pause = (part.strip() for part in story.split("|"))
-    job = script(make_world(1), make_world(2, step=2, size=3 if "grow" in acts else 1))
-    state, seen, acts = job.State(batch=0), [], acts.split("; ")
-    if acts[0].startswith("receive"):
-        sync = state.sync
-
-        def received():
-            if job.worker.world.version == 1:
-                state.weight = int(acts[0].split()[1])
-            sync()
-
-        state.sync = received
-
-    def act(what, number=0):
-        if what == "batch":
-            state.batch, state.weight = int(number), 10 * int(number)
-        elif what == "fail":
-            raise job.module.HorovodInternalError("a peer is gone")
-        elif what == "change":
-            job.master.announce(job.worker.world)
-        elif what in ("commit", "check_host_updates"):
-            getattr(state, what)()
-
-    @job.run
-    def train(state):
-        seen.append(f"{state.batch} {state.weight}")
-        if job.worker.world.version == 1:
-            for each in acts:
-                act(*each.split())
-            pytest.fail("the change was not noticed")
-        told = " ".join(map(str, job.master.steps))
-        assert (told, job.master.pauses) == (steps, []), "no pause, since the second world made no step"
-        state.check_host_updates()
-        state.commit()
-        return "done"
-
-    assert train(state) == "done"
-    assert ", ".join(seen) == begins
-    assert [asked.broken for asked in job.master.asked] == [False, broken == "yes"]
-    assert job.master.said == ["Finished"]
-    told = [(each["world"], f"{each['kind']} {each['steps_torn']}") for each in job.master.pauses]
-    assert told == ([(2, pause)] if pause else []), "who has made no step did not pause"
-    assert job.master.steps[-1] == 3, "it stands where rank 0 stands, and counts on from there"
+@pytest.mark.parametrize(
+    ("kind", "event", "kinds", "reported"),  # in which the other one goes on, and the steps that it reports
+    [
+        (HorovodScript, {(1, 3): "lost"}, [("failure", 1)], [*range(1, 11)]),
+        (HorovodScript, {(1, 3): "drained"}, [("shrink", 0)], [*range(1, 11)]),
+        (Checks, {(1, 3): "drained"}, [("shrink", 0)], [*range(1, 7)]),
+        (Checks, {(0, 3): "joined"}, [("grow", 0)], [*range(1, 7)]),
+    ],
+)
+def test_pauses_are_told_and_what_is_found_between_two_commits_is_kept(kind, event, kinds, reported):
+    workers = 1 if "joined" in event.values() else 2
+    _, (ours, *_), job = run_scripts(kind, workers, event)
+    assert [(each["kind"], each["steps_torn"]) for each in job.lines[0].notices("pause")] == kinds
+    assert [report.step for report in job.lines[0].reports] == reported
+    alone = HorovodScript(Script())
+    alone.alone()
+    for mine, its in zip(ours.weights, alone.trained().weights, strict=True):
+        np.testing.assert_allclose(mine, its, rtol=1e-4, atol=1e-5)
 
 
-def test_failures_while_a_failure_is_being_mended_do_not_end_it(script):
-    job = script(*(make_world(version) for version in range(1, 5)))
-    state = job.State(batch=0)
+class FailsAgain(HorovodScript):
+    left = 2
 
-    def fails(method, *reasons):
-        real, left = getattr(state, method), list(reasons)
-
-        def fail():
-            if left:
-                raise job.module.HorovodInternalError(left.pop())
-            real()
-
-        setattr(state, method, fail)
-
-    fails("reset", "in reset")
-    fails("sync", "at first", "in sync")
-    assert job.run(lambda state: job.worker.world.version)(state) == 4
+    def on_reset(self, hvd):
+        self.left -= 1
+        if self.left >= 0:
+            raise hvd.HorovodInternalError
 
 
-def test_an_error_of_the_scripts_own_passes(script):
-    job = script(make_world(1))
-    with pytest.raises(ZeroDivisionError):
-        job.run(lambda state: 1 / 0)(job.State(batch=0))
-    assert job.master.said == []
+def test_failures_while_a_failure_is_being_mended_do_not_end_it():
+    said, (ours,), job = run_scripts(FailsAgain, 1, {(0, 3): "torn"})
+    assert said == (None,)
+    assert len(ours.losses) == 10
+    assert job.contexts[0].world.version == 4
 
 
-def test_without_a_part_in_the_job_all_is_horovods_own(script, monkeypatch):
-    job = script(make_world(1))
-    monkeypatch.setattr(job.worker, "_pid", 0)
-    monkeypatch.setattr(job.module.notification_manager, "init", lambda: None)
-    state = job.State(batch=0)
-    assert job.run(lambda state: state.commit() or "done")(state) == "done"
-    assert job.master.said == job.master.steps == []
+# -- whether a script stands still --
 
 
 def test_one_that_moves_is_never_stuck_and_one_in_a_broken_world_not_excused(make_worker, monkeypatch):
@@ -378,3 +270,68 @@ def test_a_thread_moves_that_is_found_elsewhere_or_computes(monkeypatch):
 def test_of_a_thread_that_has_ended_nothing_is_known():
     (watched,) = in_threads(lambda _: Stillness(), [0])
     assert [watched.moved() for _ in range(3)] == [True] * 3
+
+
+# -- what is mended of Horovod's own, and what is refused --
+
+
+def optimizer(kind, rate, steps):
+    parameter = torch.nn.Parameter(torch.ones(3))
+    made = getattr(torch.optim, kind)([parameter], lr=rate, weight_decay=0.1)
+    for _ in range(steps):
+        parameter.grad = torch.ones(3)
+        made.step()
+    return made
+
+
+@pytest.mark.parametrize("kind", ["SGD", "AdamW"])  # without slots, and where Horovod's own makes them by a step
+def test_a_newcomer_has_the_whole_optimizer_and_its_weights_and_groups_stay(kind):
+    job = HorovodJob(2)
+    root, newcomer = optimizers = [optimizer(kind, 0.1, 2), optimizer(kind, 0.3, 0)]
+    (group,) = newcomer.param_groups  # which a scheduler may hold
+
+    def sync(rank):
+        hvd = job.import_horovod()
+        hvd.init()
+        state = hvd.TorchState(optimizer=optimizers[rank])
+        state.sync()
+        state.save()
+        optimizers[rank].param_groups[0]["lr"] = 0.7
+        state.restore()  # as of a torn step
+
+    job.run(sync)
+    assert newcomer.param_groups[0] is group
+    assert group["lr"] == 0.1
+    assert group["params"][0].tolist() == [1.0] * 3
+    torch.testing.assert_close(newcomer.state_dict()["state"], root.state_dict()["state"], rtol=0, atol=0)
+
+
+def test_an_optimizer_that_would_not_average_is_refused():
+    module = SimpleNamespace(create_distributed_optimizer=lambda keras, optimizer: "distributed")
+    refuse_optimizer(module)
+    make = module.create_distributed_optimizer
+    assert make(None, SimpleNamespace(variables=list)) == "distributed"
+    refused(r"use elasticdl\.elastic\.keras, or Keras 2", lambda: make(None, SimpleNamespace(variables=[])))
+
+
+def test_callbacks_take_the_backend_of_the_keras_that_tensorflow_has():
+    callbacks = SimpleNamespace(keras=SimpleNamespace(backend="backend of Keras 2"), K="backend of Keras 3")
+    mend_keras_callbacks(callbacks)
+    assert callbacks.K == "backend of Keras 2"
+
+
+def test_variables_without_a_session_are_sent_at_each_sync_and_not_when_the_state_is_made():
+    pytest.importorskip("horovod.tensorflow")
+    spec = importlib.util.find_spec("horovod.tensorflow.elastic")
+    states, sent = importlib.util.module_from_spec(spec), []  # a module of this test's own
+    spec.loader.exec_module(states)
+    states.rank, states.broadcast_object = lambda: 0, lambda value: value
+    states.broadcast_variables = lambda variables, root_rank: sent.append([v.numpy().item() for v in variables])
+    mend_tensorflow_state(states)
+    state = states.TensorFlowState([states.tf.Variable(1.0), states.tf.Variable(2.0)], batch=3)
+    assert (sent, state.batch) == ([], 3)
+    state.variables[1].assign(4.0)
+    state.sync()
+    state.variables[1].assign(7.0)
+    state.restore()
+    assert (sent, state.variables[1].numpy()) == ([[1, 4]], 4.0)

@@ -99,11 +99,12 @@ def test_a_worker_that_comes_later_goes_on_from_any_batch(bench):
 
 
 @promise("a newcomer beside the others")
-def test_a_worker_joins_another_that_trains(bench):
-    said, trained, job = bench(Script(), 1, {(0, MIDDLE): "joined"})
-    assert said == (None, None)
+@pytest.mark.parametrize("later", [{}, {(0, MIDDLE + 1): "lost"}], ids=["and stays", "and is then alone"])
+def test_a_worker_joins_another_that_trains(bench, later):
+    said, trained, job = bench(Script(), 1, {(0, MIDDLE): "joined", **later})
+    assert [type(each) for each in said] == [Lost if later else type(None), type(None)]
     theirs = bench.alone(Script())
-    for ours in trained:
+    for ours in trained[len(later) :]:
         assert_trained(ours, theirs, whole=ours is trained[0], **CLOSE)
     assert len(trained[1].losses) == LAST - MIDDLE
     assert not job.warnings
@@ -162,7 +163,7 @@ def test_the_next_job_goes_on_where_one_was_stopped(bench, step, tmp_path):
     assert_trained(later, whole, whole=False, **TO_THE_BIT)
 
 
-@promise("a wish to stop")
+@promise("kept state")
 def test_all_stop_after_the_same_step_and_one_keeps_the_state(bench, tmp_path):
     said, trained, job = bench(Script(), 2, {(1, MIDDLE): "stopped"}, kept=tmp_path)
     assert [type(each) for each in said] == [SystemExit] * 2
