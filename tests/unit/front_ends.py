@@ -79,6 +79,7 @@ class FrontEnd:
         return getattr(importlib.import_module(module), name)
 
 
+ORDER = "the order of samples is elasticdl's"
 FRONT_ENDS = {
     "library loop": FrontEnd("loop_benches.LibraryLoop", {}),
     "plain loop": FrontEnd("loop_benches.PlainLoop"),
@@ -87,7 +88,16 @@ FRONT_ENDS = {
     "Lightning by hand": FrontEnd("trainer_benches.LightningByHand"),
     "Hugging Face": FrontEnd("trainer_benches.HuggingFace"),
     "Keras loop": FrontEnd("keras_benches.KerasLoop"),
-    "Keras fit": FrontEnd("keras_benches.KerasFit", {"alone to the bit": "the order of samples is elasticdl's"}),
+    "Keras fit": FrontEnd("keras_benches.KerasFit", {"alone to the bit": ORDER}),
+    "several calls of fit": FrontEnd(
+        "keras_benches.FitsByEpoch",
+        {
+            "alone to the bit": ORDER,
+            "a newcomer at any batch": "it hears from the others which calls are over",
+            "kept state": "a script that begins anew does not come to its second call by itself",
+            "refused alone": "as of one call",
+        },
+    ),
     "Horovod's elastic mode": FrontEnd(
         "horovod_benches.HorovodScript",
         {

@@ -39,6 +39,12 @@ def own_module(name, patches, **others):
     return module
 
 
+def link_of(session, open=list):
+    """To a master of this process."""
+    about = {"endpoint": SimpleNamespace(interface="lo"), "spec": SimpleNamespace(collective="auto")}
+    return SimpleNamespace(session=session, open=open, close=list, **about)
+
+
 @dataclass
 class Process:
     """One worker's."""
@@ -77,13 +83,7 @@ class HorovodJob(Job):
         def open_link():
             line.session.break_collective = wire.break_world
 
-        link = SimpleNamespace(
-            session=line.session,
-            endpoint=SimpleNamespace(interface="lo"),
-            spec=SimpleNamespace(collective="auto"),
-            open=open_link,
-            close=list,
-        )
+        link = link_of(line.session, open_link)
         patches._worker = ScriptWorker(ENVIRONMENT if self.under_master else {}, lambda environment: link)
         hvd = self._functions(wire, patches, lambda: line.session.core.world)
         self.lines[number], self.contexts[number] = line, Process(wire, line.session, patches._worker, hvd)

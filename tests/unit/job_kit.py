@@ -10,6 +10,8 @@ when the worker begins that step, or is about to sum its gradients:
 - ``drained``: it alone is told to leave.
 - ``stopped``: all are told to leave, and to keep the state.
 - ``joined``: worker number ``workers`` comes, and is told where the job stands.
+- ``moved``: all go to another world after the step.
+- a `StopWork`: it alone is told so.
 
 One worker at a time is at work, with random streams of its own, until it waits for others. Make models before `Job.run`, one after the other.
 """
@@ -95,6 +97,14 @@ class Wire(SumOfThreads):
     def break_world(self, version):
         self.job.boards[version].barrier.abort()
 
+    def barrier(self, name):
+        self.job.may_break(name)
+        super().barrier(name)
+
+    def gather(self, array, name):
+        self.job.may_break(name)
+        return super().gather(array, name)
+
     def sum_(self, tensors, name):
         summed = super().sum_(tensors, name)
         if self.is_cut and tensors and name in self.job.last_of_step:
@@ -110,7 +120,11 @@ class Line(FakeMaster):
         self.job, self.worker = job, worker
         super().__init__(core=core)
         order = self.session.order
-        self.session.jobs_place, self.session.order = lambda: job.place, lambda: self.wait(order)
+        self.session.order = lambda: self.wait(order)
+        self.session.jobs_place, self.session.jobs_facts = (
+            lambda: job.place,
+            bytes,
+        )  # a worker waits for its master's first word
 
     def wait(self, order):
         with self.job.turns.others():
@@ -136,6 +150,7 @@ class Job:
         self.warnings, self.lines, self.contexts = [], {}, {}
         self.heard, self.living, self.asking = queue.Queue(), set(range(workers)), {}
         self.boards = {}  # by the worlds' versions
+        self.breaks = {}  # by a name: which of worker 0's barriers and gathers of that name fails
         self._own, self._joins, self._version = threading.local(), threading.Event(), 0
 
     @property
@@ -152,10 +167,13 @@ class Job:
         return getattr(self._own, "worker", 0)
 
     def init_in_place(self, global_batch_size, most=None):
+        return self.join(BatchPolicy(global_batch_size, None, most))
+
+    def join(self, policy, seed=0):
         worker = self.rank()
         core = WorkerCore(worker, under_master=self.under_master)
         wire, line = Wire(self), Line(self, worker, core)
-        context = self.context_kind(line.session, wire, BatchPolicy(global_batch_size, None, most), seed=0)
+        context = self.context_kind(line.session, wire, policy, seed=seed)
         line.session.break_collective = wire.break_world
         context.check_state, context.warn = "epoch", self.warnings.append
         if self.kept is not None:
@@ -185,12 +203,22 @@ class Job:
             case "stopped":
                 for each in self.lines.values():
                     each.session.post(p.Ordered(m.StopWork("told to", checkpoint=True)))
+            case "moved":
+                context.session.post(p.Ordered(m.Change(context.world.version, "moved")))
+            case m.StopWork() as told:
+                context.session.post(p.Ordered(told))
             case "joined":
                 at, batch = context.progress, context.policy.batch_size(1)
                 self.place = at.epoch, at.position // batch
                 self.living.add(self.workers)
                 context.session.post(p.Ordered(m.Change(context.world.version, "another comes")))
                 self._joins.set()
+
+    def may_break(self, name):
+        if self.rank() == 0 and name in self.breaks:
+            self.breaks[name] -= 1
+            if not self.breaks[name]:
+                raise WorldBroken(f"{name} has failed")
 
     def lose(self):
         """The worker that calls it."""

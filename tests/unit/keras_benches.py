@@ -19,12 +19,13 @@ from elasticdl.data import Arrays
 from elasticdl.elastic.core.plan import epoch_order
 from elasticdl.elastic.core.protocol import Stopped
 from elasticdl.elastic.keras.fit import Fit, FitCall
-from elasticdl.elastic.keras.fit_data import FitData
 from elasticdl.elastic.keras.fit_stages import Stages
 from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.loader import ElasticContext, ElasticDataLoader
+from elasticdl.elastic.keras.models import Model
 from elasticdl.elastic.keras.step import TrainStep
 from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
+from elasticdl.elastic.training.batch_shape import CurrentJob
 
 
 class KerasJob(Job):
@@ -137,16 +138,53 @@ class Fitting(KerasBench):
         return self.fit.state.loader, self.fit.train, self.fit.state, self.fit
 
 
-class KerasFit(Fitting):
-    def __init__(self, script):
-        KerasBench.__init__(self, script)
-        self.model.compile(self.optimizer, self.loss, jit_compile=False)
-        given = {"batch": BATCH, "most": None, "epochs": script.epochs, "shuffle": script.shuffle}
-        super().__init__(self.model, FitData.of(*self.data), [Notes(self.losses)] * script.notes, **given)
+class FitJob(KerasJob):
+    """In place of what knows a process's job, its numbers, and its calls of ``fit``."""
+
+    def init_in_place(self, *batch):
+        context = super().init_in_place(*batch)
+        self._own.known = CurrentJob(context), Stages()
+        return context
+
+    def __getattr__(self, name):
+        current, stages = self._own.known
+        return getattr(current if hasattr(CurrentJob, name) else stages, name)
+
+    def context(self):
+        return self.contexts[self.rank()]
+
+    def train_stage(self, *training):
+        try:
+            self.context().run(*training)
+        except Stopped:
+            sys.exit(0)  # as below `elastic.run`
+
+
+class KerasFit(KerasBench):
+    """As Run:AI's scripts have it."""
+
+    Job, runtimes = FitJob, tuple(f"elasticdl.elastic.keras.models.{name}" for name in ("own", "job", "stages"))
 
     def alone(self):
-        given = {"batch_size": BATCH, "epochs": self.script.epochs, "shuffle": self.script.shuffle, "verbose": 0}
-        self.model.fit(*self.data, callbacks=[Notes(self.losses)], **given)
+        self.fit(self.model, batch_size=BATCH)
+
+    def train(self, job):
+        job.init_in_place(BATCH)
+        self.fit(Model(self.model))
+
+    def fit(self, model, **given):
+        model.compile(self.optimizer, self.loss, jit_compile=False)
+        for first, epochs in self.calls():
+            given.update(initial_epoch=first, epochs=epochs, shuffle=self.script.shuffle, verbose=0)
+            model.fit(*self.data, callbacks=[Notes(self.losses)] * self.script.notes, **given)
+
+    def calls(self):
+        return [(0, self.script.epochs)]
+
+
+class FitsByEpoch(KerasFit):
+    def calls(self):
+        return [(epoch, epoch + 1) for epoch in range(self.script.epochs)]
 
 
 class SamplesOfTwoShapes(KerasLoop):

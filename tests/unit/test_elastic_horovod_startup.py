@@ -43,13 +43,6 @@ def test_another_sitecustomize_runs_as_it_would_have(tmp_path):
     assert run(tmp_path, code, **ENVIRONMENT) == [theirs, theirs, "PatchingFinder"]
 
 
-def test_a_mere_folder_named_triton_is_imported_as_ever(tmp_path):
-    """Such as the model repository of an inference server; PyTorch imports it, and goes on if it lacks something."""
-    (tmp_path / "triton").mkdir()
-    code = "import sitecustomize, triton; print(triton.__path__[0])"
-    assert run(tmp_path, code, "-S", **ENVIRONMENT) == [str(tmp_path / "triton")]
-
-
 def test_horovod_is_patched_as_it_is_imported_and_looks_as_ever(tmp_path):
     folder = tmp_path / "horovod" / "common"
     folder.mkdir(parents=True)

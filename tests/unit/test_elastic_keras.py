@@ -6,19 +6,15 @@ import numpy as np
 import pytest
 from elastic_kit import Board, SumOfThreads, in_threads
 from keras_benches import Count, KerasTrainee, Samples, make_model
-from refusal_kit import refused
 from session_kit import alone as alone_session
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
 
-from elasticdl.data import Arrays
-from elasticdl.elastic.core.learning_rate import LearningRate
-from elasticdl.elastic.core.plan import BatchPolicy, epoch_order
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.training_step import VOTE_SIZE
-from elasticdl.elastic.keras.keras_state import LayerAttributes
 from elasticdl.elastic.keras.loader import ElasticContext, ElasticDataLoader, fetch, load
-from elasticdl.elastic.keras.step import Part, TrainStep
+from elasticdl.elastic.keras.step import Part
 
 WHOLE = BatchPolicy(16, None, None)
 HALVES = BatchPolicy(16, None, 8)
@@ -37,20 +33,6 @@ def alone(policy=HALVES, layers=lambda: (), **kwargs):
     return KerasTrainee(0, Board(1), policy, make_model(layers), **kwargs)
 
 
-class OwnSequential(keras.Sequential):
-    """Of the script's own, so that what it keeps is compared."""
-
-
-def test_the_history_that_keras_leaves_with_a_model_of_the_scripts_own_is_not_compared():
-    model = OwnSequential([keras.Input((2,)), keras.layers.Dense(1)])
-    before = LayerAttributes(model).compared()
-    assert before == LayerAttributes(model).compared()
-    model.history = keras.callbacks.History()
-    assert LayerAttributes(model).compared() == before
-    model.temperature = 2.0
-    assert LayerAttributes(model).compared() != before
-
-
 # -- the numbers --
 
 
@@ -65,20 +47,6 @@ def test_running_statistics_are_the_weighed_mean_over_all_micro_batches():
     assert [part.samples for part in batch.plan.micro_batches] == [4, 3, 3]
     member.state.make_step(batch)
     np.testing.assert_allclose(norm.moving_mean, 0.5 * sum(means), rtol=1e-5, atol=1e-6)
-
-
-def test_a_regularizer_counts_once_per_global_batch():
-    layers = lambda: (keras.layers.Dense(16, kernel_regularizer=keras.regularizers.L2(0.1)),)  # noqa: E731
-    board, data, model = Board(2), Samples(), make_model(layers)
-    members = [KerasTrainee(rank, board, BatchPolicy(16, None, 3), make_model(layers)) for rank in range(2)]
-    in_threads(KerasTrainee.train, members)
-    losses = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer=keras.optimizers.SGD(0.1, momentum=0.9), loss=losses)
-    expected = []
-    for rows in np.split(np.asarray(epoch_order(50, 0, 0)), (16, 32, 48)):
-        model.reset_metrics()
-        expected.append(float(model.train_on_batch(data.inputs[rows], data.labels[rows])))
-    np.testing.assert_allclose(members[0].losses, expected, rtol=2e-5)
 
 
 def test_a_counter_counts_once_a_step_whatever_the_micro_batches():
@@ -108,43 +76,8 @@ def test_a_repeated_step_draws_the_same_and_every_micro_batch_something_else():
     assert_same(before, [seed.numpy() for seed in seeds])
 
 
-def test_a_state_of_another_model_is_refused_before_anything_is_loaded():
-    member, other = alone(), alone(HALVES, lambda: (keras.layers.Dense(16),))
-    before, dumped = member.weights(), member.state.state_dict()
-    dumped["optimizer"][-1] = np.zeros(5)
-    for state, words in (
-        (other.state.state_dict(), "of another model: it has 6 variables, and this one has 4"),
-        (dumped, r"of another optimizer: .*shape \(3,\), and there it has \(5,\)"),
-    ):
-        refused(words, lambda state=state: member.state.load_state_dict(state))
-    assert_same(before, member.weights())
-
-
-def test_the_rate_of_a_step_is_set_before_its_update():
-    member = alone(WHOLE, optimizer=keras.optimizers.SGD(0.1))
-    member.state.follow(LearningRate(lambda epoch: 0.0))
-    before = [v.numpy() for v in member.model.trainable_variables]
-    member.train(steps=1)
-    assert_same(before, [v.numpy() for v in member.model.trainable_variables])
-    assert member.state.learning_rate == 0.0
-
-
 def all_layers():
     return *norm_layer(), Count(), keras.layers.Dense(16, activity_regularizer="l2")
-
-
-def test_an_error_in_the_only_call_of_a_step_changes_nothing():
-    class Checked(keras.layers.Layer):
-        def call(self, inputs):
-            return tf.debugging.check_numerics(inputs, "checked")
-
-    member = alone(WHOLE, lambda: (keras.layers.BatchNormalization(), Checked()))
-    member.train(steps=1)
-    before = member.weights()
-    member.data.inputs[:] = np.nan
-    with pytest.raises(tf.errors.InvalidArgumentError, match="checked"):
-        member.train()
-    assert_same(before, member.weights())
 
 
 @pytest.mark.parametrize(
@@ -182,26 +115,6 @@ def test_a_step_that_xla_compiles_gives_the_same_numbers():
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
 
 
-class NoXla(keras.layers.Layer):
-    def __init__(self):
-        super().__init__()
-        self.supports_jit = False
-
-    def call(self, inputs):
-        return inputs
-
-
-@pytest.mark.filterwarnings("ignore:.*doesn't support `jit_compile=True`")
-@pytest.mark.parametrize(
-    ("layers", "told", "used"), [((), True, True), ((), False, None), ((), None, None), ((NoXla,), True, None)]
-)
-def test_xla_is_used_where_it_is_asked_for_and_can_be(layers, told, used):
-    model = make_model(lambda: [each() for each in layers])
-    if told is not None:
-        model.compile(jit_compile=told)
-    assert TrainStep(model, None, keras.optimizers.SGD()).jit_compile == used
-
-
 # -- the loader --
 
 
@@ -211,27 +124,6 @@ TWO = np.array([3, 1])
 def make_loader(dataset, **options):
     context = ElasticContext(alone_session(), SumOfThreads(0, Board(1)), BatchPolicy(16, None, 5), seed=0)
     return ElasticDataLoader(context, dataset, **options)
-
-
-@pytest.mark.parametrize(("drop_last", "batches"), [(False, [16, 16, 16, 2]), (True, [16, 16, 16])])
-def test_the_length_is_the_number_of_steps_in_an_epoch(drop_last, batches):
-    loader = make_loader(Samples(50), drop_last=drop_last)
-    assert len(loader) == len(batches)
-    assert [batch.plan.batch for batch in loader] == batches
-
-
-class Pairs(Samples):
-    """As a list of samples at once, in PyTorch's way."""
-
-    def __getitems__(self, indices):
-        return [self[index] for index in indices]
-
-
-@pytest.mark.parametrize("dataset", [Pairs(), Arrays(Samples().inputs, Samples().labels)])
-def test_any_kind_of_data_set_gives_the_same_batch(dataset):
-    inputs, labels = load(dataset, TWO)
-    np.testing.assert_array_equal(inputs, Samples().inputs[TWO])
-    np.testing.assert_array_equal(labels, Samples().labels[TWO])
 
 
 def test_nested_inputs_strings_and_floats_of_another_width():

@@ -18,7 +18,6 @@ from trainer_benches import OwnJob, loader_of, make_strategy, process_is_kept  #
 import elasticdl.elastic.lightning as elastic
 from elasticdl.elastic.lightning import strategy
 from elasticdl.elastic.lightning.fit_host import Writing
-from elasticdl.elastic.torch_kit.participant import Participant
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -177,34 +176,6 @@ def test_a_csv_logger_of_another_rank_0_keeps_what_the_last_one_has_written(tmp_
         logger.save()
     names = ("metrics_0.csv", "metrics_1.csv", "metrics.csv")
     assert [(tmp_path / "log" / name).read_text().split()[1] for name in names] == ["1.0,1", "2.0,1", "3.0,1"]
-
-
-def test_hooks_of_a_batch_draw_the_scripts_random_numbers(monkeypatch):
-    """And neither what loads the batch nor the training step does, if there are several workers."""
-    drawn = {0: [], 1: []}
-
-    class Drawing(LoggingModule):
-        def on_after_batch_transfer(self, batch, dataloader_idx):
-            batch[0].add_(torch.rand(()))
-            return batch
-
-        def on_train_batch_start(self, batch, batch_idx):
-            drawn[rank].append(torch.rand(()).item())
-            return -1 if batch_idx == 3 else None
-
-        def training_step(self, batch, batch_idx):
-            torch.rand(5)
-            return super().training_step(batch, batch_idx)
-
-    monkeypatch.setattr(Participant, "seed", lambda self, batch, purpose=b"": torch.manual_seed(5 + rank))
-    for rank in drawn:  # noqa: B007 - which the functions above read
-        lightning.seed_everything(3)
-        options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "max_epochs": 2}
-        lightning.Trainer(strategy=make_strategy(OwnJob()), accelerator="cpu", **options).fit(
-            Drawing(), loader_of(shuffle=True)
-        )
-    assert drawn[0] == drawn[1]
-    assert len(drawn[0]) == 8
 
 
 def test_it_is_found_by_its_name():

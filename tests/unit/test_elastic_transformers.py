@@ -119,10 +119,3 @@ def test_what_is_saved_needs_no_elasticdl(tmp_path):
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-15"]
     saved = torch.load(tmp_path / "checkpoint-15" / "training_args.bin", weights_only=False)
     assert type(saved) is TrainingArguments
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_before_it_trains_one_worker_writes(tmp_path, monkeypatch, rank):
-    monkeypatch.setattr(OwnJob, "rank", lambda self: rank)
-    trainer = make(Trainer, tmp_path)
-    assert trainer.is_world_process_zero() == trainer.is_local_process_zero() == (rank == 0)

@@ -75,13 +75,6 @@ class Shaped(torch.nn.Module):
         return self.shape(inputs)
 
 
-def test_batches_are_no_larger_than_asked_and_each_counts_as_progress():
-    sizes, beats = [], []
-    alone(model=Shaped(lambda inputs: sizes.append(len(inputs)) or inputs), batch_size=4, advance=beats.append)
-    assert sizes == [4, 3, 3]
-    assert beats.count(Activity.ALIVE) >= 3
-
-
 @pytest.mark.parametrize(
     ("shape", "message"),
     [

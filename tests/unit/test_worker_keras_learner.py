@@ -11,15 +11,15 @@ import keras  # isort: skip
 import tensorflow as tf
 from keras_benches import KerasTrainee, Samples, make_model
 from session_kit import JobStub
-from worker_kit import KERAS_MODULE, function, spec_maker, trained
+from worker_kit import KERAS_MODULE, Training, function, spec_maker
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors, prepare_devices
 from elasticdl.worker.check import check
-from elasticdl.worker.keras_learner import KerasEvaluator, OneFeature, name_metrics, one_feature
+from elasticdl.worker.keras_learner import KerasEvaluator, name_metrics
 from elasticdl.worker.learner import build_model
-from elasticdl.worker.zoo import Datasets, load_module
+from elasticdl.worker.zoo import load_module
 
 
 class Two(Samples):
@@ -173,51 +173,10 @@ def test_trains_and_evaluates_as_without_the_dict(make_spec):
     for extra in (DICTS, DICTS + "\n\ndataset = plain\n"):
         spec = make_spec(extra, num_epochs=1)
         check(spec)
-        job = trained(spec)
-        results.append(([report.loss for report in job.script.reports], job.learner.evaluate().metrics))
+        job = Training(spec)
+        results.append(([report.loss for report in job.line.reports], job.line.evaluations))
     assert results[0] == results[1]
     assert results[0][0]
-
-
-class Own(keras.Model):
-    def call(self, features):
-        return features["a"]
-
-
-def functional(inputs):
-    return keras.Model(inputs, keras.ops.add(*(keras.tree.flatten(inputs) * 2)[:2]))
-
-
-@pytest.mark.parametrize(
-    ("make", "features", "one"),
-    [
-        (lambda: functional(keras.Input((2,))), {"a": 5}, True),
-        (lambda: functional([keras.Input((2,))]), {"a": 5}, True),
-        (lambda: keras.Sequential([keras.layers.Dense(1)]), {"a": 5}, True),
-        (lambda: functional({"a": keras.Input((2,), name="a")}), {"a": 5}, False),
-        (Own, {"a": 5}, False),
-        (keras.Sequential, np.ones(2), False),
-        (keras.Sequential, {"a": 5, "b": 6}, False),
-    ],
-)
-def test_only_for_a_model_of_one_input_without_a_name_and_a_dict_of_one(make, features, one):
-    given = [(features, 1)]
-    data = one_feature(make(), Datasets(given, None))
-    assert data.evaluation is None
-    if one:
-        assert data.training[0] == (5, 1)
-    else:
-        assert data.training is given
-
-
-def test_whole_batches():
-    class Many(list):
-        def __getitems__(self, indices):
-            return {"a": np.array(indices)}, np.array(indices)
-
-    (inputs, labels) = OneFeature(Many()).__getitems__([3, 1])
-    assert (inputs.tolist(), labels.tolist()) == ([3, 1], [3, 1])
-    assert OneFeature([({"a": 5}, 0), ({"a": 6}, 1)]).__getitems__([1, 0]) == [(6, 1), (5, 0)]
 
 
 @pytest.fixture(params=["mixed_float16", "mixed_bfloat16"])
@@ -250,17 +209,17 @@ def test_a_module_that_sets_a_policy_is_trained_with_it(policy, tmp_path, make_s
     spec = make_spec(f"\nkeras.mixed_precision.set_global_policy({policy!r})\n")
 
     def of_policy(**options):
-        return trained(spec.model_copy(update=options))
+        return Training(spec.model_copy(update=options))
 
     kept = {"checkpoint_dir": str(tmp_path / "kept")}
     job = of_policy(num_epochs=2, output=str(tmp_path / "out"), **kept)
     optimizer = job.learner.state.optimizer
     assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer) == (policy == "mixed_float16")
-    assert [report.learning_rate for report in job.script.reports] == pytest.approx([0.1] * 8)
-    assert all(np.isfinite(report.loss) for report in job.script.reports)
+    assert [report.learning_rate for report in job.line.reports] == pytest.approx([0.1] * 8)
+    assert all(np.isfinite(report.loss) for report in job.line.reports)
     assert keras.models.load_model(tmp_path / "out" / "model.keras").compute_dtype == policy.removeprefix("mixed_")
     resumed, whole = of_policy(**kept), of_policy()
-    assert resumed.script.notices("resumed")[0]["step"] == 8
+    assert resumed.line.notices("resumed")[0]["step"] == 8
     ours, theirs = (each.learner.state.optimizer.variables for each in (resumed, whole))
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(one, other)  # the scale's own state among them

@@ -2,24 +2,37 @@
 
 import asyncio
 import errno
-import os
 import re
 import signal
 from types import SimpleNamespace
 
 import psutil
 import pytest
-from worker_kit import BreakingCollective, ScriptedMaster, spec_maker
+from elastic_kit import Board, SumOfThreads
+from session_kit import FakeMaster
+from worker_kit import spec_maker
 
 from elasticdl.common.credentials import Token, WorkerEnvironment
 from elasticdl.common.process_group import ProcessGroup
 from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.protocol import Member, World
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.job import messages as m
 from elasticdl.places.worker_process import InFile, MemoryKills, Spawner, WorkerRun
 from elasticdl.worker import main
 from elasticdl.worker.learner import batch_policy
 from elasticdl.worker.torch_learner import TorchLearner
+
+
+class Master(FakeMaster):
+    """The next world is this worker's alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.session.jobs_place, self.session.jobs_facts = lambda: (0, 0), bytes  # a worker waits for its first word
+
+    def answer(self, request):
+        return World.of(request.left_world + 1, (Member(3, "here", request.step, request.has_state),), 0)
 
 
 @pytest.fixture
@@ -33,7 +46,8 @@ def work(tmp_path, monkeypatch):
         environment = WorkerEnvironment("127.0.0.1:1", Token("token"), 3, str(tmp_path / "job.json"))
         for variable, value in environment.to_env().items():
             monkeypatch.setenv(variable, value)
-        context = ElasticContext(master.session, BreakingCollective(), batch_policy(spec), spec.seed)
+        collective = SumOfThreads(0, Board(1))
+        context = ElasticContext(master.session, collective, batch_policy(spec), spec.seed)
         connection = SimpleNamespace(session=master.session, open=list, close=list)
         monkeypatch.setattr(main, "MasterConnection", lambda _: connection)
         monkeypatch.setattr(TorchLearner.context_class, "connect", lambda *_, **__: context)
@@ -47,7 +61,7 @@ def failure(work):
     """What the master is told of a worker that fails."""
 
     def run(extra):
-        master = ScriptedMaster()
+        master = Master()
         assert work(master, extra) == 1
         (failed,) = master.of(m.Failed)
         assert "\n" not in failed.message
@@ -57,37 +71,44 @@ def failure(work):
 
 
 @pytest.mark.parametrize(
-    ("stop_after", "lost", "finished"), [(0, None, [4]), (2, None, []), (0, p.MasterLost("no master for 30 s"), [])]
+    ("answer", "finished"),
+    [(None, [4]), (p.Ordered(m.StopWork("told to", True)), []), (p.MasterLost("no master for 30 s"), [])],
 )
-def test_who_trains_to_the_end_or_is_told_to_leave_or_has_no_master_has_not_failed(work, stop_after, lost, finished):
-    master = ScriptedMaster(stop_after=stop_after)
+def test_who_trains_to_the_end_or_is_told_to_leave_or_has_no_master_has_not_failed(work, answer, finished):
+    master = Master()
     master.session.post(p.Welcomed(0.5))
-    if lost:
-        master.answer = lambda request: lost
+    if answer:
+        master.answer = lambda request: answer
     assert work(master) == 0
     assert master.of(m.Failed) == []
     assert [each.step for each in master.of(m.Finished)] == finished
 
 
+KILLED_IN_STEP_2 = """
+import os, signal
+
+plain_loss, calls = loss, []
+
+
+def loss(labels, predictions):
+    calls.append(len(calls))
+    if len(calls) == 2:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return plain_loss(labels, predictions)
+"""
+
+
 def test_a_signal_that_the_loop_has_taken_leaves_the_step_alone(work):
     """The only worker stays until another has its state, and here it finishes before."""
-    master = ScriptedMaster()
-    core = master.session.core
-
-    def kill_within_step_2():
-        if core.position.progress.step == 1 and not core.lingers:
-            core.linger_seconds = 100.0
-            os.kill(os.getpid(), signal.SIGTERM)
-        return False
-
-    core.votes = kill_within_step_2
-    assert work(master) == 0
+    master = Master()
+    master.session.core.linger_seconds = 100.0
+    assert work(master, KILLED_IN_STEP_2) == 0
     assert m.Draining("told to leave (SIGTERM)", lingers=True) in master.sent
     assert [each.step for each in master.of(m.Finished)] == [4]
 
 
 def test_a_signal_in_the_midst_of_the_users_code_is_not_its_fault(work):
-    master = ScriptedMaster()
+    master = Master()
     extra = "\nimport os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n"
     assert work(master, extra) == 0
     assert master.sent == [m.Draining("told to leave (SIGTERM)")]

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from refusal_kit import refused
-from sklearn.datasets import load_digits
 
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker.zoo import load_module, open_datasets
@@ -79,28 +78,7 @@ def test_a_pickle_is_read_without_running_what_is_in_it_and_half_a_batch_is_refu
     assert evaluate().labels == [3, 9]
 
 
-def test_resnet20_is_the_one_of_the_paper(zoo):
-    ours, theirs = (zoo(f"cifar10.resnet20_{name}").custom_model() for name in ("keras", "torch"))
-    assert sum(parameter.numel() for parameter in theirs.parameters()) == 269_722
-    assert sum(np.prod(weight.shape) for weight in ours.trainable_weights) == 269_722
-    assert sum(isinstance(module, torch.nn.Conv2d | torch.nn.Linear) for module in theirs.modules()) == 20
-
-
 # -- the digits and the census --
-
-
-def test_the_split_is_disjoint_covers_every_digit_and_is_the_same_for_all(zoo):
-    digits = load_digits()
-    label_of = {tuple(image): label for image, label in zip(digits.data.tolist(), digits.target.tolist(), strict=True)}
-    parts = [zoo("digits.cnn_torch").dataset(mode, "").tensors for mode in ("training", "evaluation")]
-    assert [len(images) for images, _ in parts] == [1437, 360]
-    rows = [zip((images.flatten(1) * 16).tolist(), labels.tolist(), strict=True) for images, labels in parts]
-    assert {tuple(row): label for part in rows for row, label in part} == label_of
-    assert all(35 <= count <= 37 for count in np.bincount(parts[1][1].numpy()))
-    ours = zoo("digits.cnn_keras").dataset("evaluation", "")
-    images, labels = ours.__getitems__(range(len(ours)))
-    np.testing.assert_array_equal(images[..., 0], parts[1][0][:, 0].numpy())
-    np.testing.assert_array_equal(labels, parts[1][1].numpy())
 
 
 def test_the_cnn_learns_the_digits_in_ten_epochs_and_drops_out_unless_it_is_steady(zoo):
