@@ -13,7 +13,7 @@ import tensorflow as tf  # isort: skip
 
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.training_step import VOTE_SIZE
-from elasticdl.elastic.keras.loader import ElasticContext, ElasticDataLoader, fetch, load
+from elasticdl.elastic.keras.loader import ElasticContext, ElasticDataLoader, fetch
 from elasticdl.elastic.keras.step import Part
 
 WHOLE = BatchPolicy(16, None, None)
@@ -124,20 +124,6 @@ TWO = np.array([3, 1])
 def make_loader(dataset, **options):
     context = ElasticContext(alone_session(), SumOfThreads(0, Board(1)), BatchPolicy(16, None, 5), seed=0)
     return ElasticDataLoader(context, dataset, **options)
-
-
-def test_nested_inputs_strings_and_floats_of_another_width():
-    class Nested:
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, index):
-            return {"number": np.float64(index), "name": f"n{index}"}, (index, [0.5])
-
-    inputs, labels = load(Nested(), TWO)
-    assert inputs["number"].dtype == tf.float32
-    assert inputs["name"].numpy().tolist() == [b"n3", b"n1"]
-    assert labels[0].numpy().tolist() == [3, 1]
 
 
 class Broken(Samples):

@@ -11,9 +11,9 @@ from elastic_kit import Board, SumOfThreads, in_threads
 import elasticdl.elastic
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.elastic.core.plan import BatchPlan, BatchPolicy, Progress
-from elasticdl.elastic.core.protocol import ALONE, Member, StageSuperseded, World, WorldChanged
+from elasticdl.elastic.core.protocol import Member, StageSuperseded, World, WorldChanged
 from elasticdl.elastic.keras.fit_stages import Stages
-from elasticdl.elastic.training.batch_shape import BatchShape, CurrentJob, make_policy
+from elasticdl.elastic.training.batch_shape import BatchShape, CurrentJob
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "runai.md"
@@ -43,10 +43,6 @@ def test_where_run_ai_was_wrong(given, theirs, ours):
     assert max(map(len, plan)) == numbers.steps
     shown = f"| {batch}, {most}, {gpus} | {steps} | {size} | {theirs[2]} | {ours[0]} | {ours[1]} | {batch} |"
     assert shown in DOCUMENT.read_text()
-
-
-def test_a_memory_bound_above_the_batch_never_matters():
-    assert BatchShape.of(make_policy(100, None, 256), 3, 0) == BatchShape(1, 34, 100, 3, True)
 
 
 def test_the_numbers_follow_the_world_and_alone_the_gpus():
@@ -134,11 +130,3 @@ def test_a_rank_0_that_missed_the_end_of_a_stage_ends_it_by_itself():
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_later_stage_does_not_begin_without_its_state(size):
     assert meet([after(1)] * size, [False] * size) == [JobFailedError] * size
-
-
-def test_a_script_that_runs_alone_goes_on_by_itself():
-    stages = Stages()
-    stages.end(*outcome(1))
-    assert not stages.overtaken
-    stages.meet(SimpleNamespace(world=ALONE))
-    assert (stages.present, stages.progress.step) == (2, 1)

@@ -1,15 +1,22 @@
 """Every sample of the evaluation set counts once, however it is shared out."""
 
+import numpy as np
 import pytest
 import torch
 from elastic_kit import Board, SumOfThreads, in_threads
+from keras_benches import Samples
 from refusal_kit import refused
 from session_kit import JobStub
 from torch.utils.data import TensorDataset
 
+import keras  # isort: skip
+
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.reporting import Activity
+from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
 from elasticdl.elastic.torch_kit.tensors import TorchTensors
+from elasticdl.worker.keras_learner import KerasEvaluator, name_metrics
 from elasticdl.worker.torch_learner import TorchEvaluator
 
 
@@ -101,3 +108,76 @@ def test_only_rank_0_computes_the_metrics_and_waits_for_nobody_meanwhile():
     assert in_threads(evaluate, range(3)) == [100.0] * 3
     assert computed == [(0, Activity.ALIVE)]
     assert [each[-2:] for each in said] == [[Activity.WAIT, Activity.ALIVE]] * 3
+
+
+# -- with Keras: of several outputs, each with metrics of its own --
+
+
+class Two(Samples):
+    """Inputs by name, labels that are numbered."""
+
+    def __getitem__(self, index):
+        return {"a": self.inputs[index], "b": self.inputs[index][:1]}, index
+
+
+def two_outputs():
+    keras.utils.set_random_seed(0)
+    a, b = keras.Input((8,), name="a"), keras.Input((1,), name="b")
+    return keras.Model({"a": a, "b": b}, {"sum": keras.layers.Dense(1)(a), "same": keras.layers.Identity()(b)})
+
+
+def evaluated_by_keras(workers, data, metrics):
+    """The model, and what all members have found."""
+    board = Board(workers)
+
+    def evaluator(rank):
+        collective = SumOfThreads(rank, board, TensorFlowTensors())
+        return KerasEvaluator(
+            model=two_outputs(),
+            dataset=data,
+            loss=lambda labels, outputs: keras.ops.square(outputs["sum"][:, 0] - keras.ops.cast(labels, "float32")),
+            metrics=name_metrics(metrics),
+            batch_size=3,
+            context=JobStub(collective=collective, advance=lambda activity: None),
+        )
+
+    members = [evaluator(rank) for rank in range(workers)]
+    for _ in range(2):  # the first one leaves nothing behind
+        results = in_threads(lambda member: member.evaluate(lambda *_: None), members)
+    assert all(result == results[0] for result in results)
+    return members[0].model, results[0]
+
+
+@pytest.mark.parametrize(("workers", "samples"), [(1, 7), (3, 2), (5, 17)])
+def test_exact_for_every_share_with_keras(workers, samples):
+    data = Two(samples)
+    metrics = {
+        "in_order": lambda labels, outputs: np.array_equal(labels, np.arange(samples)),
+        "same": {"first": lambda labels, outputs: outputs[:, 0], "mae": keras.metrics.MeanAbsoluteError},
+    }
+    model, result = evaluated_by_keras(workers, data, metrics)
+    expected = np.array(model({"a": data.inputs, "b": data.inputs[:, :1]})["sum"])[:, 0]
+    assert result.samples == samples
+    assert result.metrics == {
+        "in_order": 1.0,
+        "loss": pytest.approx(float(np.mean((expected - np.arange(samples)) ** 2)), rel=1e-5),
+        "same_first": pytest.approx(float(data.inputs[:, 0].mean()), abs=1e-6),
+        "same_mae": pytest.approx(float(np.abs(data.inputs[:, 0] - np.arange(samples)).mean()), rel=1e-5),
+    }
+
+
+def fails(labels, outputs):
+    raise KeyError("a mistake in the metric")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "error", "words"),
+    [
+        ({"other": {"a": len}}, UserError, r"eval_metrics_fn\(\): there is no output 'other'; the model has sum, same"),
+        ({"odd": lambda labels, outputs: "x"}, UserError, r"eval_metrics_fn\(\): odd is no number but str"),
+        ({"odd": fails}, KeyError, "a mistake in the metric"),
+    ],
+)
+def test_metrics_that_cannot_be_told_apart_or_are_no_numbers_are_refused(metrics, error, words):
+    with pytest.raises(error, match=words):
+        evaluated_by_keras(1, Two(4), metrics)

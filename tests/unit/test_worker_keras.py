@@ -5,13 +5,19 @@ from functools import partial
 import numpy as np
 import pytest
 import tensorflow as tf
+from elastic_kit import Board, in_threads
+from keras_benches import KerasTrainee, make_model
 from refusal_kit import refused
 from worker_kit import KERAS_MODULE, Training, function, spec_maker
 
 import keras  # isort: skip
 
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.keras import driver
+from elasticdl.elastic.keras.tensorflow_adapter import prepare_devices
 from elasticdl.worker.check import check
+from elasticdl.worker.learner import build_model
+from elasticdl.worker.zoo import load_module
 
 
 @pytest.fixture
@@ -165,3 +171,106 @@ def test_a_subclassed_model_is_built_on_the_first_sample_compiled_or_not(make_sp
     assert made.line.last_word.step == 4
     assert isinstance(made.learner.state.optimizer, keras.optimizers.SGD)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.keras", "saved_model"}
+
+
+# -- devices, features by name, mixed precision --
+
+
+def test_gpus_are_set_up_before_a_module_builds_its_model_and_never_once_they_are_used(make_spec, monkeypatch):
+    growth, happened, is_used = dict.fromkeys(("GPU:0", "GPU:1")), [], []
+
+    def set_growth(gpu, enable):
+        if is_used:
+            raise RuntimeError("Physical devices cannot be modified after being initialized")
+        growth[gpu] = enable
+        happened.append(f"growth of {gpu}")
+
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: list(growth))
+    monkeypatch.setattr(tf.config.experimental, "get_memory_growth", growth.get)
+    monkeypatch.setattr(tf.config.experimental, "set_memory_growth", set_growth)
+    module = load_module(make_spec(function("custom_model()", "return happened.append('model')")))
+    module.custom_model.__globals__["happened"] = happened
+    build_model(module, 0)
+    assert happened == ["growth of GPU:0", "growth of GPU:1", "model"]
+    is_used.append(True)
+    growth["GPU:0"] = None
+    prepare_devices()
+    assert len(happened) == 3
+
+
+DICTS = """
+
+plain = dataset
+
+
+class Named(Samples):
+    def __getitem__(self, index):
+        inputs, labels = super().__getitem__(index)
+        return {"image": inputs}, labels
+
+
+def dataset(mode, path):
+    return Named(40, 1) if mode == "training" else Named(10, 2)
+
+
+def custom_model():
+    inputs = keras.Input((2,), name="x")
+    return keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(inputs))
+"""
+
+
+def test_trains_and_evaluates_as_without_the_dict(make_spec):
+    results = []
+    for extra in (DICTS, DICTS + "\n\ndataset = plain\n"):
+        spec = make_spec(extra, num_epochs=1)
+        check(spec)
+        job = Training(spec)
+        results.append(([report.loss for report in job.line.reports], job.line.evaluations))
+    assert results[0] == results[1]
+    assert results[0][0]
+
+
+@pytest.fixture(params=["mixed_float16", "mixed_bfloat16"])
+def policy(request):
+    before = keras.config.dtype_policy()
+    keras.mixed_precision.set_global_policy(request.param)
+    yield request.param
+    keras.mixed_precision.set_global_policy(before)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
+def test_a_step_that_overflows_is_skipped_by_all_members(policy):
+    """No gradient in half precision of a loss that is scaled by so much at first is finite."""
+    board = Board(2)
+
+    def make(rank):
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), 2.0**24, 5)
+        return KerasTrainee(rank, board, BatchPolicy(16, None), make_model(), optimizer)
+
+    one, other = members = [make(rank) for rank in range(2)]
+    in_threads(lambda member: member.train(epochs=6), members)
+    assert one.state.step == 24
+    assert 0 < int(one.optimizer.iterations) < 24
+    assert all(map(np.array_equal, one.weights(), other.weights()))
+    assert all(np.isfinite(value).all() for value in one.weights())
+    assert not np.array_equal(one.model.get_weights()[0], make_model().get_weights()[0])
+
+
+def test_a_module_that_sets_a_policy_is_trained_with_it(policy, tmp_path, make_spec):
+    spec = make_spec(f"\nkeras.mixed_precision.set_global_policy({policy!r})\n")
+
+    def of_policy(**options):
+        return Training(spec.model_copy(update=options))
+
+    kept = {"checkpoint_dir": str(tmp_path / "kept")}
+    job = of_policy(num_epochs=2, output=str(tmp_path / "out"), **kept)
+    optimizer = job.learner.state.optimizer
+    assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer) == (policy == "mixed_float16")
+    assert [report.learning_rate for report in job.line.reports] == pytest.approx([0.1] * 8)
+    assert all(np.isfinite(report.loss) for report in job.line.reports)
+    assert keras.models.load_model(tmp_path / "out" / "model.keras").compute_dtype == policy.removeprefix("mixed_")
+    resumed, whole = of_policy(**kept), of_policy()
+    assert resumed.line.notices("resumed")[0]["step"] == 8
+    ours, theirs = (each.learner.state.optimizer.variables for each in (resumed, whole))
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one, other)  # the scale's own state among them
