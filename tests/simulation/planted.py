@@ -43,7 +43,7 @@ class PlantedFault:
 
     @property
     def seeds(self) -> range:
-        return range(self.first, self.first + 1000)
+        return range(self.first, self.first + 300)
 
 
 def find(fault: PlantedFault, seeds: range) -> tuple[int, Failure] | None:
@@ -267,7 +267,7 @@ PLANTED = (
         "a request to join does not say that it has the state", _each(WorkerCore, _claims_no_state), first=700
     ),
     PlantedFault("a request to join is not said again to another master", _unsaid(m.Ask)),
-    PlantedFault("a last word is not said again to another master", _unsaid(m.Finished)),
+    PlantedFault("a last word is not said again to another master", _unsaid(m.Finished), first=300),
     PlantedFault("a broken world is not left", _deaf_worker(m.Broken), slow=True),
     PlantedFault("any world is entered, however old", _method(WorkerCore, "_world_trigger", _any_world)),
     # The master's.
