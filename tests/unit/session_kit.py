@@ -119,11 +119,6 @@ def receive(state, sent):
         state.save(part)
 
 
-def let_break(core):
-    """Steps may be torn, though this worker is alone: tests break them."""
-    core.synced = lambda progress: core.position.synced(progress, core.world.version, alone=False)
-
-
 def orders(session):
     """What the training thread is to do, taken from the queue."""
     taken = list(session._orders)
