@@ -26,6 +26,8 @@ from elasticdl.common.errors import ElasticDLError, UserError
 _START, _JOBS, _LOOK, _ZOO = (f"elasticdl.cli.commands.{name}" for name in ("start", "jobs", "look", "zoo_image"))
 TABLE = {
     "train": (_START, "train a model-zoo module on workers that may come and go"),
+    "evaluate": (_START, "compute the metrics of a trained module, over all samples of a data set"),
+    "predict": (_START, "write a trained module's predictions for all samples of a data set"),
     "run": (_START, "run your own training script on workers that may come and go"),
     "status": (_JOBS, "show one job, or all jobs"),
     "list": (_JOBS, "show all jobs"),

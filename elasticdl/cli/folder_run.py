@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 FOLDERS_READ = ("model_zoo",)
-DATA = ("training_data", "validation_data")
+DATA = ("training_data", "validation_data", "prediction_data")
 CHECK_MODULE = "elasticdl.worker.check"
 CHECK_POLL = 0.02
 FOLDER_SECONDS = 30.0  # for others that make jobs: a batch system may be asked meanwhile
@@ -173,7 +173,8 @@ def _take_over(old: JobDir, job: JobDir, spec: JobSpec) -> bool:
         os.link(state, job.path / state.name)
     if spec.resume and spec.checkpoint_dir:
         with contextlib.suppress(ElasticDLError, OSError):  # a damaged specification names no folder
-            same_folder = handle_of(old).spec().checkpoint_dir == spec.checkpoint_dir
+            its = handle_of(old).spec()
+            same_folder = (its.task, its.checkpoint_dir) == (spec.task, spec.checkpoint_dir)
     goes_on = bool(kept or same_folder) and (end is None or end.phase != "succeeded")
     for file in (old.earlier, old.journal) if goes_on else ():
         with contextlib.suppress(FileNotFoundError), file.open("rb") as before, job.earlier.open("ab") as after:

@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from elasticdl import Mode
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of
 from elasticdl.data.records import Records
@@ -98,7 +99,11 @@ class FeedDataset:
     def _apply(self, batch: Any) -> tf.data.Dataset:
         dataset = tf.data.Dataset.from_tensor_slices(batch)
         rest = (self._records.metadata,) if _takes_metadata(self._feed) else ()
-        return self._feed(dataset, self._mode, *rest)
+        samples = self._feed(dataset, self._mode, *rest)
+        spec = getattr(samples, "element_spec", ())
+        if self._mode == Mode.PREDICTION and not (isinstance(spec, tuple) and len(spec) == 2):
+            samples = samples.map(lambda *features: (features[0] if len(features) == 1 else features, 0))
+        return samples
 
     def _try(self, probe: Any) -> None:
         """Run ``feed`` as it is on some records, and see what it gives."""

@@ -33,7 +33,7 @@ from pydantic import Field, TypeAdapter
 
 from elasticdl.common.credentials import Credentials, Endpoint, PathBelow, TlsFolder, Token
 from elasticdl.common.errors import UserError
-from elasticdl.job.spec import JobSpec
+from elasticdl.job.spec import TRAIN, JobSpec
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -51,7 +51,11 @@ def require_writable_folders(spec: JobSpec) -> None:
     """
     for name in WRITTEN:
         value = getattr(spec, name)
-        if value and "://" not in value:
+        if not value or "://" in value:
+            continue
+        if name == "output" and spec.task != TRAIN:
+            require_writable(f"--{name}", Path(value).parent)
+        elif name != "checkpoint_dir" or spec.task == TRAIN:  # from which an evaluation reads
             require_writable(f"--{name}", Path(value))
 
 

@@ -217,6 +217,8 @@ _KINDS = (
     Kind("collective", {**_WORKER, "engine": "what sums gradients over workers: horovod or torch"}, of_worker={"engine": str}),
     Kind("resumed", {**_WORKER, **_STEP, "epoch": "", "samples": "", "path": ""}, said="resumed at step {step} from {path}", marked=True,
          of_worker={"step": _COUNT, "epoch": _EPOCH, "samples": _COUNT, "path": str}),
+    Kind("predicted", {**_WORKER, "samples": "", "path": ""}, said="predictions of {samples} samples written to {path}", marked=True,
+         of_worker={"samples": _COUNT, "path": str}),
     Kind("exported", {**_WORKER, "path": ""}, said="model written to {path}", marked=True, of_worker={"path": str}),
     Kind("worker_slow", {**_WORKER, "host": "", "phase": "data, compute or update", "factor": "of the median worker's",
          "seconds": "a step, by which the others wait"}, logging.WARNING,

@@ -19,6 +19,8 @@ from elasticdl.job import quantities
 
 AUTO: Final = "auto"  # of --progress_timeout
 CHECK_OFF, CHECK_REPAIR = "off", "repair"  # of --check_state
+TRAIN, EVALUATE, PREDICT = "train", "evaluate", "predict"  # tasks
+PREDICTION_SUFFIXES = (".npz", ".parquet")
 RANKS_ALL, RANKS_NONE = "all", "none"  # of --log_ranks
 # Each has a record in the master's memory and a line in every status, whether there is a place for it or not.
 MOST_WORKERS = 10_000
@@ -127,10 +129,6 @@ class DataOptions(OptionGroup):
 
     training_data: str = ""
     """path given to dataset('training', path); for feed: files"""
-    validation_data: str = ""
-    """path given to dataset('evaluation', path); for feed: files"""
-    data_reader_params: str = ""
-    """how feed's files are read, as in "columns=['age', 'income']; sep=';'", or arguments of custom_data_reader"""
     num_epochs: int = Field(1, ge=1)
     """passes over the training data"""
     max_step: int = Field(0, ge=0)
@@ -139,17 +137,52 @@ class DataOptions(OptionGroup):
     """of the sample order, the initial weights and every random draw in training"""
     shuffle: bool = True
     """a new order of samples each epoch"""
+
+
+class EvaluationDataOptions(OptionGroup):
+    """Data"""
+
+    validation_data: str = ""
+    """path given to dataset('evaluation', path); for feed: files"""
+
+
+class PredictionOptions(OptionGroup):
+    """Data"""
+
+    prediction_data: str = ""
+    """path given to dataset('prediction', path); for feed: files"""
+    prediction_outputs_processor: str = "PredictionOutputsProcessor"
+    """name of the module's class whose process(predictions, worker_id) is given each batch of predictions, if it has one"""
+
+
+class ReaderOptions(OptionGroup):
+    """Data"""
+
+    data_reader_params: str = ""
+    """how feed's files are read, as in "columns=['age', 'income']; sep=';'", or arguments of custom_data_reader"""
     data_workers: int = Field(0, ge=0)
     """processes per worker that load samples ahead; 0: load in the worker itself"""
 
 
-class BatchOptions(OptionGroup):
+class MinibatchOptions(OptionGroup):
+    """Batch size"""
+
+    minibatch_size: int | None = Field(None, ge=1)
+    """samples of one worker: in training per step, so the global batch grows with the workers; else that it runs through the model at once; 64 if not given"""
+
+
+class PartOptions(OptionGroup):
+    """Batch size"""
+
+    num_minibatches_per_task: int = Field(16, ge=1)
+    """minibatches of a part; a step gives each worker one part, which is made again if it is killed meanwhile"""
+
+
+class BatchOptions(MinibatchOptions):
     """Batch size and learning rate"""
 
     global_batch_size: int | None = Field(None, ge=1)
     """samples per step over all workers, whatever their number; the learning rate is left alone"""
-    minibatch_size: int | None = Field(None, ge=1)
-    """samples per step and worker, so the global batch grows with the workers; 64 if neither is given"""
     max_worker_batch_size: int | None = Field(None, ge=1)
     """most samples that a worker runs through the model at once; more are accumulated"""
     learning_rate_scaling: Literal["none", "linear", "sqrt"] = "none"
@@ -181,6 +214,13 @@ class EvaluationOptions(OptionGroup):
     """also evaluate each so many steps; 0: at the end of each epoch only"""
 
 
+class CheckpointChoice(OptionGroup):
+    """Checkpoints"""
+
+    checkpoint_step: int = Field(0, ge=0)
+    """use the checkpoint of this step; 0: the newest in --checkpoint_dir that can be read"""
+
+
 class ResumeOptions(OptionGroup):
     """Checkpoints"""
 
@@ -203,7 +243,7 @@ class OutputOptions(OptionGroup):
     """Output"""
 
     output: str = ""
-    """folder for summary.json and, of a module, the final model"""
+    """folder for summary.json and, of a module, the final model; of `evaluate` the file of the result, and of `predict` that of the predictions, which ends in .npz or .parquet"""
     tensorboard_log_dir: str = ""
     """folder for TensorBoard scalars"""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -219,7 +259,7 @@ class OutputOptions(OptionGroup):
     def _local(self) -> Self:
         for name in ("output", "tensorboard_log_dir", "sample_record"):
             value = getattr(self, name)
-            if "://" in value:
+            if "://" in value and not (name == "output" and getattr(self, "task", TRAIN) != TRAIN):
                 raise ValueError(f"--{name} {value} is a URL; it must be a local folder (--checkpoint_dir takes URLs)")
         return self
 
@@ -335,9 +375,15 @@ class JobSpec(
     JobOptions,
     ModelOptions,
     DataOptions,
+    EvaluationDataOptions,
+    PredictionOptions,
+    ReaderOptions,
     BatchOptions,
+    MinibatchOptions,
+    PartOptions,
     EvaluationOptions,
     ResumeOptions,
+    CheckpointChoice,
     CheckpointOptions,
     OutputOptions,
     TimingOptions,
@@ -348,6 +394,29 @@ class JobSpec(
 
     command: tuple[str, ...] = ()
     """the user's own program, for `elasticdl run`"""
+    task: Literal["train", "evaluate", "predict"] = "train"
+    """what a module's model is for"""
+
+    @model_validator(mode="after")
+    def _has_what_its_task_needs(self) -> Self:
+        if self.task == TRAIN:
+            return self
+        if not self.checkpoint_dir:
+            raise ValueError("--checkpoint_dir is missing: name the folder with the checkpoints of the trained model")
+        if self.task == PREDICT and self.output and not self.output.endswith(PREDICTION_SUFFIXES):
+            raise ValueError(f"--output {self.output}: must be a file that ends in {' or '.join(PREDICTION_SUFFIXES)}")
+        return self
+
+    @property
+    def parts(self) -> str:
+        """Folder of the parts of an evaluation or a prediction, until they are put together; empty if it makes none."""
+        if self.task == TRAIN or (self.task == PREDICT and not self.output):
+            return ""
+        folder, name = (
+            self.output.rpartition("/")[::2] if self.output else (self.checkpoint_dir.rstrip("/"), "evaluation")
+        )
+        hidden = f".{name}.{self.job_name}.parts"
+        return f"{folder}/{hidden}" if folder or self.output.startswith("/") else hidden
 
     @model_validator(mode="after")
     def _each_where_it_belongs(self) -> Self:
@@ -407,3 +476,18 @@ class JobSpec(
 
 
 OPTION_GROUPS: tuple[type[OptionGroup], ...] = JobSpec.__bases__  # in the order of the help
+_OF_ONE_TASK: dict[type[OptionGroup], tuple[str, ...]] = {
+    DataOptions: (TRAIN,),
+    EvaluationDataOptions: (TRAIN, EVALUATE),
+    PredictionOptions: (PREDICT,),
+    BatchOptions: (TRAIN,),
+    PartOptions: (EVALUATE, PREDICT),
+    EvaluationOptions: (TRAIN,),
+    CheckpointChoice: (EVALUATE, PREDICT),
+    CheckpointOptions: (TRAIN,),
+}
+
+
+def groups_of(task: str) -> tuple[type[OptionGroup], ...]:
+    """The options that this task of a module has."""
+    return tuple(group for group in OPTION_GROUPS if task in _OF_ONE_TASK.get(group, (task,)))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -12,13 +13,13 @@ import sys
 from elasticdl.common.credentials import refuse_variables
 from elasticdl.common.errors import UserError, how_to_install
 from elasticdl.common.reason import flat, name_of
-from elasticdl.job.spec import JobSpec
+from elasticdl.job.spec import TRAIN, JobSpec
 
 
 def check(spec: JobSpec) -> None:
     """Raises UserError if the job can't be trained; one line says why."""
     # Imported here: what these import may be what is missing.
-    from elasticdl.worker.learner import build_model, framework_of, import_learner
+    from elasticdl.worker.learner import batch_policy, build_model, framework_of, import_learner
     from elasticdl.worker.zoo import load_module
 
     refuse_variables(os.environ)
@@ -26,6 +27,12 @@ def check(spec: JobSpec) -> None:
     with module.blame(f"{name_of(module.custom_model)}()"):
         model = build_model(module, spec.seed)
     learner = import_learner(framework_of(model, module))
+    if spec.task != TRAIN:
+        from elasticdl.worker.inference import Pass
+
+        with contextlib.closing(learner.context_class.connect(batch_policy(spec), seed=spec.seed, environ={})) as alone:
+            Pass(spec, alone, module, learner, model).check()
+        return
     learner.check(module, spec, model)
     refuse_second_history(spec, learner.codec.suffix)
 

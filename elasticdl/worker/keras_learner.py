@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +19,7 @@ from elasticdl.common.reason import name_of, one_line, shown
 from elasticdl.elastic.collectives.opening import require_collective
 from elasticdl.elastic.core.plan import Progress
 from elasticdl.elastic.keras.driver import KerasDriver, refuse_needless
-from elasticdl.elastic.keras.keras_state import KerasState
+from elasticdl.elastic.keras.keras_state import KerasState, LayerAttributes, Variables, tensors_of
 from elasticdl.elastic.keras.loader import ElasticContext, ElasticDataLoader, fetch, load
 from elasticdl.elastic.keras.step import LossFunction, TrainStep, any_batch, widen
 from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors, require_backend
@@ -27,13 +27,15 @@ from elasticdl.elastic.training import plain_data
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.evaluation import Array, Evaluation, Evaluator, Metrics, require_rows
+from elasticdl.elastic.training.job import JobContext
 from elasticdl.elastic.training.kept_state import aside
-from elasticdl.job.spec import JobSpec
+from elasticdl.job.spec import EVALUATE, JobSpec
 from elasticdl.tensorflow import keras, tf
 from elasticdl.worker.learner import (
     KERAS,
     Codec,
     Driver,
+    Inference,
     Learner,
     kind_of,
     largest_micro_batch,
@@ -148,6 +150,24 @@ class KerasLearner(Learner):
             steps=self.loader.sampler.order.remaining_steps(Progress(), spec.num_workers.minimum),
         )
         self.callbacks = [*self._ours, self.driver]
+
+    @classmethod
+    def inference(
+        cls, module: ModelModule, spec: JobSpec, context: JobContext, model: keras.Model, dataset: Any
+    ) -> Inference:
+        assert isinstance(context, ElasticContext)
+        data = one_feature(model, Datasets(dataset, None)).training
+        micro_batch = context.policy.most_at_once
+        inputs, labels = load(data, np.arange(min(micro_batch, len(data)), dtype=np.int64))
+        if not model.built:
+            model(keras.tree.map_structure(lambda leaf: leaf[:1], inputs))
+        is_evaluation = spec.task == EVALUATE
+        loss = _checked_loss(module) if is_evaluation else None
+        metrics = name_metrics(make_metrics(module, nested=True)) if is_evaluation else {}
+        evaluator = KerasEvaluator(model, data, loss, metrics, micro_batch, context)
+        evaluator.warm_up(inputs, labels)
+        pieces = (Variables("model", lambda: model.variables), LayerAttributes(model))
+        return Inference(evaluator, pieces, tensors_of(context))
 
     def follow_rules(self) -> None:
         rules = rate_rules(self._spec, self._ours)
@@ -285,8 +305,11 @@ class NamedMetric:
                 raise UserError(f"eval_metrics_fn(): there is no output {self.output!r}; the model {there}")
             outputs = outputs[self.output]
             labels = labels.get(self.output, labels) if isinstance(labels, Mapping) else labels
-        of_keras = hasattr(self.metric, "update_state")
-        found = self._of_keras(labels, outputs) if of_keras else self.metric(labels, outputs)
+        if hasattr(self.metric, "update_state"):
+            found = self._of_keras(labels, outputs)
+        else:
+            with tf.device("CPU:0"):
+                found = self.metric(*keras.tree.map_structure(tf.convert_to_tensor, (labels, outputs)))
         try:
             return float(np.mean(np.asarray(found, np.float64)))
         except (TypeError, ValueError) as error:
@@ -312,7 +335,7 @@ def name_metrics(metrics: Mapping[str, Any]) -> Metrics:
 
 @dataclass(slots=True)
 class KerasEvaluator(Evaluator):
-    """Outputs and labels may be nested; metrics are given tensors of TensorFlow's."""
+    """Outputs and labels may be nested."""
 
     _traced: Any = field(init=False)
 
@@ -327,13 +350,15 @@ class KerasEvaluator(Evaluator):
     def _forward(self, inputs: Any, labels: Any) -> tuple[Any, tf.Tensor]:
         outputs = self.model(inputs, training=False)
         wide = keras.tree.map_structure(widen, outputs)  # as in training
+        if self.loss is None:
+            return outputs, tf.zeros(())
         loss = tf.reduce_mean(tf.cast(self.loss(labels, wide), tf.float32))
         return outputs, tf.add_n([loss, *(tf.cast(term, tf.float32) for term in self.model.losses)])
 
-    def _fetch(self, batches: Sequence[Array]) -> Generator[tuple[Any, Any], None, None]:
+    def fetch(self, batches: Iterable[Array]) -> Generator[tuple[Any, Any], None, None]:
         return fetch(self.dataset, batches)
 
-    def _test(self, inputs: Any, labels: Any, rows: int) -> tuple[Any, float]:
+    def test(self, inputs: Any, labels: Any, rows: int) -> tuple[Any, float]:
         outputs, loss = self._traced(inputs, labels)
         for what, value in (("the model's output", outputs), ("the labels", labels)):
             for leaf in keras.tree.flatten(value):
@@ -342,10 +367,9 @@ class KerasEvaluator(Evaluator):
                 require_rows(what, leaf, rows)
         return (outputs, labels), float(loss)
 
-    def _flatten(self, value: Any) -> list[Array]:
+    def flatten(self, value: Any) -> list[Array]:
         return [np.asarray(widen(leaf)) for leaf in keras.tree.flatten(value)]
 
-    def _join(self, columns: list[Array], like: Any) -> tuple[Any, Any]:
-        with tf.device("CPU:0"):
-            outputs, labels = keras.tree.pack_sequence_as(like, [tf.convert_to_tensor(column) for column in columns])
+    def join(self, columns: list[Array], like: Any) -> tuple[Any, Any]:
+        outputs, labels = keras.tree.pack_sequence_as(like, columns)
         return outputs, labels

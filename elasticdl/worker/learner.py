@@ -33,8 +33,9 @@ from elasticdl.elastic.training.epochs import EpochLedger
 from elasticdl.elastic.training.evaluation import Evaluation, Evaluator
 from elasticdl.elastic.training.job import JobContext
 from elasticdl.elastic.training.kept_state import load_saved
+from elasticdl.elastic.training.pieces import Piece, Tensors
 from elasticdl.elastic.training.state import TrainingState
-from elasticdl.job.spec import JobSpec
+from elasticdl.job.spec import TRAIN, JobSpec
 from elasticdl.worker.zoo import ModelModule
 
 # Batch sizes and rules for the learning rate, from the options of a job.
@@ -43,7 +44,10 @@ DEFAULT_MINIBATCH = 64
 
 
 def batch_policy(spec: JobSpec) -> BatchPolicy:
-    """Fixed global batch or fixed batch per worker, as the options have it."""
+    """Fixed global batch or fixed batch per worker, as the options have it. Without training a worker's batch is its part of a step."""
+    if spec.task != TRAIN:
+        micro_batch = spec.minibatch_size or DEFAULT_MINIBATCH
+        return BatchPolicy(None, micro_batch * spec.num_minibatches_per_task, micro_batch)
     worker_batch = None if spec.global_batch_size else spec.minibatch_size or DEFAULT_MINIBATCH
     return BatchPolicy(spec.global_batch_size, worker_batch, spec.max_worker_batch_size)
 
@@ -203,6 +207,15 @@ class Driver:
         """All steps are made: the model is what is to be saved after this, once however often it is called."""
 
 
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """A model that is not trained, and its data. ``model``: the pieces of a training state that it is made of."""
+
+    evaluator: Evaluator
+    model: tuple[Piece, ...]
+    tensors: Tensors
+
+
 class Learner(ABC):
     """A model being trained, with its data, optimizer and state.
 
@@ -249,7 +262,7 @@ class Learner(ABC):
         Raises:
             UserError: it is of another model or other data, or not one can be read.
         """
-        readable = self.store.read_newest(self._read, REMEDY) if self.store is not None else None
+        readable = self.store.read_newest(self.read_checkpoint, REMEDY) if self.store is not None else None
         if readable is None:
             return None
         checkpoint, loaded = readable
@@ -257,8 +270,9 @@ class Learner(ABC):
         load_saved(self.state, it, saved, loaded["origin"], self.state.load_state_dict, REMEDY)
         return checkpoint
 
-    def _read(self, file: IO[bytes]) -> dict[str, Any]:
-        loaded = self.codec.read(file)
+    @classmethod
+    def read_checkpoint(cls, file: IO[bytes]) -> dict[str, Any]:
+        loaded = cls.codec.read(file)
         if not isinstance(loaded, dict) or loaded.get("format") != FORMAT:
             raise ValueError(f"not a checkpoint of format {FORMAT}")
         return loaded
@@ -272,6 +286,16 @@ class Learner(ABC):
 
         Raises:
             UserError: it could not; one line says why.
+        """
+
+    @classmethod
+    @abstractmethod
+    def inference(cls, module: ModelModule, spec: JobSpec, context: JobContext, model: Any, dataset: Any) -> Inference:
+        """For the job's task, over samples that are pairs (inputs, labels).
+
+        Raises:
+            UserError: the module does not keep the contract.
+            Exception: whatever the user's code raises.
         """
 
     @abstractmethod

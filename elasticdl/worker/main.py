@@ -24,7 +24,8 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.protocol import Stopped
 from elasticdl.elastic.link.session import MasterConnection, Session
 from elasticdl.elastic.training.runtime import failure_of
-from elasticdl.job.spec import JobSpec
+from elasticdl.job.spec import TRAIN, JobSpec
+from elasticdl.worker.inference import Pass
 from elasticdl.worker.learner import batch_policy, build_model, framework_of, import_learner
 from elasticdl.worker.trainer import Trainer
 from elasticdl.worker.zoo import load_module
@@ -71,7 +72,10 @@ def _work(spec: JobSpec, link: MasterConnection, closers: contextlib.ExitStack) 
         multiprocessing.set_forkserver_preload([kind.__module__])
         context = kind.context_class.connect(batch_policy(spec), seed=spec.seed, environ=os.environ, link=link)
         closers.callback(context.close)
-        Trainer(spec, context, kind(module, spec, context, model)).run()
+        if spec.task == TRAIN:
+            Trainer(spec, context, kind(module, spec, context, model)).run()
+        else:
+            Pass(spec, context, module, kind, model).run()
     except Stopped as stopped:
         log.info("leaving: %s", stopped.reason)
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything, and the master must hear of it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,13 @@ from elasticdl.elastic.collectives.opening import require_collective
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, StepBatch, fetch, to_device
 from elasticdl.elastic.torch_kit.passes import require_mean
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, TorchTensors, streams_apart, wait_for
-from elasticdl.elastic.torch_kit.torch_state import TorchState
+from elasticdl.elastic.torch_kit.torch_state import Caches, Model, TorchState, tensors_of
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.evaluation import Array, Evaluator, require_rows
+from elasticdl.elastic.training.job import JobContext
 from elasticdl.elastic.training.kept_state import aside
-from elasticdl.job.spec import JobSpec
-from elasticdl.worker.learner import TORCH, Codec, Learner, largest_micro_batch, make_optimizer, rate_rules
+from elasticdl.job.spec import EVALUATE, JobSpec
+from elasticdl.worker.learner import TORCH, Codec, Inference, Learner, largest_micro_batch, make_optimizer, rate_rules
 from elasticdl.worker.zoo import (
     ModelModule,
     make_callbacks,
@@ -95,6 +96,18 @@ class TorchLearner(Learner):
                 data_workers=spec.data_workers,
             )
 
+    @classmethod
+    def inference(
+        cls, module: ModelModule, spec: JobSpec, context: JobContext, model: torch.nn.Module, dataset: Any
+    ) -> Inference:
+        assert isinstance(context, ElasticContext)
+        refuse_feed(module)
+        model.to(context.device)
+        loss, metrics = (module.loss, make_metrics(module)) if spec.task == EVALUATE else (None, {})
+        micro_batch = context.policy.most_at_once
+        evaluator = TorchEvaluator(model, dataset, loss, metrics, micro_batch, context, spec.data_workers)
+        return Inference(evaluator, (Model(model), Caches(lambda: [model])), tensors_of(context))
+
     def follow_rules(self) -> None:
         rules = rate_rules(self._spec, self.callbacks)
         if rules.schedule is not None or rules.scaling is not None:  # else a callback of the module's may set the rate
@@ -123,27 +136,29 @@ class TorchEvaluator(Evaluator):
     context: ElasticContext
     data_workers: int = 0
 
-    def _fetch(self, batches: Sequence[Array]) -> Generator[tuple[Any, Any], None, None]:
-        indices = [batch.tolist() for batch in batches]
+    def fetch(self, batches: Iterable[Array]) -> Generator[tuple[Any, Any], None, None]:
+        indices = (batch.tolist() for batch in batches)
         generator = torch.Generator().manual_seed(0)  # an evaluation leaves the global one as it is
         yield from fetch(self.dataset, indices, self.context.device, num_workers=self.data_workers, generator=generator)
 
-    def _test(self, inputs: Any, labels: Any, rows: int) -> tuple[Any, float]:
+    def test(self, inputs: Any, labels: Any, rows: int) -> tuple[Any, float]:
         labels = to_device(labels, self.context.device)
         with evaluating(self.model), torch.inference_mode():
             outputs = self.model(to_device(inputs, self.context.device))
+            if self.loss is None:
+                return (outputs, labels), 0.0
             for what, value in (("the model's output", outputs), ("the labels", labels)):
                 if not isinstance(value, torch.Tensor):
                     raise UserError(f"evaluation: {what} must be one tensor, not {type(value).__name__}")
                 require_rows(what, value, rows)
             return (outputs, labels), float(self.loss(labels, outputs))
 
-    def _flatten(self, value: tuple[torch.Tensor, torch.Tensor]) -> list[Array]:
+    def flatten(self, value: tuple[torch.Tensor, torch.Tensor]) -> list[Array]:
         host = [each.cpu() for each in value]
         # NumPy does not know all of the small types.
         return [(each.float() if each.is_floating_point() and each.itemsize < 4 else each).numpy() for each in host]
 
-    def _join(self, columns: list[Array], like: Any) -> tuple[Any, Any]:
+    def join(self, columns: list[Array], like: Any) -> tuple[Any, Any]:
         outputs, labels = map(torch.from_numpy, columns)
         return outputs, labels
 

@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -23,7 +23,7 @@ from typing import Any, cast
 from elasticdl.callbacks import Callback
 from elasticdl.common.errors import ArgumentError, ElasticDLError, UserError
 from elasticdl.common.reason import name_of, one_line, place, shown
-from elasticdl.job.spec import JobSpec
+from elasticdl.job.spec import EVALUATE, JobSpec
 from elasticdl.triton_first import import_triton
 
 
@@ -72,7 +72,7 @@ Function = Callable[..., Any]
 Metrics = Mapping[str, Any]  # by name; of a model with several outputs, by output and name
 
 OLDER_FEED = "dataset_fn"
-OPTIONS = {"training": "training_data", "evaluation": "validation_data"}
+OPTIONS = {"training": "training_data", "evaluation": "validation_data", "prediction": "prediction_data"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +147,7 @@ class ModelModule:
     dataset: Function
     eval_metrics_fn: Function | None
     callbacks: Function | None
+    prediction_outputs_processor: Function | None
     path: Path
     folder: Path  # the zoo
 
@@ -181,6 +182,7 @@ def load_module(spec: JobSpec) -> ModelModule:
         dataset=source.feed() or source.require("dataset"),
         eval_metrics_fn=source.optional("eval_metrics_fn"),
         callbacks=source.optional("callbacks"),
+        prediction_outputs_processor=source.optional("prediction_outputs_processor"),
         path=path,
         folder=folder,
     )
@@ -310,6 +312,61 @@ def open_datasets(module: ModelModule, spec: JobSpec) -> Datasets:
     return Datasets(training, evaluation)
 
 
+def open_inference(module: ModelModule, spec: JobSpec) -> Any:
+    """The data of an evaluation or a prediction, as pairs.
+
+    Raises:
+        UserError: as `open_datasets`.
+    """
+    if spec.task == EVALUATE:
+        return _open(module, "evaluation", spec.validation_data)
+    return InputsOnly(_open(module, "prediction", spec.prediction_data))
+
+
+@dataclass(frozen=True, slots=True)
+class InputsOnly:
+    """A data set for a prediction, whose samples are inputs, or pairs of which the label is left out: as pairs."""
+
+    dataset: Any
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return _inputs(self.dataset[index]), 0
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        get_many = getattr(self.dataset, "__getitems__", None)
+        got = get_many(indices) if get_many else [self.dataset[index] for index in indices]
+        return [(_inputs(sample), 0) for sample in got] if isinstance(got, list) else got
+
+
+def _inputs(sample: Any) -> Any:
+    return sample[0] if isinstance(sample, tuple | list) and len(sample) == 2 else sample
+
+
+def make_processor(module: ModelModule) -> Callable[[Any, int], object] | None:
+    """What takes each batch of predictions, and the worker's number, if the module has it.
+
+    Raises:
+        UserError: it can't be made, or has no ``process``.
+    """
+    if module.prediction_outputs_processor is None:
+        return None
+    name = name_of(module.prediction_outputs_processor)
+    with module.blame(f"{name}()"):
+        processor = module.prediction_outputs_processor()
+    process = getattr(processor, "process", None)
+    if not callable(process):
+        raise UserError(f"{shown(module.path)}: {name} has no method process(predictions, worker_id)")
+
+    def take(predictions: Any, worker_id: int) -> None:
+        with module.blame(f"{name}.process(predictions, worker_id)"):
+            process(predictions, worker_id)
+
+    return take
+
+
 def _open(module: ModelModule, mode: str, path: str) -> Any:
     is_feed = isinstance(module.dataset, FeedOpener)
     call = f"feed over --{OPTIONS[mode]} {path}".rstrip() if is_feed else f"dataset({mode!r}, {path!r})"
@@ -332,7 +389,7 @@ def _open(module: ModelModule, mode: str, path: str) -> Any:
         raise UserError(f"{where} has no samples; expected at least one")
     with module.blame(f"{call}[0]"):
         sample = dataset[0]
-    if not isinstance(sample, tuple | list) or len(sample) != 2:
+    if mode != "prediction" and (not isinstance(sample, tuple | list) or len(sample) != 2):
         found = f"{type(sample).__name__}{f' of {len(sample)}' if isinstance(sample, tuple | list) else ''}"
         raise UserError(f"{where}[0] is {found}; expected a pair (inputs, label)")
     return dataset

@@ -37,8 +37,8 @@ def open_split(mode: str, path: str) -> Split:
     Raises:
         ValueError: `mode` is unknown, or there is no whole CIFAR-10 at `path`.
     """
-    if mode not in ("training", "evaluation"):
-        raise ValueError(f"dataset mode {mode!r}: expected 'training' or 'evaluation'")
+    if mode not in ("training", "evaluation", "prediction"):
+        raise ValueError(f"dataset mode {mode!r}: expected 'training', 'evaluation' or 'prediction'")
     training = mode == "training"
     if not path:
         option = "--training_data" if training else "--validation_data"

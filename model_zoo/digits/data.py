@@ -35,13 +35,13 @@ def read_split(mode: str, path: str) -> tuple[NDArray[np.float32], NDArray[Any]]
     Raises:
         ValueError: `mode` is unknown, or a path is given although the digits have none.
     """
-    if mode not in ("training", "evaluation"):
-        raise ValueError(f"dataset mode {mode!r}: expected 'training' or 'evaluation'")
+    if mode not in ("training", "evaluation", "prediction"):
+        raise ValueError(f"dataset mode {mode!r}: expected 'training', 'evaluation' or 'prediction'")
     if path:
         raise ValueError(f"{path}: the digits come with scikit-learn; leave the path of the {mode} data out")
     images, labels = read_digits()
     by_digit = np.lexsort((np.random.default_rng(SPLIT_SEED).random(len(labels)), labels))
     held_out = np.zeros(len(labels), dtype=bool)
     held_out[by_digit[::ONE_OF]] = True
-    chosen = held_out if mode == "evaluation" else ~held_out
+    chosen = ~held_out if mode == "training" else held_out
     return (images[chosen].reshape(-1, 8, 8) / BRIGHTEST).astype(np.float32), labels[chosen]

@@ -7,7 +7,7 @@ converts and checks them; here is only said what was given where, and pydantic's
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -21,7 +21,9 @@ from elasticdl.cli.parsing import Command, Option, command, did_you_mean
 from elasticdl.common.errors import UserError, import_extra
 from elasticdl.common.reason import flat
 from elasticdl.job.spec import (
-    OPTION_GROUPS,
+    EVALUATE,
+    PREDICT,
+    TRAIN,
     JobOptions,
     JobSpec,
     KubernetesOptions,
@@ -31,9 +33,13 @@ from elasticdl.job.spec import (
     TimingOptions,
     WorkerRange,
     fields_of,
+    groups_of,
 )
 
 EXAMPLE = "elasticdl train --model_zoo model_zoo --model_def digits.cnn_torch --num_workers 2-4 --global_batch_size 256"
+TRAINED = (
+    "elasticdl {} --model_zoo model_zoo --model_def digits.cnn_torch --num_workers 2-4 --checkpoint_dir checkpoints"
+)
 # The model, the data, the batch, the evaluations and when checkpoints are written are the script's own business.
 SCRIPT_GROUPS: tuple[type[BaseModel], ...] = (
     JobOptions,
@@ -91,7 +97,9 @@ def _metavar(field: Any) -> str:
     )
 
 
-def make_spec(params: Mapping[str, object], groups: Groups, command: tuple[str, ...] = ()) -> JobSpec:
+def make_spec(
+    params: Mapping[str, object], groups: Groups, command: tuple[str, ...] = (), task: str = TRAIN
+) -> JobSpec:
     """What the command line and its ``--config`` file say, converted and checked.
 
     Raises:
@@ -103,7 +111,7 @@ def make_spec(params: Mapping[str, object], groups: Groups, command: tuple[str, 
     config = {} if file is None else _read_config(Path(str(file)), known)
     values = {**config, **flags}
     try:
-        return JobSpec.model_validate({**values, "command": command})
+        return JobSpec.model_validate({**values, "command": command, "task": task})
     except ValidationError as error:
         places = {name: f"{file}: {name}: {value}" for name, value in config.items()}
         places |= {name: f"--{name} {value}" for name, value in flags.items()}
@@ -167,17 +175,39 @@ class _ScriptCommand(Command):
         return rest
 
 
-@command(
-    *_options(OPTION_GROUPS),
-    options_metavar="--model_def MODULE[.FUNCTION] [OPTIONS]",
-    help="Train a model-zoo module, on this machine, a Kubernetes cluster or Slurm, on workers that may come and go. "
-    f"As in: {EXAMPLE}. A script of your own is for `elasticdl run`.",
-)
-def train(**given: object) -> int:
-    spec = make_spec(given, OPTION_GROUPS)
+def _of_modules(task: str, does: str, example: str) -> Callable[..., Any]:
+    """A command for a model-zoo module."""
+    return command(
+        *_options(groups_of(task)),
+        options_metavar="--model_def MODULE[.FUNCTION] [OPTIONS]",
+        help=f"{does}, on this machine, a Kubernetes cluster or Slurm, on workers that may come and go. As in: {example}",
+    )
+
+
+def _run_module(task: str, given: Mapping[str, object]) -> int:
+    spec = make_spec(given, groups_of(task), task=task)
     if not spec.model_def:
         raise UserError("--model_def is missing: name a module below --model_zoo, as in --model_def digits.cnn_torch")
     return _run_anywhere(spec, given)
+
+
+@_of_modules(TRAIN, "Train a model-zoo module", f"{EXAMPLE}. A script of your own is for `elasticdl run`.")
+def train(**given: object) -> int:
+    return _run_module(TRAIN, given)
+
+
+@_of_modules(EVALUATE, "Compute the metrics of a trained model-zoo module", f"{TRAINED.format('evaluate')}.")
+def evaluate(**given: object) -> int:
+    return _run_module(EVALUATE, given)
+
+
+@_of_modules(
+    PREDICT,
+    "Predict with a trained model-zoo module",
+    f"{TRAINED.format('predict')} --prediction_data new.csv --output predictions.npz.",
+)
+def predict(**given: object) -> int:
+    return _run_module(PREDICT, given)
 
 
 @command(

@@ -336,3 +336,20 @@ class SampleOrder:
     @property
     def _epoch_samples(self) -> int:
         return self.steps_per_epoch * self.policy.batch_size(1)
+
+
+@dataclass(frozen=True, slots=True)
+class PartOrder(SampleOrder):
+    """One pass in the data set's own order, in parts that never change: part k has the samples from k times ``policy.worker_batch`` on.
+
+    A step gives each worker one part, the last of the pass to as many workers as it has parts. So whoever makes a part, and however
+    often, makes it of the same samples.
+    """
+
+    def batches(self, progress: Progress, workers: int) -> Iterator[BatchPlan]:
+        part, size = self.policy.batch_size(1), self.policy.batch_size(workers)
+        for number in range(self.remaining_steps(progress, workers)):
+            start = progress.position + number * size
+            whole = range(start, min(start + size, self.samples))
+            shares = (min(part, max(len(whole) - part * rank, 0)) for rank in range(workers))
+            yield BatchPlan(whole, tuple(shares), seed=self.seed, step=progress.step + 1 + number)

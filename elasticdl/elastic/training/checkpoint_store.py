@@ -1,24 +1,19 @@
 """Where states are kept: a folder on this machine, or any file system that fsspec knows.
 
-A state is there whole or not at all: it is written under another name and then renamed. What is in it is the
-framework's business; here it is something that writes itself to a file.
+A state is there whole or not at all (`elasticdl.elastic.training.whole_files`). What is in it is the framework's business.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, TypeVar
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
-
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
+from elasticdl.elastic.training.whole_files import WholeFiles
 
 log = logging.getLogger(__name__)
 
@@ -43,14 +38,9 @@ class CheckpointStore:
         """``keep``: newest ones that stay, 0 for all. ``writer`` tells this worker's unfinished files from others'.
         ``suffix``: of the framework whose checkpoints they are. ``stem``: what their names begin with.
         """
-        try:
-            self._fs, self._root = fsspec.core.url_to_fs(url)
-        except (ImportError, ValueError) as error:
-            raise UserError(f"--checkpoint_dir {url}: {one_line(error)}") from error
-        self._is_local = isinstance(self._fs, LocalFileSystem)
+        self._files = WholeFiles("--checkpoint_dir", url, writer)
         self._url = url.rstrip("/")
         self._keep = keep
-        self._writer = writer
         self._suffix = suffix
         self._stem = stem
         suffixes = "|".join(map(re.escape, SUFFIXES if suffix in SUFFIXES else [suffix]))
@@ -67,7 +57,7 @@ class CheckpointStore:
             UserError: the folder can't be read, or they are of another framework.
         """
         try:
-            names = self._names()
+            names = self._files.names()
         except OSError as error:
             raise UserError(f"{self._url} can't be read: {one_line(error)}") from error
         found = [match for name in names if (match := self._whole.fullmatch(name))]
@@ -80,7 +70,7 @@ class CheckpointStore:
         return [Checkpoint(step, self.path(step)) for step in sorted(steps, reverse=True)]
 
     def read(self, step: int, load: Callable[[IO[bytes]], Content]) -> Content:
-        with self._fs.open(self._at(self._name(step)), "rb") as file:
+        with self._files.open(self._name(step)) as file:
             return load(file)
 
     def read_newest(self, load: Callable[[IO[bytes]], Content], remedy: str) -> tuple[Checkpoint, Content] | None:
@@ -110,71 +100,25 @@ class CheckpointStore:
         Raises:
             Exception: whatever the file system raises; what was there before is untouched and nothing is left over.
         """
-        self._fs.makedirs(self._root, exist_ok=True)
-        scratch = self._at(f".{self._name(step)}.{self._writer}")
-        try:
-            with self._fs.open(scratch, "wb") as file:
-                _dump(dump, file)
-                if self._is_local:
-                    file.flush()
-                    os.fsync(file.fileno())
-            self._rename(scratch, self._at(self._name(step)))
-        except BaseException:
-            self._remove(scratch)
-            raise
+        self._files.make_folder()
+        self._files.write(self._name(step), dump)
         self._tidy(step)
 
     def remove(self, *, before: int | None = None, but: int | None = None) -> None:
         """All of them, or those of steps ``before`` one, except for one step: nobody goes on from them any more."""
-        for name in self._names():
+        for name in self._files.names():
             step = int(match[1]) if (match := self._whole.fullmatch(name)) else but
             if step != but and (before is None or (step is not None and step < before)):
-                self._remove(self._at(name))
+                self._files.remove(name)
 
     def _name(self, step: int) -> str:
         return f"{self._stem}-{step:010d}{self._suffix}"
 
-    def _names(self) -> list[str]:
-        # Others change the folder as well: what was listed before is no longer true.
-        self._fs.invalidate_cache()
-        try:
-            return [path.rpartition("/")[2] for path in self._fs.ls(self._root, detail=False)]
-        except FileNotFoundError:
-            return []
-
-    def _at(self, name: str) -> str:
-        return f"{self._root.rstrip('/')}/{name}"
-
-    def _rename(self, scratch: str, path: str) -> None:
-        if self._is_local:
-            os.replace(scratch, path)
-            folder = os.open(self._root, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-        else:
-            self._fs.mv(scratch, path)
-
-    def _remove(self, path: str) -> None:
-        with contextlib.suppress(OSError):  # it was never made, or the file system is what failed
-            self._fs.rm_file(path)
-
     def _tidy(self, step: int) -> None:
         """Delete what the new checkpoint makes superfluous: the oldest, and what dead writers left unfinished."""
-        names = self._names()
+        names = self._files.names()
         stale = [name for name in names if (match := self._scratch.fullmatch(name)) and int(match[1]) < step]
         whole = sorted((int(match[1]), name) for name in names if (match := self._whole.fullmatch(name)))
         surplus = [name for _, name in whole[: -self._keep]] if self._keep else []
         for name in stale + surplus:
-            self._remove(self._at(name))
-
-
-def _dump(dump: Callable[[IO[bytes]], object], file: IO[bytes]) -> None:
-    """Where torch's writer tells of a position that it did not expect, the reason was a full disk: say that."""
-    try:
-        dump(file)
-    except Exception as error:
-        if isinstance(error.__context__, OSError):
-            raise error.__context__ from None
-        raise
+            self._files.remove(name)

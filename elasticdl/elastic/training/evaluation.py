@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +60,7 @@ def of_all(collective: Collective, number: float, name: str) -> list[float]:
 
 Array = npt.NDArray[Any]
 Fetch = Callable[
-    [Sequence[Array]], Generator[tuple[Any, Any], None, None]
+    [Iterable[Array]], Generator[tuple[Any, Any], None, None]
 ]  # inputs and labels for each batch of indices
 Metrics = Mapping[str, Callable[[Any, Any], float]]  # of labels and outputs
 
@@ -106,7 +106,7 @@ class Evaluator(ABC):
 
     model: Any
     dataset: Any
-    loss: Callable[[Any, Any], Any]  # of labels and outputs
+    loss: Callable[[Any, Any], Any] | None  # of labels and outputs; None for predictions, whose labels nobody looks at
     metrics: Metrics
     batch_size: int  # that fits the device
     context: JobContext
@@ -130,7 +130,7 @@ class Evaluator(ABC):
             self.context.advance(Activity.ALIVE)  # the metrics are the user's, and the others wait for them
             loss, columns = _unpacked(packed)
             del packed
-            outputs, labels = self._join(columns, like)
+            outputs, labels = self.join(columns, like)
             metrics = {"loss": loss / samples} | {name: float(of(labels, outputs)) for name, of in self.metrics.items()}
             self.context.advance(Activity.WAIT)
         metrics = from_root(collective, metrics, "elasticdl.evaluation.metrics")
@@ -141,11 +141,11 @@ class Evaluator(ABC):
         """The sum of the losses; outputs and labels, one row a sample; and those of the last batch, nested as they are."""
         tested: list[list[Array]] = []
         loss_sum, seen, like = 0.0, 0, None
-        with closing(my_batches(self.context, len(self.dataset), self.batch_size, self._fetch)) as mine:
+        with closing(my_batches(self.context, len(self.dataset), self.batch_size, self.fetch)) as mine:
             for number, (rows, inputs, labels) in enumerate(mine):
                 tell("on_test_batch_begin", number, {})
-                like, loss = self._test(inputs, labels, rows)
-                tested.append(self._flatten(like))
+                like, loss = self.test(inputs, labels, rows)
+                tested.append(self.flatten(like))
                 loss_sum, seen = loss_sum + loss * rows, seen + rows
                 tell("on_test_batch_end", number, {"loss": loss_sum / seen})
         return loss_sum, [np.concatenate(column) for column in zip(*tested, strict=True)], like
@@ -153,20 +153,20 @@ class Evaluator(ABC):
     # -- what differs between frameworks --
 
     @abstractmethod
-    def _fetch(self, batches: Sequence[Array]) -> Generator[tuple[Any, Any], None, None]:
-        """Inputs and labels for each batch of indices."""
+    def fetch(self, batches: Iterable[Array]) -> Generator[tuple[Any, Any], None, None]:
+        """Inputs and labels for each batch of indices, which may be asked for ahead, by another thread."""
 
     @abstractmethod
-    def _test(self, inputs: Any, labels: Any, rows: int) -> tuple[Any, float]:
-        """Outputs and labels, nested, with one row a sample, and the mean loss over so many samples."""
+    def test(self, inputs: Any, labels: Any, rows: int) -> tuple[Any, float]:
+        """Outputs and labels, nested, with one row a sample, and the mean loss over so many samples, 0 without a loss."""
 
     @abstractmethod
-    def _flatten(self, value: Any) -> list[Array]:
-        """The tensors in what `_test` returned, on the host, in types that no metric overflows."""
+    def flatten(self, value: Any) -> list[Array]:
+        """The tensors in what `test` returned, on the host, in types that no metric overflows."""
 
     @abstractmethod
-    def _join(self, columns: list[Array], like: Any) -> tuple[Any, Any]:
-        """Outputs and labels as tensors, nested as in what `_test` returned."""
+    def join(self, columns: list[Array], like: Any) -> tuple[Any, Any]:
+        """Outputs and labels as tensors, nested as in what `test` returned."""
 
 
 def _unpacked(packed: Sequence[Array]) -> tuple[float, list[Array]]:

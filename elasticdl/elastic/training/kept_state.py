@@ -26,7 +26,7 @@ from elasticdl.elastic.core.plan import Progress, StepPlan
 from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.core.training_step import Vote
 from elasticdl.job.jobdir import STOPPED_STEM, STOPPED_SUFFIX, kept_states
-from elasticdl.job.spec import JobSpec
+from elasticdl.job.spec import TRAIN, JobSpec
 
 if TYPE_CHECKING:
     from elasticdl.elastic.training.checkpoint_store import Checkpoint, CheckpointStore
@@ -90,8 +90,9 @@ class KeptState:
         own = (
             "" if spec.image else str(folder)
         )  # what is in there is of this job, or was put there as it is to go on from that
-        resume = spec.resume or not spec.checkpoint_dir
-        return cls(spec.checkpoint_dir or own, resume=resume, within=cls(own) if own and not resume else None)
+        place = spec.checkpoint_dir if spec.task == TRAIN else spec.parts
+        resume = spec.resume or not place
+        return cls(place or own, resume=resume, within=cls(own) if own and not resume else None)
 
     def write(self, state: Carried) -> str:
         """Keep this state, and no earlier one, or none of a training that this one has not gone on from; returns where.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import socket
 import struct
 import time
@@ -86,6 +87,12 @@ def write_summary(folder: str, found: Facts, wall_time: float) -> None:
         write_aside(path, json.dumps(summary, indent=1, allow_nan=False) + "\n")
     except OSError as error:
         _log.error("can't write summary.json to %s: %s", folder, error)
+
+
+def remove_parts(folder: str) -> None:
+    """Of a prediction or an evaluation that has failed, if they are in a folder of this machine."""
+    if folder and "://" not in folder:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def summarize(found: Facts, wall_time: float) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from elasticdl.common.errors import UnreachableError, UserError, first_finding
 from elasticdl.common.front_ends import environment_of_workers
 from elasticdl.job.jobdir import JobDir, MasterAddress, jobs_root, require_writable_folders
 from elasticdl.job.journal import FORMAT, STEPS
-from elasticdl.job.spec import JobSpec
+from elasticdl.job.spec import TRAIN, JobSpec
 from elasticdl.master.core import events as e
 from elasticdl.master.core.events import EndJob
 from elasticdl.master.core.job_core import Job
@@ -38,6 +38,7 @@ from elasticdl.master.shell.observers import (
     Observer,
     Observers,
     TensorBoard,
+    remove_parts,
     write_summary,
 )
 from elasticdl.places.base import Launcher, Limits, Place, Report
@@ -232,7 +233,9 @@ class Master:
         # Told before places are closed: that takes as long as whoever provides them likes, and the master may be killed meanwhile.
         self._steps.flush()
         journal.append("job_finished", {"phase": str(end.phase), "reason": end.reason, **job.training.achieved()})
-        if self.spec.output:
+        if self.spec.task != TRAIN and end.phase == Phase.FAILED:
+            remove_parts(self.spec.parts)
+        elif self.spec.task == TRAIN and self.spec.output:
             write_summary(self.spec.output, self.facts.conclude(), time.monotonic() - self._began)
         self._write_status()
         await launcher.close()

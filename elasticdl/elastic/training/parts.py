@@ -1,0 +1,156 @@
+"""What the parts of a pass over data have given, one file each, until all is put together piece by piece, in the order of the data.
+
+A part is there whole or not at all, and is the same whoever has made it, and however often.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from elasticdl.common.errors import UserError, import_extra
+from elasticdl.common.reason import one_line
+from elasticdl.elastic.training import plain_data
+from elasticdl.elastic.training.whole_files import WholeFiles
+
+Array = npt.NDArray[Any]
+Columns = Mapping[str, Array]  # one row a sample
+
+
+class Parts:
+    """``samples``: of the data. ``size``: of a part, in samples; the last may be smaller. ``alive``: is called for each part that is read."""
+
+    def __init__(self, files: WholeFiles, samples: int, size: int, alive: Callable[[], object]) -> None:
+        self.samples = samples
+        self._files = files
+        self._count = -(-samples // size)
+        self._alive = alive
+
+    def begin(self) -> None:
+        with put_away("the folder of its parts"):
+            self._files.make_folder()
+
+    def write(self, number: int, columns: Columns) -> None:
+        """
+        Raises:
+            UserError: it can't be written.
+        """
+        with put_away(f"part {number + 1} of {self._count}"):
+            self._files.write(_name(number), partial(plain_data.write, dict(columns)), durably=False)
+
+    def __iter__(self) -> Iterator[dict[str, Array]]:
+        """Each part.
+
+        Raises:
+            UserError: one is not there, or has other columns than the first.
+        """
+        kinds: dict[str, tuple[Any, ...]] = {}
+        for number in range(self._count):
+            self._alive()
+            try:
+                with self._files.open(_name(number)) as file:
+                    columns: dict[str, Array] = plain_data.read(file)
+            except Exception as error:  # a damaged file raises anything
+                why = one_line(error)
+                raise UserError(f"part {number + 1} of {self._count} can't be read: {why}; begin anew") from error
+            found = {name: (column.dtype, column.shape[1:]) for name, column in columns.items()}
+            kinds = kinds or found
+            if found != kinds:
+                raise UserError(
+                    f"what the model puts out differs from sample to sample: {_shown(kinds)} in the first part, and {_shown(found)} in "
+                    f"part {number + 1}; expected the same shape and type for all"
+                )
+            yield columns
+
+    def mapped(self, folder: Path) -> dict[str, Array]:
+        """All rows of each column, in files of this machine below the folder, and not in memory."""
+        whole: dict[str, Array] = {}
+        row = 0
+        for columns in self:
+            for number, (name, column) in enumerate(columns.items()):
+                if name not in whole:
+                    shape = (self.samples, *column.shape[1:])
+                    path = folder / f"{number}.npy"
+                    whole[name] = np.lib.format.open_memmap(path, "w+", dtype=column.dtype, shape=shape)
+                whole[name][row : row + len(column)] = column
+            row += len(next(iter(columns.values())))
+        return whole
+
+    def remove(self) -> None:
+        self._files.remove_all()
+
+
+def _name(number: int) -> str:
+    return f"part-{number:010d}.npz"
+
+
+def _shown(kinds: Mapping[str, tuple[Any, ...]]) -> str:
+    return ", ".join(f"{name} {dtype} {shape}" for name, (dtype, shape) in kinds.items())
+
+
+@contextlib.contextmanager
+def put_away(what: str) -> Iterator[None]:
+    """What the file system raises within becomes one line."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"--output: {what} can't be written: {one_line(error)}") from error
+
+
+# -- the file of all predictions --
+
+
+def write_json(value: Any, file: IO[bytes]) -> None:
+    file.write((json.dumps(value, indent=1) + "\n").encode())
+
+
+def write_npz(parts: Parts, file: IO[bytes]) -> None:
+    """An archive as of ``numpy.savez``: an array for each column, of shape (samples, ...)."""
+    first = next(iter(parts))
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, like in first.items():
+            shape = (parts.samples, *like.shape[1:])
+            header = {"descr": np.lib.format.dtype_to_descr(like.dtype), "fortran_order": False, "shape": shape}
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array_header_1_0(member, header)
+                for columns in parts:
+                    member.write(np.ascontiguousarray(columns[name]).tobytes())
+
+
+def write_parquet(parts: Parts, file: IO[bytes]) -> None:
+    """A row for each sample, and a row group for each part. What is no number is a list of fixed length, nested as the array is."""
+    pyarrow, parquet = importlib.import_module("pyarrow"), import_parquet()
+    writer = None
+    for columns in parts:
+        table = pyarrow.table({name: _arrow(pyarrow, column) for name, column in columns.items()})
+        writer = writer or parquet.ParquetWriter(file, table.schema)
+        writer.write_table(table)
+    if writer is not None:
+        writer.close()
+
+
+def import_parquet() -> Any:
+    """
+    Raises:
+        UserError: it is not installed.
+    """
+    return import_extra("pyarrow.parquet", "files of predictions that end in .parquet", "parquet")
+
+
+def _arrow(pyarrow: Any, column: Array) -> Any:
+    found = pyarrow.array(np.ascontiguousarray(column).reshape(-1))
+    for length in reversed(column.shape[1:]):
+        found = pyarrow.FixedSizeListArray.from_arrays(found, length)
+    return found
+
+
+WRITERS: Mapping[str, Callable[[Parts, IO[bytes]], None]] = {".npz": write_npz, ".parquet": write_parquet}

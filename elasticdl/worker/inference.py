@@ -1,0 +1,259 @@
+"""Evaluating a module's trained model, or predicting with it: one pass over the data, divided over workers that may come and go.
+
+Each step gives each worker one part. What the parts give is put together at the end by rank 0, piece by piece; if it dies at this, the
+next rank 0 does it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from elasticdl.common.errors import UserError
+from elasticdl.common.reason import name_of, one_line
+from elasticdl.elastic.collectives.port import memory_of_the_worker
+from elasticdl.elastic.core.protocol import World
+from elasticdl.elastic.core.reporting import Activity
+from elasticdl.elastic.training.checkpoint_store import Checkpoint
+from elasticdl.elastic.training.cursor import StepBatch
+from elasticdl.elastic.training.epochs import EpochLedger
+from elasticdl.elastic.training.evaluation import Array, from_root, of_all, require_rows
+from elasticdl.elastic.training.inference import InferenceState
+from elasticdl.elastic.training.job import Hooks, JobContext
+from elasticdl.elastic.training.parts import WRITERS, Parts, import_parquet, put_away, write_json
+from elasticdl.elastic.training.pieces import load_all, named_leaves
+from elasticdl.elastic.training.whole_files import WholeFiles
+from elasticdl.job.spec import EVALUATE, PREDICT, PREDICTION_SUFFIXES, JobSpec
+from elasticdl.worker.learner import Learner, open_store
+from elasticdl.worker.zoo import ModelModule, make_processor, open_inference
+
+log = logging.getLogger(__name__)
+
+PREDICTIONS = "predictions"  # the name of what a model puts out, if that has none of its own
+
+
+class Pass(Hooks):
+    """One worker's part of it."""
+
+    def __init__(
+        self, spec: JobSpec, context: JobContext, module: ModelModule, learner: type[Learner], model: Any
+    ) -> None:
+        """Raises:
+        UserError: the module does not keep the contract, or nothing is to be done with the predictions.
+        Exception: whatever the user's code raises.
+        """
+        self._spec, self._context, self._module, self._learner = spec, context, module, learner
+        self._process = make_processor(module) if spec.task == PREDICT else None
+        if spec.task == PREDICT and not spec.output and self._process is None:
+            raise UserError(
+                f"--output is missing: name a file for the predictions, which ends in {' or '.join(PREDICTION_SUFFIXES)}, or give the "
+                f"module a {spec.prediction_outputs_processor}"
+            )
+        if spec.task == PREDICT and spec.output.endswith(".parquet"):
+            import_parquet()
+        dataset = open_inference(module, spec)
+        inference = learner.inference(module, spec, context, model, dataset)
+        self._evaluator, self._model = inference.evaluator, inference.model
+        self._host_array = inference.tensors.host_array
+        self._ledger = EpochLedger()
+        values = {"ledger": self._ledger, "checkpoint": {}}
+        self.state = InferenceState(context, inference.tensors, f"{spec.task} data", dataset, inference.model, values)
+        self._size = context.policy.batch_size(1)  # of a part
+        self._writer = f"{socket.gethostname()}-{os.getpid()}"
+        self._parts: Parts | None = None
+        if spec.output if spec.task == PREDICT else self._evaluator.metrics:
+            files = WholeFiles("--output", spec.parts, self._writer)
+            alive = partial(context.advance, Activity.ALIVE)
+            self._parts = Parts(files, len(dataset), self._size, alive)
+        self._began = time.monotonic()
+        self._processed: set[int] = set()  # parts of which the processor has all, and no step is known to be made
+        self._metrics: dict[str, float] = {}
+        self._is_put_together = False
+
+    def check(self) -> None:
+        """Whether a worker could do this.
+
+        Raises:
+            UserError: it could not; one line says why.
+        """
+        self._require_free()
+        self._load()
+        what = "the first samples of the data"
+        with self._module.blame(f"{name_of(self._module.custom_model)}()'s model, given {what},"):
+            with closing(self._evaluator.fetch([np.arange(min(2, len(self._evaluator.dataset)))])) as samples:
+                inputs, labels = next(samples)
+            (outputs, labels), _ = self._evaluator.test(inputs, labels, len(labels))
+            self._columns(outputs, labels, len(labels))
+
+    def run(self) -> None:
+        """To the end.
+
+        Raises:
+            Stopped: this worker was told to leave; the position has been kept if that was its task.
+        """
+        context = self._context
+        context.run(self._work, self.state, self)
+        if context.rank == 0 and self._parts is not None:
+            self._parts.remove()
+        context.finish(step=self.state.step, epochs=1, metrics=self._metrics)
+
+    # -- entering a world --
+
+    def before_sync(self, world: World) -> None:
+        if not (world.is_first and world.rank == 0):
+            return
+        self._require_free()
+        found = self._load()
+        self.state.checkpoint = {"step": found.step, "path": found.path}
+        log.info("the model is that of %s", found.path)
+        if self._parts is not None:
+            self._parts.begin()
+
+    def on_world(self, world: World) -> None:
+        self._context.plan_total(self.state.cursor.order.total_steps(self.state.progress, 1, world.size), 1)
+        if self._process is not None and world.size > 1:
+            mine = max(self._processed, default=-1)
+            told = of_all(self._context.collective, mine, "elasticdl.processed")
+            self._processed |= {int(number) for number in told if number >= 0}
+
+    def _require_free(self) -> None:
+        folder, _, name = self._spec.output.rpartition("/")
+        if name and name in WholeFiles("--output", folder or ".", self._writer).names():
+            raise UserError(f"--output {self._spec.output} exists: remove it, or name another file")
+
+    def _load(self) -> Checkpoint:
+        """The trained model.
+
+        Raises:
+            UserError: there is no checkpoint, or it is of another model, or can't be read.
+        """
+        spec = self._spec
+        store = open_store(spec, self._learner.codec.suffix)
+        assert store is not None, "JobSpec has seen to it"
+        read = self._learner.read_checkpoint
+        if spec.checkpoint_step:
+            found = Checkpoint(spec.checkpoint_step, store.path(spec.checkpoint_step))
+            try:
+                loaded = store.read(found.step, read)
+            except Exception as error:  # the unpickler raises anything over a damaged file
+                there = ", ".join(str(each.step) for each in store.newest_first()) or "none"
+                raise UserError(
+                    f"--checkpoint_step {found.step}: {found.path} can't be read: {one_line(error)}; there are {there}"
+                ) from error
+        else:
+            readable = store.read_newest(read, "name another --checkpoint_dir")
+            if readable is None:
+                raise UserError(
+                    f"--checkpoint_dir {spec.checkpoint_dir} holds no checkpoint of this framework: train with it first, or name another"
+                )
+            found, loaded = readable
+        try:
+            with memory_of_the_worker("the model"):
+                load_all(self._model, loaded["state"])
+        except UserError as error:
+            raise UserError(f"{found.path} is not of this model: {error}") from error
+        return found
+
+    # -- the pass --
+
+    def _work(self) -> None:
+        cursor, context = self.state.cursor, self._context
+        ahead = (np.asarray(each.indices) for plan in cursor.plans() for each in plan.micro_batches)
+        with closing(self._evaluator.fetch(ahead)) as samples:
+            for plan in cursor.plans():
+                self._make_part(cursor.begin(StepBatch(plan, samples, context)))
+                self.state.commit()
+        cursor.end()
+        metrics = self._put_together() if context.rank == 0 else {}
+        context.advance(Activity.WAIT)
+        self._metrics = from_root(context.collective, metrics, "elasticdl.complete")
+        context.advance(Activity.UPDATE)
+
+    def _make_part(self, batch: StepBatch) -> None:
+        plan = batch.plan
+        loss_sum, rows = 0.0, list[dict[str, Array]]()
+        number = plan.micro_batches[0].indices[0] // self._size if plan.micro_batches else -1
+        for micro_batch, (inputs, labels) in zip(plan.micro_batches, batch, strict=True):
+            (outputs, labels), loss = self._evaluator.test(inputs, labels, micro_batch.samples)
+            loss_sum += loss * micro_batch.samples
+            if self._parts is not None:
+                rows.append(self._columns(outputs, labels, micro_batch.samples))
+            if self._process is not None and number not in self._processed:
+                self._process(outputs, self._context.worker_id)
+            self._context.advance(Activity.ALIVE)
+        if self._parts is not None and rows:
+            self._parts.write(number, {name: np.concatenate([each[name] for each in rows]) for name in rows[0]})
+        if number >= 0:
+            self._processed.add(number)
+        loss = self.state.close_step(plan.samples, loss_sum)
+        self._ledger.add_loss(loss, plan.batch)
+        self._processed.clear()
+
+    def _columns(self, outputs: Any, labels: Any, rows: int) -> dict[str, Array]:
+        if self._spec.task == EVALUATE:
+            return {str(number): each for number, each in enumerate(self._evaluator.flatten((outputs, labels)))}
+        columns = {name or PREDICTIONS: self._host_array(leaf) for name, leaf in named_leaves(outputs).items()}
+        for name, column in columns.items():
+            require_rows(f"the model's output {name}", column, rows)
+        return columns
+
+    # -- the end --
+
+    def _put_together(self) -> dict[str, float]:
+        """On rank 0. Returns the metrics."""
+        spec, at = self._spec, self.state.progress
+        metrics = {"loss": self._ledger.epoch_loss} if spec.task == EVALUATE else {}
+        if self._is_put_together:
+            return self._metrics or metrics
+        if spec.task == EVALUATE:
+            metrics |= self._compute_metrics()
+            self._metrics = metrics
+            checkpoint = self.state.checkpoint
+            default = f"{spec.checkpoint_dir.rstrip('/')}/evaluation-{checkpoint['step']:010d}.json"
+            self._write(
+                spec.output or default,
+                partial(write_json, {"checkpoint": checkpoint, "samples": at.samples, "metrics": metrics}),
+            )
+            told = {"step": at.step, "epoch": 0, "samples": at.samples, "metrics": metrics}
+            self._context.session.notify("evaluation", **told, seconds=time.monotonic() - self._began)
+        elif self._parts is not None:
+            write = next(write for suffix, write in WRITERS.items() if spec.output.endswith(suffix))
+            self._write(spec.output, partial(write, self._parts))
+            self._context.session.notify("predicted", samples=at.samples, path=spec.output)
+        self._is_put_together = True
+        return metrics
+
+    def _compute_metrics(self) -> dict[str, float]:
+        evaluator = self._evaluator
+        if self._parts is None:
+            return {}
+        with closing(evaluator.fetch([np.arange(1)])) as first:
+            like, _ = evaluator.test(*next(first), 1)
+        with tempfile.TemporaryDirectory() as folder:
+            with put_away("what the metrics are computed of"):
+                columns = list(self._parts.mapped(Path(folder)).values())
+            outputs, labels = evaluator.join(columns, like)
+            found = {}
+            for name, of in evaluator.metrics.items():
+                with self._module.blame(f"eval_metrics_fn(): {name}"):
+                    found[name] = float(of(labels, outputs))
+                self._context.advance(Activity.ALIVE)
+        return found
+
+    def _write(self, path: str, dump: Callable[[Any], object]) -> None:
+        folder, _, name = path.rpartition("/")
+        files = WholeFiles("--output", folder or ("/" if path.startswith("/") else "."), self._writer)
+        with put_away(path):
+            files.make_folder()
+            files.write(name, dump)
+        log.info("written: %s", path)
