@@ -201,7 +201,7 @@ class Pass(Hooks):
 
     def _columns(self, outputs: Any, labels: Any, rows: int) -> dict[str, Array]:
         if self._spec.task == EVALUATE:
-            return {str(number): each for number, each in enumerate(self._evaluator.flatten((outputs, labels)))}
+            return {str(number): each for number, each in enumerate(self._evaluator.flatten((outputs, labels), rows))}
         columns = {name or PREDICTIONS: self._host_array(leaf) for name, leaf in named_leaves(outputs).items()}
         for name, column in columns.items():
             require_rows(f"the model's output {name}", column, rows)

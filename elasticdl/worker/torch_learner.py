@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,12 @@ from torch.utils.data import default_collate
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of
 from elasticdl.elastic.collectives.opening import require_collective
-from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, StepBatch, fetch, to_device
+from elasticdl.elastic.torch_kit.evaluating import TorchEvaluator
+from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, StepBatch, to_device
 from elasticdl.elastic.torch_kit.passes import require_mean
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, TorchTensors, streams_apart, wait_for
 from elasticdl.elastic.torch_kit.torch_state import Caches, Model, TorchState, tensors_of
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
-from elasticdl.elastic.training.evaluation import Array, Evaluator, require_rows
 from elasticdl.elastic.training.job import JobContext
 from elasticdl.elastic.training.kept_state import aside
 from elasticdl.job.spec import EVALUATE, JobSpec
@@ -124,55 +123,6 @@ class TorchLearner(Learner):
         with aside(path) as scratch, scratch.open("wb") as file:
             torch.save(self._model.state_dict(), file)
         return path
-
-
-# -- evaluation --
-
-
-@dataclass(slots=True)
-class TorchEvaluator(Evaluator):
-    """Model and data may be on any device; metrics are given tensors on the CPU."""
-
-    context: ElasticContext
-    data_workers: int = 0
-
-    def fetch(self, batches: Iterable[Array]) -> Generator[tuple[Any, Any], None, None]:
-        indices = (batch.tolist() for batch in batches)
-        generator = torch.Generator().manual_seed(0)  # an evaluation leaves the global one as it is
-        yield from fetch(self.dataset, indices, self.context.device, num_workers=self.data_workers, generator=generator)
-
-    def test(self, inputs: Any, labels: Any, rows: int) -> tuple[Any, float]:
-        labels = to_device(labels, self.context.device)
-        with evaluating(self.model), torch.inference_mode():
-            outputs = self.model(to_device(inputs, self.context.device))
-            if self.loss is None:
-                return (outputs, labels), 0.0
-            for what, value in (("the model's output", outputs), ("the labels", labels)):
-                if not isinstance(value, torch.Tensor):
-                    raise UserError(f"evaluation: {what} must be one tensor, not {type(value).__name__}")
-                require_rows(what, value, rows)
-            return (outputs, labels), float(self.loss(labels, outputs))
-
-    def flatten(self, value: tuple[torch.Tensor, torch.Tensor]) -> list[Array]:
-        host = [each.cpu() for each in value]
-        # NumPy does not know all of the small types.
-        return [(each.float() if each.is_floating_point() and each.itemsize < 4 else each).numpy() for each in host]
-
-    def join(self, columns: list[Array], like: Any) -> tuple[Any, Any]:
-        outputs, labels = map(torch.from_numpy, columns)
-        return outputs, labels
-
-
-@contextlib.contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """The model in evaluation mode within; afterwards each module is as it was (some may be frozen for good)."""
-    before = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before.items():
-            module.training = training
 
 
 # -- before joining --

@@ -52,6 +52,7 @@ __all__ = [
     "catching_up",
     "context",
     "device",
+    "evaluate",
     "init",
     "mean",
     "on_one",
@@ -65,7 +66,7 @@ __all__ = [
 init, context, size, run = own.init, own.context, own.size, own.run
 _loop = PlainLoop(own)
 prepare, mean, catching_up, rank = _loop.prepare, _loop.mean, _loop.catching_up, _loop.rank
-values, on_one = _loop.values, _loop.on_one
+values, on_one, evaluate = _loop.values, _loop.on_one, _loop.evaluate
 
 
 def device() -> torch.device:

@@ -522,6 +522,12 @@ class LoopHost(JoinedHost):
             return own if self._joined is None or self.is_idle else self._means.of(value, own, self._joined, self._last)
 
     @lasting
+    def agree(self, tell: Callable[[], Result]) -> Result | None:
+        """What ``tell``, a collective, gives all workers; None on one that is alone, or whose world has broken meanwhile."""
+        with self._watch.paused():
+            return None if self._joined is None or self.is_idle else self._joined.agreements.agree(tell, None)
+
+    @lasting
     def on_one(self, act: Callable[[], object]) -> None:
         """Rank 0 does this; who becomes rank 0 before gradients are summed next does it, too, from the same parameters."""
         if not self.is_idle:

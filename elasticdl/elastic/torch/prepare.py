@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from elasticdl.common.credentials import WorkerEnvironment
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
+from elasticdl.elastic.core.protocol import ALONE
 from elasticdl.elastic.torch.loop_host import LoopHost, PreparedLoader, Values, speak_to
+from elasticdl.elastic.torch_kit.evaluating import TorchEvaluator
 from elasticdl.elastic.torch_kit.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.refusals import Optimizers, require_plain
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.torch_kit.torch_state import PREPARED, TorchState
+from elasticdl.elastic.training.evaluation import Metrics
 from elasticdl.elastic.training.pieces import is_stateful
 from elasticdl.elastic.training.runtime import ScriptRuntime
 
@@ -143,6 +149,42 @@ class PlainLoop:
         state = self._runtime.in_training
         own = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
         return state.mean(own) if isinstance(state, TorchState) else own
+
+    def evaluate(self, model: torch.nn.Module, loader: Any, metrics: Metrics) -> dict[str, float]:
+        """Metrics over all samples of a loader's data set, each counted once: ``elastic.evaluate(model, loader, {"accuracy": accuracy})``.
+
+        Each worker runs a part; all call it alike, between two steps (docs/library.md). If a worker is lost meanwhile, a loop under
+        ``@elastic.run`` begins anew in the next world, and each worker of a prepared loop runs all samples itself.
+
+        Args:
+            model: whose output is one tensor with a row for each sample.
+            loader: a ``torch.utils.data.DataLoader`` that was not prepared, or one of elasticdl's; batches are pairs (inputs, labels).
+            metrics: functions ``(labels, outputs) -> float`` of all samples, on the CPU.
+
+        Returns:
+            The metrics by name, the same on all workers; NaN on a worker that is `catching_up`.
+
+        Raises:
+            UserError: outputs or labels are no tensors with a row for each sample, or the workers of a job have not met yet.
+            WorldBroken: a worker was lost; `@elastic.run` knows what to do.
+        """
+        if self.catching_up():
+            return dict.fromkeys(metrics, math.nan)
+        if self._runtime.has_begun:
+            job = self._runtime.context()
+        elif WorkerEnvironment.from_env(os.environ) is None:
+            job = ElasticContext.connect(BatchPolicy(1, None), seed=0, environ={})
+        else:
+            raise UserError(
+                "elastic.evaluate: call elastic.init(), or elastic.prepare(), before: it divides the data over the workers of a training"
+            )
+        size = getattr(loader, "batch_size", None) or job.policy.most_at_once
+        collate = getattr(loader, "collate_fn", None)
+        evaluator = TorchEvaluator(model, loader.dataset, None, metrics, size, job, collate_fn=collate)
+        if self._host is None:
+            return evaluator.evaluate().metrics
+        found = self._host.agree(lambda: evaluator.evaluate().metrics)
+        return found if found is not None else evaluator.evaluate(world=ALONE).metrics
 
     def values(self, **start: Any) -> Values:
         """What a script counts or remembers: ``values = elastic.values(step=0, best=0.0)``, then ``values.step += 1``.

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.plan import BatchPlan
+from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.training.job import JobContext
 
@@ -66,13 +67,13 @@ Metrics = Mapping[str, Callable[[Any, Any], float]]  # of labels and outputs
 
 
 def my_batches(
-    context: JobContext, samples: int, most: int, fetch: Fetch
+    context: JobContext, samples: int, most: int, fetch: Fetch, world: World | None = None
 ) -> Generator[tuple[int, Any, Any], None, None]:
     """This member's share, in batches of at most ``most`` samples: the number of samples, inputs and labels of each.
 
     Close it, also after an error: a thread loads ahead.
     """
-    world = context.collective.world
+    world = world or context.collective.world
     mine = BatchPlan.equal(np.arange(samples), world.size).mine(world.rank, most)
     with closing(fetch([np.asarray(each.indices) for each in mine])) as loaded:
         for each, (inputs, labels) in zip(mine, loaded, strict=True):
@@ -111,41 +112,48 @@ class Evaluator(ABC):
     batch_size: int  # that fits the device
     context: JobContext
 
-    def evaluate(self, tell: Callable[..., object] = lambda *_: None) -> Evaluation:
+    def evaluate(self, tell: Callable[..., object] = lambda *_: None, world: World | None = None) -> Evaluation:
         """``tell`` hears of this member's batches as Keras tells its callbacks: the hook's name, the batch and the logs, which
-        are over this member's samples so far.
+        are over this member's samples so far. ``world``: another than the present one, as `ALONE`.
 
         Raises:
             UserError: the model's outputs or the labels are not tensors with one row a sample.
             WorldBroken: a member was lost meanwhile.
         """
-        collective, samples = self.context.collective, len(self.dataset)
-        loss_sum, columns, like = self._run(tell)
+        collective, world = self.context.collective, world or self.context.collective.world
+        loss, columns, like = self._run(tell, world)
+        if world.size == 1:
+            return Evaluation(len(self.dataset), self._compute(loss, columns, like))
         file = io.BytesIO()
-        pickle.dump((loss_sum, columns), file)
+        pickle.dump((loss, columns), file)
         self.context.advance(Activity.WAIT)
         packed = collective.gather(np.frombuffer(file.getbuffer(), np.uint8), "elasticdl.evaluation")
         metrics: dict[str, float] = {}
-        if collective.world.rank == 0:
+        if world.rank == 0:
             self.context.advance(Activity.ALIVE)  # the metrics are the user's, and the others wait for them
             loss, columns = _unpacked(packed)
             del packed
-            outputs, labels = self.join(columns, like)
-            metrics = {"loss": loss / samples} | {name: float(of(labels, outputs)) for name, of in self.metrics.items()}
+            metrics = self._compute(loss, columns, like)
             self.context.advance(Activity.WAIT)
         metrics = from_root(collective, metrics, "elasticdl.evaluation.metrics")
         self.context.advance(Activity.ALIVE)
-        return Evaluation(samples, metrics)
+        return Evaluation(len(self.dataset), metrics)
 
-    def _run(self, tell: Callable[..., object]) -> tuple[float, list[Array], Any]:
+    def _compute(self, loss: float, columns: list[Array], like: Any) -> dict[str, float]:
+        """``loss``: the sum over all samples."""
+        outputs, labels = self.join(columns, like)
+        metrics = {"loss": loss / len(self.dataset)} if self.loss is not None else {}
+        return metrics | {name: float(of(labels, outputs)) for name, of in self.metrics.items()}
+
+    def _run(self, tell: Callable[..., object], world: World) -> tuple[float, list[Array], Any]:
         """The sum of the losses; outputs and labels, one row a sample; and those of the last batch, nested as they are."""
         tested: list[list[Array]] = []
         loss_sum, seen, like = 0.0, 0, None
-        with closing(my_batches(self.context, len(self.dataset), self.batch_size, self.fetch)) as mine:
+        with closing(my_batches(self.context, len(self.dataset), self.batch_size, self.fetch, world)) as mine:
             for number, (rows, inputs, labels) in enumerate(mine):
                 tell("on_test_batch_begin", number, {})
                 like, loss = self.test(inputs, labels, rows)
-                tested.append(self.flatten(like))
+                tested.append(self.flatten(like, rows))
                 loss_sum, seen = loss_sum + loss * rows, seen + rows
                 tell("on_test_batch_end", number, {"loss": loss_sum / seen})
         return loss_sum, [np.concatenate(column) for column in zip(*tested, strict=True)], like
@@ -161,8 +169,12 @@ class Evaluator(ABC):
         """Outputs and labels, nested, with one row a sample, and the mean loss over so many samples, 0 without a loss."""
 
     @abstractmethod
-    def flatten(self, value: Any) -> list[Array]:
-        """The tensors in what `test` returned, on the host, in types that no metric overflows."""
+    def flatten(self, value: Any, rows: int) -> list[Array]:
+        """The tensors in what `test` returned, on the host, in types that no metric overflows.
+
+        Raises:
+            UserError: they are not tensors with so many rows.
+        """
 
     @abstractmethod
     def join(self, columns: list[Array], like: Any) -> tuple[Any, Any]:
