@@ -19,7 +19,7 @@ from elasticdl.job import quantities
 
 AUTO: Final = "auto"  # of --progress_timeout
 CHECK_OFF, CHECK_REPAIR = "off", "repair"  # of --check_state
-TRAIN, EVALUATE, PREDICT = "train", "evaluate", "predict"  # tasks
+TRAIN, EVALUATE, PREDICT = "train", "evaluate", "predict"  # tasks of a module
 PREDICTION_SUFFIXES = (".npz", ".parquet")
 RANKS_ALL, RANKS_NONE = "all", "none"  # of --log_ranks
 # Each has a record in the master's memory and a line in every status, whether there is a place for it or not.
@@ -122,6 +122,8 @@ class ModelOptions(OptionGroup):
     """name of the module's eval_metrics_fn(), if it has one"""
     callbacks: str = "callbacks"
     """name of the module's callbacks(), if it has one"""
+    prediction_outputs_processor: str = "PredictionOutputsProcessor"
+    """name of the module's class whose process(predictions, worker_id) is given each batch of predictions, if it has one"""
 
 
 class DataOptions(OptionGroup):
@@ -129,6 +131,12 @@ class DataOptions(OptionGroup):
 
     training_data: str = ""
     """path given to dataset('training', path); for feed: files"""
+    validation_data: str = ""
+    """path given to dataset('evaluation', path); for feed: files"""
+    prediction_data: str = ""
+    """path given to dataset('prediction', path); for feed: files"""
+    data_reader_params: str = ""
+    """how feed's files are read, as in "columns=['age', 'income']; sep=';'", or arguments of custom_data_reader"""
     num_epochs: int = Field(1, ge=1)
     """passes over the training data"""
     max_step: int = Field(0, ge=0)
@@ -137,52 +145,19 @@ class DataOptions(OptionGroup):
     """of the sample order, the initial weights and every random draw in training"""
     shuffle: bool = True
     """a new order of samples each epoch"""
-
-
-class EvaluationDataOptions(OptionGroup):
-    """Data"""
-
-    validation_data: str = ""
-    """path given to dataset('evaluation', path); for feed: files"""
-
-
-class PredictionOptions(OptionGroup):
-    """Data"""
-
-    prediction_data: str = ""
-    """path given to dataset('prediction', path); for feed: files"""
-    prediction_outputs_processor: str = "PredictionOutputsProcessor"
-    """name of the module's class whose process(predictions, worker_id) is given each batch of predictions, if it has one"""
-
-
-class ReaderOptions(OptionGroup):
-    """Data"""
-
-    data_reader_params: str = ""
-    """how feed's files are read, as in "columns=['age', 'income']; sep=';'", or arguments of custom_data_reader"""
     data_workers: int = Field(0, ge=0)
     """processes per worker that load samples ahead; 0: load in the worker itself"""
 
 
-class MinibatchOptions(OptionGroup):
-    """Batch size"""
-
-    minibatch_size: int | None = Field(None, ge=1)
-    """samples of one worker: in training per step, so the global batch grows with the workers; else that it runs through the model at once; 64 if not given"""
-
-
-class PartOptions(OptionGroup):
-    """Batch size"""
-
-    num_minibatches_per_task: int = Field(16, ge=1)
-    """minibatches of a part; a step gives each worker one part, which is made again if it is killed meanwhile"""
-
-
-class BatchOptions(MinibatchOptions):
+class BatchOptions(OptionGroup):
     """Batch size and learning rate"""
 
     global_batch_size: int | None = Field(None, ge=1)
     """samples per step over all workers, whatever their number; the learning rate is left alone"""
+    minibatch_size: int | None = Field(None, ge=1)
+    """samples per step and worker, so the global batch grows with the workers; without training those that a worker runs through the model at once; 64 if not given"""
+    num_minibatches_per_task: int = Field(16, ge=1)
+    """minibatches in a part: each step gives each worker one part, which is made again if the worker is killed meanwhile"""
     max_worker_batch_size: int | None = Field(None, ge=1)
     """most samples that a worker runs through the model at once; more are accumulated"""
     learning_rate_scaling: Literal["none", "linear", "sqrt"] = "none"
@@ -214,13 +189,6 @@ class EvaluationOptions(OptionGroup):
     """also evaluate each so many steps; 0: at the end of each epoch only"""
 
 
-class CheckpointChoice(OptionGroup):
-    """Checkpoints"""
-
-    checkpoint_step: int = Field(0, ge=0)
-    """use the checkpoint of this step; 0: the newest in --checkpoint_dir that can be read"""
-
-
 class ResumeOptions(OptionGroup):
     """Checkpoints"""
 
@@ -228,6 +196,8 @@ class ResumeOptions(OptionGroup):
     """folder or fsspec URL for a module's checkpoints, and for what is kept of a training that is stopped; if not given, that is in the job's own folder"""
     resume: bool = True
     """continue from the newest checkpoint in --checkpoint_dir if there is one, or from what a job of this name was stopped with"""
+    checkpoint_step: int = Field(0, ge=0)
+    """use the checkpoint of this step; 0: the newest in --checkpoint_dir that can be read"""
 
 
 class CheckpointOptions(OptionGroup):
@@ -243,7 +213,7 @@ class OutputOptions(OptionGroup):
     """Output"""
 
     output: str = ""
-    """folder for summary.json and, of a module, the final model; of `evaluate` the file of the result, and of `predict` that of the predictions, which ends in .npz or .parquet"""
+    """folder for summary.json and, of a module, the final model; without training the file of the metrics, or that of the predictions, .npz or .parquet"""
     tensorboard_log_dir: str = ""
     """folder for TensorBoard scalars"""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -375,15 +345,9 @@ class JobSpec(
     JobOptions,
     ModelOptions,
     DataOptions,
-    EvaluationDataOptions,
-    PredictionOptions,
-    ReaderOptions,
     BatchOptions,
-    MinibatchOptions,
-    PartOptions,
     EvaluationOptions,
     ResumeOptions,
-    CheckpointChoice,
     CheckpointOptions,
     OutputOptions,
     TimingOptions,
@@ -399,9 +363,7 @@ class JobSpec(
 
     @model_validator(mode="after")
     def _has_what_its_task_needs(self) -> Self:
-        if self.task == TRAIN:
-            return self
-        if not self.checkpoint_dir:
+        if self.task != TRAIN and not self.checkpoint_dir:
             raise ValueError("--checkpoint_dir is missing: name the folder with the checkpoints of the trained model")
         if self.task == PREDICT and self.output and not self.output.endswith(PREDICTION_SUFFIXES):
             raise ValueError(f"--output {self.output}: must be a file that ends in {' or '.join(PREDICTION_SUFFIXES)}")
@@ -409,14 +371,11 @@ class JobSpec(
 
     @property
     def parts(self) -> str:
-        """Folder of the parts of an evaluation or a prediction, until they are put together; empty if it makes none."""
+        """Folder of what the parts of an evaluation or a prediction give, until all is put together; empty if it makes none."""
         if self.task == TRAIN or (self.task == PREDICT and not self.output):
             return ""
-        folder, name = (
-            self.output.rpartition("/")[::2] if self.output else (self.checkpoint_dir.rstrip("/"), "evaluation")
-        )
-        hidden = f".{name}.{self.job_name}.parts"
-        return f"{folder}/{hidden}" if folder or self.output.startswith("/") else hidden
+        folder, slash, name = (self.output or f"{self.checkpoint_dir.rstrip('/')}/evaluation").rpartition("/")
+        return f"{folder}{slash}.{name}.{self.job_name}.parts"
 
     @model_validator(mode="after")
     def _each_where_it_belongs(self) -> Self:
@@ -476,18 +435,18 @@ class JobSpec(
 
 
 OPTION_GROUPS: tuple[type[OptionGroup], ...] = JobSpec.__bases__  # in the order of the help
-_OF_ONE_TASK: dict[type[OptionGroup], tuple[str, ...]] = {
-    DataOptions: (TRAIN,),
-    EvaluationDataOptions: (TRAIN, EVALUATE),
-    PredictionOptions: (PREDICT,),
-    BatchOptions: (TRAIN,),
-    PartOptions: (EVALUATE, PREDICT),
-    EvaluationOptions: (TRAIN,),
-    CheckpointChoice: (EVALUATE, PREDICT),
-    CheckpointOptions: (TRAIN,),
+
+# Options that not all tasks of a module have.
+_OF_TASKS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("training_data", "num_epochs", "max_step", "seed", "shuffle"), (TRAIN,)),
+    **dict.fromkeys(set(fields_of(BatchOptions)) - {"minibatch_size", "num_minibatches_per_task"}, (TRAIN,)),
+    **dict.fromkeys((*fields_of(EvaluationOptions), *fields_of(CheckpointOptions), "callbacks"), (TRAIN,)),
+    **dict.fromkeys(("validation_data", "eval_metrics_fn"), (TRAIN, EVALUATE)),
+    **dict.fromkeys(("prediction_data", "prediction_outputs_processor"), (PREDICT,)),
+    **dict.fromkeys(("num_minibatches_per_task", "checkpoint_step"), (EVALUATE, PREDICT)),
 }
 
 
-def groups_of(task: str) -> tuple[type[OptionGroup], ...]:
-    """The options that this task of a module has."""
-    return tuple(group for group in OPTION_GROUPS if task in _OF_ONE_TASK.get(group, (task,)))
+def options_of(group: type[BaseModel], task: str) -> dict[str, Any]:
+    """The fields of a group that are options of this task; of a script of the user's own, as of training."""
+    return {name: field for name, field in fields_of(group).items() if task in _OF_TASKS.get(name, (task,))}

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.reason import name_of, one_line
+from elasticdl.common.reason import name_of
 from elasticdl.elastic.collectives.port import memory_of_the_worker
 from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.core.reporting import Activity
@@ -140,23 +140,14 @@ class Pass(Hooks):
         spec = self._spec
         store = open_store(spec, self._learner.codec.suffix)
         assert store is not None, "JobSpec has seen to it"
-        read = self._learner.read_checkpoint
-        if spec.checkpoint_step:
-            found = Checkpoint(spec.checkpoint_step, store.path(spec.checkpoint_step))
-            try:
-                loaded = store.read(found.step, read)
-            except Exception as error:  # the unpickler raises anything over a damaged file
-                there = ", ".join(str(each.step) for each in store.newest_first()) or "none"
-                raise UserError(
-                    f"--checkpoint_step {found.step}: {found.path} can't be read: {one_line(error)}; there are {there}"
-                ) from error
-        else:
-            readable = store.read_newest(read, "name another --checkpoint_dir")
-            if readable is None:
-                raise UserError(
-                    f"--checkpoint_dir {spec.checkpoint_dir} holds no checkpoint of this framework: train with it first, or name another"
-                )
-            found, loaded = readable
+        read, step = self._learner.read_checkpoint, spec.checkpoint_step
+        readable = store.read_newest(read, "name another checkpoint, or another --checkpoint_dir", step)
+        if readable is None:
+            which = f"checkpoint of step {step}" if step else "checkpoint"
+            raise UserError(
+                f"--checkpoint_dir {spec.checkpoint_dir} holds no {which}: train the model with it, or name another folder"
+            )
+        found, loaded = readable
         try:
             with memory_of_the_worker("the model"):
                 load_all(self._model, loaded["state"])

@@ -22,6 +22,7 @@ from elasticdl.common.errors import UserError, import_extra
 from elasticdl.common.reason import flat
 from elasticdl.job.spec import (
     EVALUATE,
+    OPTION_GROUPS,
     PREDICT,
     TRAIN,
     JobOptions,
@@ -32,8 +33,7 @@ from elasticdl.job.spec import (
     SlurmOptions,
     TimingOptions,
     WorkerRange,
-    fields_of,
-    groups_of,
+    options_of,
 )
 
 EXAMPLE = "elasticdl train --model_zoo model_zoo --model_def digits.cnn_torch --num_workers 2-4 --global_batch_size 256"
@@ -61,12 +61,12 @@ Groups = Iterable[type[BaseModel]]
 _UNTELLING = ("model_type", "string_pattern_mismatch")
 
 
-def _options(groups: Groups) -> list[Option]:
+def _options(groups: Groups, task: str = TRAIN) -> list[Option]:
     """``--config`` and one option per field, in one section per group; and what is asked of a submission."""
     made = [Option(["--config"], metavar="FILE", help="YAML file with the same options; the command line overrides")]
     for group in groups:
         section = str(group.__doc__)
-        for name, field in fields_of(group).items():
+        for name, field in options_of(group, task).items():
             if field.annotation is bool:
                 made.append(Option([f"--{name}/--no_{name}"], section, default=None, help=_help(field)))
             else:
@@ -105,7 +105,7 @@ def make_spec(
     Raises:
         UserError: the file can't be read, is no mapping, or has a key that is no option; or one line about the first option that is wrong.
     """
-    known = [name for group in groups for name in fields_of(group)]
+    known = [name for group in groups for name in options_of(group, task)]
     flags = {name: params[name] for name in known if params.get(name) is not None}
     file = params.get("config")
     config = {} if file is None else _read_config(Path(str(file)), known)
@@ -178,14 +178,14 @@ class _ScriptCommand(Command):
 def _of_modules(task: str, does: str, example: str) -> Callable[..., Any]:
     """A command for a model-zoo module."""
     return command(
-        *_options(groups_of(task)),
+        *_options(OPTION_GROUPS, task),
         options_metavar="--model_def MODULE[.FUNCTION] [OPTIONS]",
         help=f"{does}, on this machine, a Kubernetes cluster or Slurm, on workers that may come and go. As in: {example}",
     )
 
 
 def _run_module(task: str, given: Mapping[str, object]) -> int:
-    spec = make_spec(given, groups_of(task), task=task)
+    spec = make_spec(given, OPTION_GROUPS, task=task)
     if not spec.model_def:
         raise UserError("--model_def is missing: name a module below --model_zoo, as in --model_def digits.cnn_torch")
     return _run_anywhere(spec, given)

@@ -73,13 +73,15 @@ class CheckpointStore:
         with self._files.open(self._name(step)) as file:
             return load(file)
 
-    def read_newest(self, load: Callable[[IO[bytes]], Content], remedy: str) -> tuple[Checkpoint, Content] | None:
-        """The newest that can be read, if there are any. Newer ones are passed over, with a line in the log.
+    def read_newest(
+        self, load: Callable[[IO[bytes]], Content], remedy: str, step: int = 0
+    ) -> tuple[Checkpoint, Content] | None:
+        """The newest that can be read, if there are any. Newer ones are passed over, with a line in the log. ``step``: only that one.
 
         Raises:
             UserError: not one of them can be read. ``remedy``: what the user can do about it.
         """
-        found = self.newest_first()
+        found = [each for each in self.newest_first() if step in (0, each.step)]
         why = ""
         for checkpoint in found:
             try:
