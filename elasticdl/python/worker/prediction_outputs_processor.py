@@ -1,4 +1,4 @@
-"""The base of ``PredictionOutputsProcessor`` classes, so that modules that have one load; there is no prediction job."""
+"""The base of ``PredictionOutputsProcessor`` classes, as in ElasticDL; see `elasticdl.worker.inference`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,182 @@
+"""A pass over data that trains nothing: its parts, what becomes of them, and what `evaluate` and `predict` refuse before they begin."""
+
+import io
+import itertools
+import sys
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.plan import BatchPolicy, PartOrder, Progress
+from elasticdl.elastic.training.parts import Parts, write_npz, write_parquet
+from elasticdl.elastic.training.whole_files import WholeFiles
+from elasticdl.job.spec import JobSpec
+from elasticdl.worker import check
+
+MODULE = """
+import torch
+
+def custom_model(outputs=1):
+    return torch.nn.Linear(2, outputs)
+
+def dataset(mode, path):
+    return [(torch.tensor([1.0 * number, 1.0]), torch.tensor([1.0])) for number in range(20)]
+
+def loss(labels, predictions):
+    return (predictions - labels).mean()
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+"""
+
+
+@given(st.integers(1, 200), st.integers(1, 12), st.lists(st.integers(1, 6), min_size=1))
+def test_parts_are_the_same_whoever_makes_them(samples, size, workers):
+    """``workers``: of one step after the other."""
+    order, progress, made = PartOrder(samples, BatchPolicy(None, size, 5)), Progress(), {}
+    for number in range(1000):
+        count = workers[number % len(workers)]
+        if not order.remaining_steps(progress, count):
+            break
+        plans = [next(order.steps(progress, rank, count)) for rank in range(count)]
+        for plan in plans:
+            if plan.micro_batches:
+                indices = [index for each in plan.micro_batches for index in each.indices]
+                assert indices[0] % size == 0
+                made[indices[0] // size] = indices
+        assert len({plan.checksum for plan in plans}) == 1
+        progress = plans[0].after
+    assert [*itertools.chain(*made.values())] == list(range(samples))
+    assert all(indices == list(range(k * size, min((k + 1) * size, samples))) for k, indices in made.items())
+
+
+@pytest.fixture(params=["folder", "memory"])
+def files(request, tmp_path):
+    return WholeFiles("--output", str(tmp_path / "parts") if request.param == "folder" else "memory://parts", "me")
+
+
+@pytest.fixture
+def parts(files):
+    """Two, of three samples and of one."""
+    made = Parts(files, 4, 3, lambda: None)
+    made.begin()
+    whole = {
+        "id": np.arange(4),
+        "pair": np.arange(8.0, dtype=np.float32).reshape(4, 2),
+        "deep": np.zeros((4, 1, 2), bool),
+    }
+    for number, rows in enumerate((slice(0, 3), slice(3, 4))):
+        made.write(number, {name: column[rows] for name, column in whole.items()})
+        made.write(number, {name: column[rows] for name, column in whole.items()})  # after a torn step
+    made.whole = whole
+    yield made
+    made.remove()
+    assert files.names() == []
+
+
+def test_parts_are_put_together_piece_by_piece(parts, tmp_path):
+    file = io.BytesIO()
+    write_npz(parts, file)
+    with np.load(io.BytesIO(file.getvalue())) as found:
+        assert {*found} == {*parts.whole}
+        for name, column in parts.whole.items():
+            np.testing.assert_array_equal(found[name], column, strict=True)
+    file = io.BytesIO()
+    write_parquet(parts, file)
+    table = pyarrow.parquet.read_table(io.BytesIO(file.getvalue()))
+    assert {name: table[name].to_pylist() for name in table.column_names} == {
+        name: column.tolist() for name, column in parts.whole.items()
+    }
+    for name, column in parts.mapped(tmp_path).items():
+        assert isinstance(column, np.memmap)
+        np.testing.assert_array_equal(column, parts.whole[name])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda parts, files: files.remove("part-0000000001.npz"), "part 2 of 2 can't be read"),
+        (
+            lambda parts, files: files.write("part-0000000001.npz", lambda file: file.write(b"PK")),
+            "part 2 of 2 can't be read",
+        ),
+        (lambda parts, files: parts.write(1, {"id": np.zeros((1, 5))}), "differs from sample to sample: .*part 2"),
+    ],
+)
+def test_a_part_that_is_lost_or_unlike_the_first_is_named(parts, files, spoil, words):
+    spoil(parts, files)
+    with pytest.raises(UserError, match=words):
+        write_npz(parts, io.BytesIO())
+
+
+def test_a_full_disk_costs_one_line_and_leaves_no_part(parts, files, monkeypatch):
+    before = files.names()
+
+    def full(value, file):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("elasticdl.elastic.training.plain_data.write", full)
+    with pytest.raises(UserError, match=r"^--output: part 1 of 2 can't be written: .*No space left"):
+        parts.write(0, parts.whole)
+    assert files.names() == before
+
+
+# -- before it begins --
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """The options of a job whose module has a checkpoint."""
+    name = f"module_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    state = {"values": {}, "model": torch.nn.Linear(2, 1).state_dict(), "caches": {}}
+    torch.save({"format": 3, "state": state, "origin": {}}, kept / "checkpoint-0000000007.pt")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return {"model_zoo": str(tmp_path), "model_def": name, "checkpoint_dir": str(kept), "job_name": "job"}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, ""),
+        ({"task": "predict", "output": "out.npz"}, ""),
+        ({"task": "predict"}, "--output is missing.*PredictionOutputsProcessor"),
+        ({"task": "predict", "output": "there.npz"}, "--output .*there.npz exists"),
+        ({"checkpoint_step": 8}, "holds no checkpoint of step 8"),
+        ({"checkpoint_dir": "none"}, "holds no checkpoint"),
+        ({"model_params": "outputs=2"}, r"checkpoint-0000000007.pt is not of this model"),
+        ({"loss": "custom_model"}, "custom_model.*raised"),
+    ],
+)
+def test_what_cannot_be_done_is_told_before_the_job(trained, given, words, tmp_path):
+    (tmp_path / "there.npz").touch()
+    paths = {name: str(tmp_path / given[name]) for name in ("output", "checkpoint_dir") if name in given}
+    spec = JobSpec(**{"task": "evaluate", **trained, **given, **paths})
+    if not words:
+        check.check(spec)
+        return
+    with pytest.raises(UserError, match=words) as error:
+        check.check(spec)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"task": "evaluate"}, "--checkpoint_dir is missing"),
+        (
+            {"task": "predict", "checkpoint_dir": "a", "output": "out.csv"},
+            "must be a file that ends in .npz or .parquet",
+        ),
+    ],
+)
+def test_options_that_do_not_go_together(given, words):
+    with pytest.raises(ValueError, match=words):
+        JobSpec(**given)
