@@ -30,8 +30,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--policy", action="store_true", help="the jobs choose their number of workers")
     parser.add_argument("--unlike", action="store_true", help="workers differ from each other for a while")
     parser.add_argument("--hostile", action="store_true", help="one worker after another is taken away for a while")
+    parser.add_argument("--in_parts", action="store_true", help="the jobs evaluate or predict")
     options = parser.parse_args(argv)
-    kind = {"policy": options.policy, "unlike": options.unlike, "hostile": options.hostile}
+    kind = {
+        "in_parts": options.in_parts,
+        "policy": options.policy,
+        "unlike": options.unlike,
+        "hostile": options.hostile,
+    }
     if options.planted:
         return show_planted(options.first, options.seeds)
     if options.seed is not None:

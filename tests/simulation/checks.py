@@ -30,6 +30,7 @@ ONE_WORLD = "no version of the world is published twice with different members"
 NEWEST_FIRST = "rank 0 holds the newest state of a world's members"
 KEPT = "the state is lost only with the last worker that holds it"
 HELD = "who alone holds the state stays until another has it, or its time is over"
+PARTS = "after a pass in parts each part is there whole, and each sample was counted once"
 COMPLETE = "a job succeeds only with a model that all epochs have made"
 ONE_RESULT = "workers of a world that finish hold one model"
 NOTHING_LEFT = "when a job has ended, nothing of it runs"
@@ -302,10 +303,26 @@ class Checks:
         if model.epoch != site.plan.epochs - 1 or site.missing(model):
             text = f"worker {process.worker_id} has finished with {model}: {site.missing(model)} samples are missing"
             raise Violation(COMPLETE, text)
+        if site.plan.in_parts:
+            self._require_parts(process)
         published = self._worlds[process.core.world.version]  # if saves are lost, a version may be used again
         result = self._results.setdefault(published.number, model) if process in published.processes else model
         if model is not result and not self.told_at_end:
             raise Violation(ONE_RESULT, f"worker {process.worker_id} has {model}, another {result}")
+
+    def _require_parts(self, process: Process) -> None:
+        size, samples = self._site.order.policy.batch_size(1), self._site.plan.samples
+        expected = {
+            first // size: (1 << min(first + size, samples)) - (1 << first) for first in range(0, samples, size)
+        }
+        if wrong := [number for number, part in expected.items() if self._site.parts.get(number) != part]:
+            raise Violation(
+                PARTS, f"worker {process.worker_id} has finished, and parts {wrong} are not what they should be"
+            )
+        if process.state.counted != samples:
+            raise Violation(
+                PARTS, f"worker {process.worker_id} has counted {process.state.counted} of {samples} samples"
+            )
 
     def ended(self, phase: Phase, reason: str) -> None:
         if self.saves_lost and self._crashes + self._stopped >= CRASHES_AT_START:

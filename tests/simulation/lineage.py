@@ -58,6 +58,7 @@ class State:
     weights: Model
     buffers: Model
     values: Model
+    counted: int = 0  # samples, by the user
 
     def copy(self) -> State:
-        return State(self.weights, self.buffers, self.values)
+        return State(self.weights, self.buffers, self.values, self.counted)

@@ -80,11 +80,13 @@ class Plan:
     faults: tuple[Fault, ...]
     calm: float  # from when on there are no faults
     policy: bool = False  # the job chooses its number of workers, by a curve that changes at random
+    in_parts: bool = False  # nothing is trained: a pass over data, of which each worker puts its part away
 
     def __str__(self) -> str:
         batch = f"global batch {self.global_batch}" if self.global_batch else f"{self.worker_batch} samples a worker"
         about = f"{self.minimum}-{self.workers} workers, {self.epochs} epochs of {self.samples} samples, {batch}"
         about += ", as many as pay" if self.policy else ""
+        about += ", in parts" if self.in_parts else ""
         style = f"commits {self.commits}"
         lines = [f"seed {self.seed}: {about}, {style}", *(f"  {fault}" for fault in self.faults)]
         return "\n".join([*lines, f"  {self.calm:6.2f} s  no more faults"])
@@ -132,6 +134,12 @@ def make_plan(seed: int) -> Plan:
         faults=_draw_faults(draw, last),
         calm=last + 0.5,
     )
+
+
+def of_a_pass(plan: Plan) -> Plan:
+    """The same history of a job that evaluates or predicts."""
+    policy = {"global_batch": None, "worker_batch": 3 + plan.seed % 4, "drop_last": False}
+    return replace(plan, in_parts=True, epochs=1, samples=3 * plan.samples, commits=Commits.EACH_STEP, **policy)
 
 
 def with_unlike_workers(plan: Plan) -> Plan:

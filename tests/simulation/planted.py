@@ -15,7 +15,7 @@ from unittest.mock import patch
 from elasticdl.common.backoff import TokenBucket
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core import training_step as agreement
-from elasticdl.elastic.core.plan import Progress
+from elasticdl.elastic.core.plan import PartOrder, Progress, SampleOrder, StepPlan
 from elasticdl.elastic.core.protocol import Member, World
 from elasticdl.elastic.core.reporting import Reporting
 from elasticdl.elastic.core.training_step import Position, Vote
@@ -28,6 +28,7 @@ from elasticdl.master.core.worker_record import JobSnapshot
 from tests.simulation.adapter import MasterCore
 from tests.simulation.process import Process, order_in
 from tests.simulation.run import Failure, run_seed
+from tests.simulation.script import _Training
 
 Planting = Callable[[], AbstractContextManager[None]]
 
@@ -40,6 +41,7 @@ class PlantedFault:
     slow: bool = False  # it takes many histories, and another breaks the same promise sooner
     unlike: bool = False  # in histories whose workers differ from each other
     hostile: bool = False  # in histories in which one worker after another is taken away
+    in_parts: bool = False  # in histories of a pass over data
 
     @property
     def seeds(self) -> range:
@@ -48,7 +50,7 @@ class PlantedFault:
 
 def find(fault: PlantedFault, seeds: range) -> tuple[int, Failure] | None:
     """How many histories were needed, and the one that shows it: without the fault it holds. None if none does."""
-    run_one = partial(run_seed, unlike=fault.unlike, hostile=fault.hostile)
+    run_one = partial(run_seed, unlike=fault.unlike, hostile=fault.hostile, in_parts=fault.in_parts)
     for number, seed in enumerate(seeds, 1):
         with fault.plant():
             failure = run_one(seed)
@@ -238,6 +240,19 @@ def _replaces_at_once() -> Iterator[None]:
         yield
 
 
+def _puts_away_late(training: _Training, plan: StepPlan, samples: int) -> None:
+    _REAL_PUT_AWAY(training, plan, samples)
+    training._process.state.counted += plan.batch
+
+
+def _counts_early(training: _Training, plan: StepPlan, samples: int) -> None:
+    """Where a torn step is not undone."""
+    _REAL_PUT_AWAY(training, plan, samples)
+    training._process.state.counted += plan.batch
+    training._process.saved.counted = training._process.state.counted
+
+
+_REAL_PUT_AWAY = _Training._before_vote
 _REAL_COMMIT, _REAL_LEAVE, _REAL_SYNCED = Position.commit, Position.leave, Position.synced
 _REAL_TICK = WorkerCore._tick
 _REAL_SNAPSHOT, _REAL_COUNT = MasterCore.snapshot, Losses.count
@@ -270,6 +285,19 @@ PLANTED = (
     PlantedFault("a last word is not said again to another master", _unsaid(m.Finished), first=300),
     PlantedFault("a broken world is not left", _deaf_worker(m.Broken), slow=True),
     PlantedFault("any world is entered, however old", _method(WorkerCore, "_world_trigger", _any_world)),
+    PlantedFault(
+        "a part is put away once its step is closed",
+        lambda: patch.multiple(_Training, _before_vote=lambda *_: None, _after_vote=_puts_away_late),
+        in_parts=True,
+    ),
+    PlantedFault(
+        "a part is counted before its step is closed",
+        lambda: patch.multiple(_Training, _before_vote=_counts_early, _after_vote=lambda *_: None),
+        in_parts=True,
+    ),
+    PlantedFault(
+        "parts are cut by the number of workers", _method(PartOrder, "batches", SampleOrder.batches), in_parts=True
+    ),
     # The master's.
     PlantedFault("the finish of a draining worker is ignored", _drains_are_not_heard),
     PlantedFault("a world is published before it is saved", _stepping(MasterCore, _publishes_unsaved)),

@@ -201,10 +201,11 @@ class Process:
         if scope is p.SaveScope.WITH_PARAMETERS:
             self.saved.buffers = self.state.buffers
         else:
-            self.saved.values = self.state.values
+            self.saved.values, self.saved.counted = self.state.values, self.state.counted
 
     def restore(self) -> None:
         self.state.buffers, self.state.values = self.saved.buffers, self.saved.values
+        self.state.counted = self.saved.counted
         self.require_one_moment(self.core.position.progress.step, "after a torn step")
 
     def require_one_moment(self, step: int, when: str) -> None:

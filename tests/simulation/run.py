@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tests.simulation.adapter import impatient
 from tests.simulation.faults import plan_faults
 from tests.simulation.lineage import Violation
-from tests.simulation.plan import Plan, make_plan, with_hostile_nodes, with_unlike_workers
+from tests.simulation.plan import Plan, make_plan, of_a_pass, with_hostile_nodes, with_unlike_workers
 from tests.simulation.site import Site
 from tests.simulation.trace import Trace
 
@@ -39,14 +39,18 @@ def run(plan: Plan, trace: Trace | None = None) -> Failure | None:
     return None
 
 
-def plan_of(seed: int, *, policy: bool = False, unlike: bool = False, hostile: bool = False) -> Plan:
+def plan_of(
+    seed: int, *, policy: bool = False, unlike: bool = False, hostile: bool = False, in_parts: bool = False
+) -> Plan:
     plan = replace(make_plan(seed), policy=policy)
+    plan = of_a_pass(plan) if in_parts else plan
     plan = with_unlike_workers(plan) if unlike else plan
     return with_hostile_nodes(plan) if hostile else plan
 
 
-def run_seed(seed: int, *, policy: bool = False, unlike: bool = False, hostile: bool = False) -> Failure | None:
-    return run(plan_of(seed, policy=policy, unlike=unlike, hostile=hostile))
+def run_seed(seed: int, **kind: bool) -> Failure | None:
+    """``kind``: as `plan_of`."""
+    return run(plan_of(seed, **kind))
 
 
 def shrink(failure: Failure, rerun: Callable[[Plan], Failure | None] = run) -> Failure:

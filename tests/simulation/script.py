@@ -196,6 +196,7 @@ class _Training:
             yield from process.sleep(MICRO_BATCH_SECONDS)
             samples |= sum(1 << int(number) for number in micro_batch.indices)
         state.buffers = TORN
+        self._before_vote(plan, samples)
         if process.to_raise:
             yield from _raise(process)
             return
@@ -223,10 +224,19 @@ class _Training:
             process.tell(p.Said(pause))
         process.has_done("the parameters have changed")
         state.values = model
+        self._after_vote(plan, samples)
         if not vote.one_state:
             yield from _fail(process, "the workers hold different states")
         if self._commits_after(model.step):
             self._commit()
+
+    def _before_vote(self, plan: StepPlan, samples: int) -> None:
+        if samples and self._process.site.plan.in_parts:
+            part = (samples & -samples).bit_length() - 1
+            self._process.site.parts[part // self._process.order.policy.batch_size(1)] = samples
+
+    def _after_vote(self, plan: StepPlan, samples: int) -> None:
+        self._process.state.counted += plan.batch
 
     def _looks(self, plan: StepPlan) -> bool:
         """Whether weights are compared with this step: the first of its world and epoch."""

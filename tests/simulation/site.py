@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from elasticdl.elastic.core.plan import BatchPolicy, SampleOrder
+from elasticdl.elastic.core.plan import BatchPolicy, PartOrder, SampleOrder
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import Phase
@@ -41,7 +41,9 @@ class Site:
         )
         self.draw_policy = random.Random(plan.seed * 1000 + 996)
         policy = BatchPolicy(plan.global_batch, plan.worker_batch, plan.micro_batch)
-        self.order = SampleOrder(plan.samples, policy, plan.seed % 1000, drop_last=plan.drop_last)
+        kind = PartOrder if plan.in_parts else SampleOrder
+        self.order = kind(plan.samples, policy, plan.seed % 1000, drop_last=plan.drop_last)
+        self.parts: dict[int, int] = {}  # what was put away last under each number: samples, a bit each
         self.origin = Model()
         self.handover: Broadcast | None = None
         self.store = Store()

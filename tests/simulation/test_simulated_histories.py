@@ -28,6 +28,7 @@ def histories(kind: dict[str, bool], quick: int, *slow: range) -> list[Any]:
     [
         *histories({}, 2 * BLOCK, *(range(first, first + BLOCK) for first in range(2 * BLOCK, 8 * BLOCK, BLOCK))),
         *histories({"policy": True}, QUICK, range(QUICK, BLOCK)),
+        *histories({"in_parts": True}, QUICK, range(QUICK, 2 * BLOCK)),
         *histories({"unlike": True}, QUICK, range(QUICK, 2 * BLOCK)),
         *histories({"hostile": True}, QUICK, range(QUICK, 2 * BLOCK)),
     ],
