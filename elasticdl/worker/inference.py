@@ -88,12 +88,13 @@ class Pass(Hooks):
         """
         self._require_free()
         self._load()
-        what = "the first samples of the data"
-        with self._module.blame(f"{name_of(self._module.custom_model)}()'s model, given {what},"):
-            with closing(self._evaluator.fetch([np.arange(min(2, len(self._evaluator.dataset)))])) as samples:
-                inputs, labels = next(samples)
-            (outputs, labels), _ = self._evaluator.test(inputs, labels, len(labels))
-            self._columns(outputs, labels, len(labels))
+        rows = min(2, len(self._evaluator.dataset))
+        with self._module.blame(
+            f"{name_of(self._module.custom_model)}()'s model, given the first samples of the data,"
+        ):
+            with closing(self._evaluator.fetch([np.arange(rows)])) as samples:
+                (outputs, labels), _ = self._evaluator.test(*next(samples), rows)
+            self._columns(outputs, labels, rows)
 
     def run(self) -> None:
         """To the end.
@@ -180,7 +181,7 @@ class Pass(Hooks):
             if self._parts is not None:
                 rows.append(self._columns(outputs, labels, micro_batch.samples))
             if self._process is not None and number not in self._processed:
-                self._process(outputs, self._context.worker_id)
+                self._process(self._evaluator.on_host(outputs), self._context.worker_id)
             self._context.advance(Activity.ALIVE)
         if self._parts is not None and rows:
             self._parts.write(number, {name: np.concatenate([each[name] for each in rows]) for name in rows[0]})

@@ -64,7 +64,7 @@ MODULES = {
             [
                 *(
                     Name(each, f"{LOOP}.{each}")
-                    for each in ("prepare", "mean", "values", "on_one", "rank", "catching_up")
+                    for each in ("prepare", "mean", "evaluate", "values", "on_one", "rank", "catching_up")
                 ),
                 *(each for each in SHARED if each.name != "rank"),
                 Name("DataLoader"),

@@ -138,8 +138,9 @@ def make_plan(seed: int) -> Plan:
 
 def of_a_pass(plan: Plan) -> Plan:
     """The same history of a job that evaluates or predicts."""
-    policy = {"global_batch": None, "worker_batch": 3 + plan.seed % 4, "drop_last": False}
-    return replace(plan, in_parts=True, epochs=1, samples=3 * plan.samples, commits=Commits.EACH_STEP, **policy)
+    part, samples = 3 + plan.seed % 4, 3 * plan.samples
+    made = replace(plan, in_parts=True, epochs=1, samples=samples, commits=Commits.EACH_STEP, drop_last=False)
+    return replace(made, global_batch=None, worker_batch=part)
 
 
 def with_unlike_workers(plan: Plan) -> Plan:

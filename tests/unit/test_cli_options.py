@@ -12,9 +12,9 @@ from cli_kit import play, scene_in
 
 import elasticdl
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.commands.start import make_spec, train
+from elasticdl.cli.commands.start import evaluate, make_spec, predict, train
 from elasticdl.common.errors import UserError
-from elasticdl.job.spec import OPTION_GROUPS, JobSpec, KubernetesOptions, fields_of
+from elasticdl.job.spec import OPTION_GROUPS, JobSpec, KubernetesOptions, fields_of, options_of
 
 OTHER_VALUES = {
     "launcher": "slurm",
@@ -35,16 +35,21 @@ OTHER_VALUES = {
     "queue": "kueue=team",
 }
 ON_A_CLUSTER = set(fields_of(KubernetesOptions)) - {"image"}
-FIELDS = [name for group in OPTION_GROUPS for name in fields_of(group)]
+COMMANDS = {"train": train, "evaluate": evaluate, "predict": predict}
+FIELDS = {task: [name for group in OPTION_GROUPS for name in options_of(group, task)] for task in COMMANDS}
+ONCE = {name: task for task in reversed(COMMANDS) for name in FIELDS[task]}
 
 
-def spec_of(*argv: str) -> JobSpec:
-    context = train.make_context("train", list(argv), parent=click.Context(train, info_name="elasticdl"))
-    return make_spec(context.params, OPTION_GROUPS)
+def spec_of(*argv: str, task: str = "train") -> JobSpec:
+    command = COMMANDS[task]
+    context = command.make_context(task, list(argv), parent=click.Context(command, info_name="elasticdl"))
+    return make_spec(context.params, OPTION_GROUPS, task=task)
 
 
 def companion(name):
     """What an option needs so that it is not refused."""
+    if ONCE[name] != "train":
+        return ["--checkpoint_dir", "kept"]
     if name == "min_efficiency":
         return ["--scale_policy", "efficiency"]
     if name.startswith("slurm_"):
@@ -66,20 +71,22 @@ def as_flag(name, value):
     return [f"--{name}", value]
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("name", ONCE)
 def test_every_field_is_set_by_its_flag_in_both_spellings_and_by_its_key_which_a_flag_overrides(name, tmp_path):
     config = tmp_path / "job.yaml"
     config.write_text(f"{name}: {other_value(name)}\n")
     more = companion(name)
     flag, *value = as_flag(name, other_value(name))
-    by_flag = spec_of(flag, *value, *more)
-    assert by_flag == spec_of(flag.replace("_", "-"), *value, *more)
-    assert by_flag == spec_of("--config", str(config), *more)
-    others = {"command", *(flag.removeprefix("--") for flag in more[:1])}
+    task = ONCE[name]
+    by_flag = spec_of(flag, *value, *more, task=task)
+    assert by_flag == spec_of(flag.replace("_", "-"), *value, *more, task=task)
+    assert by_flag == spec_of("--config", str(config), *more, task=task)
+    others = {"command", "task", *(flag.removeprefix("--") for flag in more[:1])}
     assert set(by_flag.model_dump(exclude_defaults=True)) - others == {name}
     default = JobSpec.model_fields[name].default
     if default not in (None, ""):
-        assert spec_of("--config", str(config), *as_flag(name, str(default)), *more) == spec_of(*more)
+        given = ["--config", str(config), *as_flag(name, str(default)), *more]
+        assert spec_of(*given, task=task) == spec_of(*more, task=task)
 
 
 MISTAKES = r"""
@@ -106,6 +113,9 @@ $ train --model_def m --image i --ttl 60 --yaml a.yaml  ! --ttl takes away what 
 $ trian  !! elasticdl: No such command 'trian'. Did you mean 'train'? See `elasticdl --help`.  ? 2
 $ train --num-epoch 3  ! No such option '--num_epoch'. (Did you mean one of: '--...
 $ train digits  ! Got unexpected extra argument (digits) See `elasticdl train --help`.
+$ train --prediction_data p  ! No such option '--prediction_data'...
+$ evaluate --model_def m  ! --checkpoint_dir is missing: name the folder with the checkpoints of the trained model
+$ predict --model_def m --checkpoint_dir c --output o.csv  ! --output o.csv: must be a file that ends in .npz or .parquet
 $ train  ! --model_def is missing: name a module below --model_zoo, as in ...
 $ run  ! the program is missing: put it after --, as in `elasticdl run -- ...
 $ run -- torchrun train.py  ! torchrun starts workers of its own, which can't come and go: give...
@@ -146,8 +156,10 @@ def test_the_version(capsys):
 
 
 def test_help_has_a_section_for_each_group_and_every_flag_with_its_kind_of_value():
-    text = train.get_help(click.Context(train, info_name="train"))
-    assert all(f"\n{group.__doc__}:\n" in text for group in OPTION_GROUPS)
-    assert all(f"  --{name}" in text for name in FIELDS)
+    for task, command in COMMANDS.items():
+        text = command.get_help(click.Context(command, info_name=task))
+        groups = [group for group in OPTION_GROUPS if options_of(group, task)]
+        assert all(f"\n{group.__doc__}:\n" in text for group in groups)
+        assert all(bool(re.search(rf"  --{name}\b", text)) == (name in FIELDS[task]) for name in ONCE)
     metavars = {option.name: option.metavar for option in train.params if isinstance(option, click.Option)}
     assert [metavars[name] for name in ("min_efficiency", "num_workers", "port")] == ["PART", "N|MIN-MAX", "N"]

@@ -8,7 +8,7 @@ from data_kit import examples, text
 from refusal_kit import refused
 from worker_kit import spec_maker
 
-from elasticdl.worker.zoo import load_module, open_datasets, parse_params
+from elasticdl.worker.zoo import load_module, make_processor, open_datasets, open_inference, parse_params
 
 MODULE = """
 import tensorflow as tf
@@ -50,6 +50,22 @@ def dataset_fn(dataset, mode, _):
     dataset = dataset.map(_parse_data)
     return dataset.shuffle(buffer_size=1024) if mode == Mode.TRAINING else dataset
 """
+FOR_PREDICTIONS = """
+def dataset_fn(dataset, mode, _):
+    def _parse_data(record):
+        description = {"x": tf.io.FixedLenFeature([2], tf.float32)}
+        if mode != Mode.PREDICTION:
+            description["y"] = tf.io.FixedLenFeature([1], tf.int64)
+        r = tf.io.parse_single_example(record, description)
+        return {"x": r["x"]} if mode == Mode.PREDICTION else ({"x": r["x"]}, tf.cast(r["y"], tf.int32))
+
+    return dataset.map(_parse_data)
+
+
+class PredictionOutputsProcessor(BasePredictionOutputsProcessor):
+    def process(self, predictions, worker_id):
+        logger.info(predictions.numpy().tolist())
+"""
 FEED = """
 def feed(dataset, mode, metadata):
     return dataset.map(lambda record: (tf.strings.to_number(record[0:-1]), tf.strings.to_number(record[-1], tf.int32)))
@@ -66,6 +82,15 @@ def make(tmp_path, monkeypatch):
         return load_module(spec), spec
 
     return load
+
+
+def test_a_module_predicts_from_records_without_labels_and_has_its_outputs_processed(make, tmp_path):
+    examples(tmp_path / "new.tfrecord", range(5))
+    given = {"task": "predict", "prediction_data": "new.tfrecord", "checkpoint_dir": "kept"}
+    module, spec = make(FOR_PREDICTIONS, **given)
+    inputs, _ = open_inference(module, spec).__getitems__([3, 1])
+    assert inputs["x"][:, 0].tolist() == [3, 1]
+    make_processor(module)(tf.constant([[1.0]]), 0)
 
 
 def test_a_module_over_tfrecords(make, tmp_path):

@@ -165,18 +165,3 @@ def test_what_cannot_be_done_is_told_before_the_job(trained, given, words, tmp_p
     with pytest.raises(UserError, match=words) as error:
         check.check(spec)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"task": "evaluate"}, "--checkpoint_dir is missing"),
-        (
-            {"task": "predict", "checkpoint_dir": "a", "output": "out.csv"},
-            "must be a file that ends in .npz or .parquet",
-        ),
-    ],
-)
-def test_options_that_do_not_go_together(given, words):
-    with pytest.raises(ValueError, match=words):
-        JobSpec(**given)

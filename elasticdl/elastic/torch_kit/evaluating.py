@@ -14,6 +14,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch_kit.loaders import Collate, fetch, to_device
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.training.evaluation import Array, Evaluator, require_rows
+from elasticdl.elastic.training.pieces import mapped
 
 
 @dataclass(slots=True)
@@ -34,14 +35,16 @@ class TorchEvaluator(Evaluator):
         labels = to_device(labels, self.context.device)
         with evaluating(self.model), torch.inference_mode():
             outputs = self.model(to_device(inputs, self.context.device))
-            loss = float(self.loss(labels, outputs)) if self.loss is not None else 0.0
-            return (outputs, labels), loss
+            if self.loss is None:
+                return (outputs, labels), 0.0
+            _require_tensors((outputs, labels), rows)
+            return (outputs, labels), float(self.loss(labels, outputs))
+
+    def on_host(self, outputs: Any) -> Any:
+        return mapped(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, outputs)
 
     def flatten(self, value: tuple[Any, Any], rows: int) -> list[Array]:
-        for what, each in zip(("the model's output", "the labels"), value, strict=True):
-            if not isinstance(each, torch.Tensor):
-                raise UserError(f"evaluation: {what} must be one tensor, not {type(each).__name__}")
-            require_rows(what, each, rows)
+        _require_tensors(value, rows)
         host = [each.cpu() for each in value]
         # NumPy does not know all of the small types.
         return [(each.float() if each.is_floating_point() and each.itemsize < 4 else each).numpy() for each in host]
@@ -49,6 +52,13 @@ class TorchEvaluator(Evaluator):
     def join(self, columns: list[Array], like: Any) -> tuple[Any, Any]:
         outputs, labels = map(torch.from_numpy, columns)
         return outputs, labels
+
+
+def _require_tensors(outputs_and_labels: tuple[Any, Any], rows: int) -> None:
+    for what, each in zip(("the model's output", "the labels"), outputs_and_labels, strict=True):
+        if not isinstance(each, torch.Tensor):
+            raise UserError(f"evaluation: {what} must be one tensor, not {type(each).__name__}")
+        require_rows(what, each, rows)
 
 
 @contextlib.contextmanager

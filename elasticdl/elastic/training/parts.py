@@ -102,6 +102,10 @@ def put_away(what: str) -> Iterator[None]:
     """What the file system raises within becomes one line."""
     try:
         yield
+    except FileNotFoundError as error:
+        raise UserError(
+            f"--output: {what} can't be written, as its folder is not there: all workers must reach it, as on a volume that all pods have"
+        ) from error
     except OSError as error:
         raise UserError(f"--output: {what} can't be written: {one_line(error)}") from error
 
