@@ -28,7 +28,7 @@ from elasticdl.elastic.training.checkpoint_store import Checkpoint
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.epochs import EpochLedger
 from elasticdl.elastic.training.evaluation import Array, from_root, of_all, require_rows
-from elasticdl.elastic.training.inference import InferenceState
+from elasticdl.elastic.training.inference_state import InferenceState
 from elasticdl.elastic.training.job import Hooks, JobContext
 from elasticdl.elastic.training.parts import WRITERS, Parts, import_parquet, put_away, write_json
 from elasticdl.elastic.training.pieces import load_all, named_leaves

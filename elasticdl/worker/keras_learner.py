@@ -19,7 +19,7 @@ from elasticdl.common.reason import name_of, one_line, shown
 from elasticdl.elastic.collectives.opening import require_collective
 from elasticdl.elastic.core.plan import Progress
 from elasticdl.elastic.keras.driver import KerasDriver, refuse_needless
-from elasticdl.elastic.keras.evaluating import KerasEvaluator, name_metrics
+from elasticdl.elastic.keras.keras_evaluator import KerasEvaluator, name_metrics
 from elasticdl.elastic.keras.keras_state import KerasState, LayerAttributes, Variables, tensors_of
 from elasticdl.elastic.keras.loader import ElasticContext, ElasticDataLoader, load
 from elasticdl.elastic.keras.step import LossFunction, TrainStep, widen

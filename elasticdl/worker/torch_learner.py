@@ -14,10 +14,10 @@ from torch.utils.data import default_collate
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of
 from elasticdl.elastic.collectives.opening import require_collective
-from elasticdl.elastic.torch_kit.evaluating import TorchEvaluator
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, StepBatch, to_device
 from elasticdl.elastic.torch_kit.passes import require_mean
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, TorchTensors, streams_apart, wait_for
+from elasticdl.elastic.torch_kit.torch_evaluator import TorchEvaluator
 from elasticdl.elastic.torch_kit.torch_state import Caches, Model, TorchState, tensors_of
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.job import JobContext

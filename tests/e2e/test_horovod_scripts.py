@@ -38,11 +38,13 @@ def wait_for_commits(job, world):
     job.wait_for(f"commits of all of {world['members']}", committed)
 
 
-def test_a_script_of_horovods_goes_on_while_workers_come_and_go(tmp_path):
+@pytest.mark.parametrize("framework", ["torch", pytest.param("tensorflow", marks=pytest.mark.slow)])
+def test_a_script_of_horovods_goes_on_while_workers_come_and_go(tmp_path, framework):
     go_on = tmp_path / "go_on"
     go_on.touch()
-    script = Path(__file__).parent / "scripts" / "horovod_torch.py"
-    arguments = ["run", "--num_workers", "2-3", "--", sys.executable, str(script)]
+    script = Path(__file__).parent / "scripts" / f"horovod_{framework}.py"
+    # TensorFlow holds Python's lock while it traces: on a busy machine for longer than a heartbeat may take.
+    arguments = ["run", "--num_workers", "2-3", "--heartbeat_timeout", "20", "--", sys.executable, str(script)]
     with start(tmp_path, *arguments, TEST_GO_ON_WHILE=str(go_on)) as job:
         first = job.wait_for_world(size=3)
         wait_for_commits(job, first)

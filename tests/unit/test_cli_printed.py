@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import random
 import re
 import sys
 
 import pytest
 
+from elasticdl.cli.folder_job import LocalLogs
 from elasticdl.cli.follow import FilePrinters, PrintedLines, Prints, apart, local_prints
 from elasticdl.cli.screens import Outlet, Stream, moment, open_screen
 from elasticdl.job.jobdir import create_job_dir
@@ -229,3 +231,41 @@ def test_above_the_panel_lines_are_as_they_were_printed_and_the_job_goes_on_with
     _, panel = terminal.getvalue().split(f"{long}\n")
     assert re.search(r"outer 3%\|\s*\ninner 50%\|\s*\n.*pending", panel)
     assert ("before" in panel, "after" in panel) == (True, False)
+
+
+def test_lines_without_a_time_stand_where_their_worker_was_started_or_entered_a_world():
+    folder, now = create_job_dir("job"), 1000.0
+
+    def master(event, **fields):
+        nonlocal now
+        now += 1.0
+        with folder.journal.open("a") as journal, folder.master_log.open("a") as log:
+            journal.write(json.dumps({"time": now, "event": event, **fields}) + "\n")
+            log.write(f"{moment(now).replace('.', ',')} {event}\n")
+
+    def worker(text, path_of=folder.worker_log):
+        with path_of(0).open("a") as file:
+            file.write(text)
+
+    master("job_started")
+    master("worker_started", worker=0)
+    worker("loads\n")
+    master("world_formed", world=1, members=[0])
+    worker("a bar: 50%|")
+    mark = WorldMark(moment(now + 0.1), 0, 0, 1).to_line().decode()
+    worker(mark)
+    worker(mark, folder.worker_out)
+    worker("1961-01-01 00:00:00 is a date in the data\n")
+    worker("step 1\n", folder.worker_out)
+    master("epoch_finished")
+    lines = [re.sub(r"\| \d{4}.*? (?=[a-z]+_)", "| ", line) for line in LocalLogs(folder, None).look()]
+    assert lines == [
+        "master    | job_started",
+        "master    | worker_started",
+        "worker-0  | loads",
+        "worker-0  | a bar: 50%|",
+        "master    | world_formed",
+        "worker-0  | step 1",
+        "worker-0  | 1961-01-01 00:00:00 is a date in the data",
+        "master    | epoch_finished",
+    ]

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -125,3 +126,44 @@ def test_all_that_is_declared_of_a_job_is_told():
     ]
     text = "".join(path.read_text() for path in makers)
     assert {name for name in KINDS if f'"{name}"' not in text} == set()
+
+
+def test_every_dependency_is_pinned():
+    lines = (ROOT / "requirements" / "lock.txt").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9a-z.!]*", pin) for pin in pins), "no local versions, no ranges"
+
+
+def test_no_two_modules_have_one_name_where_somebody_looks_for_one():
+    """But the front ends of the library, which may call alike what is alike in them."""
+    for folder, rooms in (("", ("cli", "common", "kube", "master")), ("elastic", KITS)):
+        paths = [path for path in (ROOT / "elasticdl" / folder).rglob("*.py") if not path.stem.startswith("__")]
+        parts = {path: path.relative_to(ROOT / "elasticdl" / folder).parts[0] for path in paths}
+        names = [path.stem for path in paths if folder or parts[path] in rooms]
+        ours = {path.stem for path in paths if parts[path] in rooms}
+        assert {name for name in ours if names.count(name) > 1} == set()
+
+
+def imported(name: str) -> set[str]:
+    """The modules of the package that a module imports, but for imports within functions."""
+    found, waiting = set(), list(parsed()[name].body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("elasticdl"):
+            titles = [f"{node.module}.{each.name}" for each in node.names]
+            found |= {each if each in parsed() else node.module for each in titles}
+        elif isinstance(node, ast.Import):
+            found |= {each.name for each in node.names if each.name in parsed()}
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            waiting += ast.iter_child_nodes(node)
+    parts = [each.split(".") for each in found]
+    found |= {".".join(each[:count]) for each in parts for count in range(1, len(each))}  # are imported before
+    return {each for each in found if not name.startswith(f"{each}.")} - {name}
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    imports = {name: imported(name) for name in parsed()}
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))

@@ -17,10 +17,10 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import ALONE
 from elasticdl.elastic.torch.loop_host import LoopHost, PreparedLoader, Values, speak_to
-from elasticdl.elastic.torch_kit.evaluating import TorchEvaluator
 from elasticdl.elastic.torch_kit.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.refusals import Optimizers, require_plain
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.torch_kit.torch_evaluator import TorchEvaluator
 from elasticdl.elastic.torch_kit.torch_state import PREPARED, TorchState
 from elasticdl.elastic.training.evaluation import Metrics
 from elasticdl.elastic.training.pieces import is_stateful
