@@ -64,13 +64,19 @@ class ElasticJob:
     """One job on this machine, in a folder of its own that stands in for the user's state directory."""
 
     def __init__(
-        self, name: str, workers: str, program: Sequence[str], options: Mapping[str, str], processes: Processes
+        self,
+        name: str,
+        workers: str,
+        program: Sequence[str],
+        options: Mapping[str, str],
+        processes: Processes,
+        task: str = "run",
     ) -> None:
-        """``program`` is what `elasticdl run` is given; ``options`` its other options, without the dashes."""
+        """``program`` is what `elasticdl run` is given; ``options`` its other options, without the dashes. ``task``: another command."""
         self._name = name
         self._processes = processes
         flags = flags_of({"job_name": name, "num_workers": workers, **options})
-        self._command = [*COMMAND, "run", *flags, "--", *program]
+        self._command = [*COMMAND, task, *flags, *(["--", *program] if program else [])]
         self._process: subprocess.Popen[bytes] | None = None
         self.dir = JobDir(processes.folder / "jobs" / name)
         self.journal = Journal(self.dir.journal, self.raise_if_over)

@@ -61,9 +61,8 @@ class Pass(Hooks):
             )
         if spec.task == PREDICT and spec.output.endswith(".parquet"):
             import_parquet()
-        dataset = open_inference(module, spec)
-        inference = learner.inference(module, spec, context, model, dataset)
-        self._evaluator, self._model = inference.evaluator, inference.model
+        inference = learner.inference(module, spec, context, model, open_inference(module, spec))
+        self._evaluator, self._model, dataset = inference.evaluator, inference.model, inference.evaluator.dataset
         self._host_array = inference.tensors.host_array
         self._ledger = EpochLedger()
         values = {"ledger": self._ledger, "checkpoint": {}}

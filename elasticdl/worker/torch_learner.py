@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ from elasticdl.elastic.training.kept_state import aside
 from elasticdl.job.spec import EVALUATE, JobSpec
 from elasticdl.worker.learner import TORCH, Codec, Inference, Learner, largest_micro_batch, make_optimizer, rate_rules
 from elasticdl.worker.zoo import (
+    InputsOnly,
     ModelModule,
+    inputs_of,
     make_callbacks,
     make_metrics,
     open_datasets,
@@ -103,8 +105,11 @@ class TorchLearner(Learner):
         refuse_feed(module)
         model.to(context.device)
         loss, metrics = (module.loss, make_metrics(module)) if spec.task == EVALUATE else (None, {})
-        micro_batch = context.policy.most_at_once
-        evaluator = TorchEvaluator(model, dataset, loss, metrics, micro_batch, context, spec.data_workers)
+        collate = None
+        if isinstance(dataset, InputsOnly):
+            dataset, collate = dataset.dataset, _collate_inputs
+        at_once = context.policy.most_at_once
+        evaluator = TorchEvaluator(model, dataset, loss, metrics, at_once, context, spec.data_workers, collate)
         return Inference(evaluator, (Model(model), Caches(lambda: [model])), tensors_of(context))
 
     def follow_rules(self) -> None:
@@ -123,6 +128,10 @@ class TorchLearner(Learner):
         with aside(path) as scratch, scratch.open("wb") as file:
             torch.save(self._model.state_dict(), file)
         return path
+
+
+def _collate_inputs(samples: Sequence[Any]) -> tuple[Any, int]:
+    return default_collate([inputs_of(sample) for sample in samples]), 0
 
 
 # -- before joining --

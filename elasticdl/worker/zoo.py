@@ -333,15 +333,15 @@ class InputsOnly:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        return _inputs(self.dataset[index]), 0
+        return inputs_of(self.dataset[index]), 0
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         get_many = getattr(self.dataset, "__getitems__", None)
         got = get_many(indices) if get_many else [self.dataset[index] for index in indices]
-        return [(_inputs(sample), 0) for sample in got] if isinstance(got, list) else got
+        return [(inputs_of(sample), 0) for sample in got] if isinstance(got, list) else got
 
 
-def _inputs(sample: Any) -> Any:
+def inputs_of(sample: Any) -> Any:
     return sample[0] if isinstance(sample, tuple | list) and len(sample) == 2 else sample
 
 
