@@ -127,9 +127,10 @@ class Pass(Hooks):
             self._processed |= {int(number) for number in told if number >= 0}
 
     def _require_free(self) -> None:
-        folder, _, name = self._spec.output.rpartition("/")
-        if name and name in WholeFiles("--output", folder or ".", self._writer).names():
-            raise UserError(f"--output {self._spec.output} exists: remove it, or name another file")
+        output = self._spec.output
+        files, name = self._place_of(output)
+        if output and name in files.names():
+            raise UserError(f"--output {output} exists: remove it, or name another file")
 
     def _load(self) -> Checkpoint:
         """The trained model.
@@ -207,16 +208,13 @@ class Pass(Hooks):
         if self._is_put_together:
             return self._metrics or metrics
         if spec.task == EVALUATE:
-            metrics |= self._compute_metrics()
-            self._metrics = metrics
+            self._metrics = metrics = metrics | self._compute_metrics()
             checkpoint = self.state.checkpoint
             default = f"{spec.checkpoint_dir.rstrip('/')}/evaluation-{checkpoint['step']:010d}.json"
-            self._write(
-                spec.output or default,
-                partial(write_json, {"checkpoint": checkpoint, "samples": at.samples, "metrics": metrics}),
-            )
-            told = {"step": at.step, "epoch": 0, "samples": at.samples, "metrics": metrics}
-            self._context.session.notify("evaluation", **told, seconds=time.monotonic() - self._began)
+            found = {"samples": at.samples, "metrics": metrics}
+            self._write(spec.output or default, partial(write_json, {"checkpoint": checkpoint, **found}))
+            seconds = time.monotonic() - self._began
+            self._context.session.notify("evaluation", step=at.step, epoch=0, **found, seconds=seconds)
         elif self._parts is not None:
             write = next(write for suffix, write in WRITERS.items() if spec.output.endswith(suffix))
             self._write(spec.output, partial(write, self._parts))
@@ -242,9 +240,13 @@ class Pass(Hooks):
         return found
 
     def _write(self, path: str, dump: Callable[[Any], object]) -> None:
-        folder, _, name = path.rpartition("/")
-        files = WholeFiles("--output", folder or ("/" if path.startswith("/") else "."), self._writer)
+        files, name = self._place_of(path)
         with put_away(path):
             files.make_folder()
             files.write(name, dump)
         log.info("written: %s", path)
+
+    def _place_of(self, path: str) -> tuple[WholeFiles, str]:
+        """A file's folder, and its name there."""
+        folder, slash, name = path.rpartition("/")
+        return WholeFiles("--output", folder or slash or ".", self._writer), name

@@ -90,7 +90,7 @@ def write_summary(folder: str, found: Facts, wall_time: float) -> None:
 
 
 def remove_parts(folder: str) -> None:
-    """Of a prediction or an evaluation that has failed, if they are in a folder of this machine."""
+    """Of a prediction or an evaluation from which nobody goes on, if they are in a folder of this machine."""
     if folder and "://" not in folder:
         shutil.rmtree(folder, ignore_errors=True)
 
