@@ -24,7 +24,7 @@ from elasticdl.common.reason import name_of
 from elasticdl.elastic.collectives.port import memory_of_the_worker
 from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.core.reporting import Activity
-from elasticdl.elastic.training.checkpoint_store import Checkpoint
+from elasticdl.elastic.training.checkpoint_store import Checkpoint, WholeFiles
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.epochs import EpochLedger
 from elasticdl.elastic.training.evaluation import Array, from_root, of_all, require_rows
@@ -32,7 +32,6 @@ from elasticdl.elastic.training.inference_state import InferenceState
 from elasticdl.elastic.training.job import Hooks, JobContext
 from elasticdl.elastic.training.parts import WRITERS, Parts, import_parquet, put_away, write_json
 from elasticdl.elastic.training.pieces import load_all, named_leaves
-from elasticdl.elastic.training.whole_files import WholeFiles
 from elasticdl.job.spec import EVALUATE, PREDICT, PREDICTION_SUFFIXES, JobSpec
 from elasticdl.worker.learner import Learner, open_store
 from elasticdl.worker.zoo import ModelModule, make_processor, open_inference

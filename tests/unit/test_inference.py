@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy, PartOrder, Progress
+from elasticdl.elastic.training.checkpoint_store import WholeFiles
 from elasticdl.elastic.training.parts import Parts, write_npz, write_parquet
-from elasticdl.elastic.training.whole_files import WholeFiles
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker import check
 

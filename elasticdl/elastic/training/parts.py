@@ -20,7 +20,7 @@ import numpy.typing as npt
 from elasticdl.common.errors import UserError, import_extra
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.training import plain_data
-from elasticdl.elastic.training.whole_files import WholeFiles
+from elasticdl.elastic.training.checkpoint_store import WholeFiles
 
 Array = npt.NDArray[Any]
 Columns = Mapping[str, Array]  # one row a sample
