@@ -196,7 +196,7 @@ class HorovodScript(Loop):
 
     def make_step(self, hvd, x, y):
         self.optimizer.zero_grad()
-        loss = cross_entropy(self.model(x), y, reduction="sum") / BATCH
+        loss = cross_entropy(self.model(x), y) * (len(x) / BATCH)
         loss.backward()
         gradients = [each.grad for each in self.model.parameters()]
         *summed, mean = hvd.sum_([*gradients, loss.detach()])
