@@ -90,7 +90,7 @@ def main() -> int:
         found = run_disturbed(processes, args.samples)
         results.add("1-4 workers, killed", samples=args.samples, **found.told())
         summaries["1-4 workers, killed"] = {
-            "pause, s": summarise(found.pauses),
+            "pause, s": summarise(found.pauses or [0.0]),
             "MiB of a worker": summarise(found.memory),
         }
         assert job.dir.path.exists()
@@ -175,7 +175,7 @@ class Disturbed:
     def told(self) -> dict[str, object]:
         return {
             "kills": self.kills,
-            "pauses": summarise(self.pauses),
+            "pauses": summarise(self.pauses or [0.0]),
             "memory": summarise(self.memory),
             "growth": self.growth,
         }

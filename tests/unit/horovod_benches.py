@@ -66,6 +66,10 @@ class HorovodJob(Job):
 
     def run(self, work):
         hook, kept = sys.excepthook, dict(os.environ)
+        for name in [
+            each for each in os.environ if each.startswith("HOROVOD_")
+        ]:  # which other tests of the process have left
+            del os.environ[name]
         try:
             return super().run(work)
         finally:
