@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 DEADLINE = 240.0
 READ = [read(path) for path in DOCUMENTS if path.name != "tutorial.md"]  # which test_tutorial.py types
 NOT_IN_A_CLONE = shutil.ignore_patterns(
-    ".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "build", "dist"
+    ".git", ".venv", ".coverage*", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "build", "dist"
 )
 
 

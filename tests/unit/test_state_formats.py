@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from refusal_kit import refused
-from test_kubernetes_state import STATE, FakeApi, Holder
+from test_kubernetes_state import FakeApi, Holder
 
 from elasticdl.job.messages import Member
 from elasticdl.job.spec import WorkerRange
@@ -47,7 +47,7 @@ WRITTEN = Snapshot(JOB, 1.7e9, 2, {2: 17, 4: 1}, UnwrittenSteps({"step": 24, "st
 
 def kept():
     api = FakeApi()
-    api.objects = json.loads(KEPT.read_text())
+    api.there = json.loads(KEPT.read_text())["digits-state"]
     return api
 
 
@@ -91,7 +91,7 @@ def test_fields_of_later_versions_are_ignored():
 
 def test_a_state_without_a_journal_of_its_own_is_taken_over(tmp_path):
     api = FakeApi()
-    api.objects[STATE]["binaryData"] = {MEMORY: pack(kept().state.memory.encode())}
+    api.there["binaryData"] = {MEMORY: pack(kept().state.memory.encode())}
     bench = Holder(api, tmp_path, "next")
     assert asyncio.run(bench.store.load()) == WRITTEN
     assert bench.journal.read_text() == ""
