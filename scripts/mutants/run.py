@@ -5,23 +5,27 @@ A test is specific that runs few lines of the package. Of a line that runs only 
 the module. The run can be ended and started again: it goes on after the results that are there.
 """
 
+import contextlib
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import pytest
 from coverage import CoverageData
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_TESTS = 40  # of which a mutant is shown
+MOST_TESTS = 25  # of which a mutant is shown
 PATIENCE = 180.0  # seconds; a mutant that hangs its tests for so long is noticed
-PYTEST = ["-m", "pytest", "-q", "-x", "-n", "0", "--timeout", "90", "--tb", "no", "-p", "no:cacheprovider"]
+PYTEST = ["-q", "-x", "-n", "0", "--timeout", "90", "--tb", "no", "-p", "no:cacheprovider", "-m", "not slow"]
 
 
 class Seen:
@@ -47,28 +51,55 @@ class Seen:
         return sorted(found, key=lambda test: (self._lines[test], test))
 
 
+def preload() -> None:
+    """The frameworks, which take longer to import than most tests; each mutant's tests run in a fork. Nothing of the package stays."""
+    from elasticdl.triton_first import import_triton
+
+    import_triton()
+    for name in ("torch", "tensorflow", "keras", "hypothesis", "pandas", "sklearn", "grpc"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "elasticdl"]:
+        del sys.modules[name]
+
+
+def run_tests(clone: Path, tests: list[str], output: Path) -> NoReturn:
+    """In a fork."""
+    os.setsid()
+    os.chdir(clone)
+    with output.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.environ |= {"PYTHONPATH": str(clone), "PYTHONDONTWRITEBYTECODE": "1"}
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, str(clone))
+    code = pytest.main([*PYTEST, *tests])
+    sys.stdout.flush()
+    os._exit(int(code))
+
+
 def noticed(clone: Path, tests: list[str]) -> tuple[str, str]:
     """``found``, ``hangs``, ``survives`` or ``untested``; and the test that has found it."""
     if not tests:
         return "untested", ""
-    environ = {**os.environ, "PYTHONPATH": str(clone), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, *PYTEST, *tests]
-    with subprocess.Popen(
-        command,
-        cwd=clone,
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            output, _ = process.communicate(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+    output = clone.with_name("output")
+    if (child := os.fork()) == 0:
+        run_tests(clone, tests, output)
+    deadline = time.monotonic() + PATIENCE
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
+        if time.monotonic() > deadline:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
             return "hangs", ""
-    failed = [line.split()[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    return ("survives" if process.returncode == 0 else "found"), (failed or [""])[0]
+        time.sleep(0.05)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # what its tests have left
+    failed = [
+        line.split()[1]
+        for line in output.read_text(errors="replace").splitlines()
+        if line.startswith(("FAILED ", "ERROR "))
+    ]
+    return ("survives" if ended[1] == 0 else "found"), (failed or [""])[0]
 
 
 def mutated(code: str, edits: list[tuple[int, list[str], list[str]]]) -> str:
@@ -99,6 +130,7 @@ def main(mutants: str, results: str) -> None:
     drawn, output = json.loads(Path(mutants).read_text()), Path(results)
     done = len(output.read_text().splitlines()) if output.exists() else 0
     seen = Seen(ROOT / ".coverage")
+    preload()
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder, "clone")
         subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
