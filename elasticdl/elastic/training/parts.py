@@ -107,7 +107,7 @@ def put_away(what: str) -> Iterator[None]:
             f"--output: {what} can't be written, as its folder is not there: all workers must reach it, as on a volume that all pods have"
         ) from error
     except OSError as error:
-        raise UserError(f"--output: {what} can't be written: {one_line(error)}") from error
+        raise UserError(f"--output: {what} can't be written: {error.strerror or one_line(error)}") from error
 
 
 # -- the file of all predictions --
