@@ -8,11 +8,16 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
+from front_ends import Script
 from hypothesis import given
 from hypothesis import strategies as st
+from job_kit import Job, Lost
+from loop_benches import PlainLoop
+from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy, PartOrder, Progress
+from elasticdl.elastic.torch.prepare import PlainLoop as Prepares
 from elasticdl.elastic.training.checkpoint_store import WholeFiles
 from elasticdl.elastic.training.parts import Parts, write_npz, write_parquet
 from elasticdl.job.spec import JobSpec
@@ -165,3 +170,43 @@ def test_what_cannot_be_done_is_told_before_the_job(trained, given, words, tmp_p
     with pytest.raises(UserError, match=words) as error:
         check.check(spec)
     assert "\n" not in str(error.value)
+
+
+# -- a script's own --
+
+
+class EvaluatesAfterEachEpoch(PlainLoop):
+    """``dies_in``: the evaluation in which worker 1 is lost."""
+
+    dies_in = 0
+
+    def train(self, job):
+        elastic, self.found = Prepares(job), []
+        self.model, self.optimizer, loader = elastic.prepare(self.model, self.optimizer, self.loader)
+        held_out = DataLoader(self.data, batch_size=3)
+        metrics = {
+            "right": lambda labels, outputs: float((outputs.argmax(1) == labels).sum()),
+            "rows": lambda labels, outputs: float(len(labels)),
+        }
+        for _ in range(self.script.epochs):
+            self.go_through(loader, lambda loss: None)
+            if job.rank() == 1 and len(self.found) + 1 == self.dies_in:
+                job.lose()
+            self.model.calls = 0  # which each pass counts, and changes what comes out
+            self.found.append(elastic.evaluate(self.model, held_out, metrics))
+
+
+@pytest.mark.parametrize("dies_in", [0, 1])
+def test_a_plain_loop_evaluates_over_its_workers_and_by_itself_where_one_is_lost(dies_in):
+    def run(workers, dies_in=0):
+        job, made = Job(workers), [EvaluatesAfterEachEpoch(Script()) for _ in range(workers)]
+        made[-1].dies_in = dies_in
+        said, _ = job.run(lambda rank: made[rank].train(job))
+        return said, [each.found for each in made]
+
+    _, (alone,) = run(1)
+    said, (first, other) = run(2, dies_in)
+    assert [each["rows"] for each in alone] == [40.0, 40.0]
+    assert first == alone
+    assert other == ([] if dies_in else alone)
+    assert isinstance(said[1], Lost) == bool(dies_in)

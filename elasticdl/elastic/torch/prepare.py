@@ -124,7 +124,9 @@ class PlainLoop:
         """
         sampler = getattr(loader, "batch_sampler", None)
         size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 1
-        if self._runtime.has_begun:
+        if self._host is not None:
+            job = self._host.job
+        elif self._runtime.has_begun:
             job = self._runtime.context()
             _require_sizes(job.policy, size, steps, job.warn)
             self._runtime.train_whole()
