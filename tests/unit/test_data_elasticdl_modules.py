@@ -45,23 +45,13 @@ def dataset_fn(dataset, mode, _):
         if mode != Mode.PREDICTION:
             description["y"] = tf.io.FixedLenFeature([1], tf.int64)
         r = tf.io.parse_single_example(record, description)
-        return {"x": tf.cast(r["x"], tf.float32)}, tf.cast(r["y"], tf.int32)
+        features = {"x": tf.cast(r["x"], tf.float32)}
+        return features if mode == Mode.PREDICTION else (features, tf.cast(r["y"], tf.int32))
 
     dataset = dataset.map(_parse_data)
     return dataset.shuffle(buffer_size=1024) if mode == Mode.TRAINING else dataset
 """
-FOR_PREDICTIONS = """
-def dataset_fn(dataset, mode, _):
-    def _parse_data(record):
-        description = {"x": tf.io.FixedLenFeature([2], tf.float32)}
-        if mode != Mode.PREDICTION:
-            description["y"] = tf.io.FixedLenFeature([1], tf.int64)
-        r = tf.io.parse_single_example(record, description)
-        return {"x": r["x"]} if mode == Mode.PREDICTION else ({"x": r["x"]}, tf.cast(r["y"], tf.int32))
-
-    return dataset.map(_parse_data)
-
-
+PROCESSOR = """
 class PredictionOutputsProcessor(BasePredictionOutputsProcessor):
     def process(self, predictions, worker_id):
         logger.info(predictions.numpy().tolist())
@@ -87,7 +77,7 @@ def make(tmp_path, monkeypatch):
 def test_a_module_predicts_from_records_without_labels_and_has_its_outputs_processed(make, tmp_path):
     examples(tmp_path / "new.tfrecord", range(5))
     given = {"task": "predict", "prediction_data": "new.tfrecord", "checkpoint_dir": "kept"}
-    module, spec = make(FOR_PREDICTIONS, **given)
+    module, spec = make(DATASET_FN, PROCESSOR, **given)
     inputs, _ = open_inference(module, spec).__getitems__([3, 1])
     assert inputs["x"][:, 0].tolist() == [3, 1]
     make_processor(module)(tf.constant([[1.0]]), 0)

@@ -181,7 +181,7 @@ class EvaluatesAfterEachEpoch(PlainLoop):
     dies_in = 0
 
     def train(self, job):
-        elastic, self.found = Prepares(job), []
+        elastic, self.found, self.passes = Prepares(job), [], []
         self.model, self.optimizer, loader = elastic.prepare(self.model, self.optimizer, self.loader)
         held_out = DataLoader(self.data, batch_size=3)
         metrics = {
@@ -194,6 +194,7 @@ class EvaluatesAfterEachEpoch(PlainLoop):
                 job.lose()
             self.model.calls = 0  # which each pass counts, and changes what comes out
             self.found.append(elastic.evaluate(self.model, held_out, metrics))
+            self.passes.append(self.model.calls)
 
 
 @pytest.mark.parametrize("dies_in", [0, 1])
@@ -202,10 +203,14 @@ def test_a_plain_loop_evaluates_over_its_workers_and_by_itself_where_one_is_lost
         job, made = Job(workers), [EvaluatesAfterEachEpoch(Script()) for _ in range(workers)]
         made[-1].dies_in = dies_in
         said, _ = job.run(lambda rank: made[rank].train(job))
-        return said, [each.found for each in made]
+        return said, [each.found for each in made], [each.passes for each in made]
 
-    _, (alone,) = run(1)
-    said, (first, other) = run(2, dies_in)
+    _, (alone,), (whole,) = run(1)
+    said, (first, other), passes = run(2, dies_in)
+    assert whole == [14, 14]
+    assert passes == ([[7 + 14, 14], []] if dies_in else [[7, 7]] * 2), (
+        "each runs its part, and all where another is lost"
+    )
     assert [each["rows"] for each in alone] == [40.0, 40.0]
     assert first == alone
     assert other == ([] if dies_in else alone)

@@ -37,7 +37,8 @@ class NamedMetric:
             found = self._of_keras(labels, outputs)
         else:
             with tf.device("CPU:0"):
-                found = self.metric(*keras.tree.map_structure(tf.convert_to_tensor, (labels, outputs)))
+                given = keras.tree.map_structure(tf.convert_to_tensor, (labels, outputs))
+            found = self.metric(*given)
         try:
             return float(np.mean(np.asarray(found, np.float64)))
         except (TypeError, ValueError) as error:

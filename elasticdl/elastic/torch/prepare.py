@@ -124,9 +124,7 @@ class PlainLoop:
         """
         sampler = getattr(loader, "batch_sampler", None)
         size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 1
-        if self._host is not None:
-            job = self._host.job
-        elif self._runtime.has_begun:
+        if self._runtime.has_begun:
             job = self._runtime.context()
             _require_sizes(job.policy, size, steps, job.warn)
             self._runtime.train_whole()
@@ -172,7 +170,9 @@ class PlainLoop:
         """
         if self.catching_up():
             return dict.fromkeys(metrics, math.nan)
-        if self._runtime.has_begun:
+        if self._host is not None:
+            job = self._host.job
+        elif self._runtime.has_begun:
             job = self._runtime.context()
         elif WorkerEnvironment.from_env(os.environ) is None:
             job = ElasticContext.connect(BatchPolicy(1, None), seed=0, environ={})

@@ -182,7 +182,7 @@ class Evaluator(ABC):
 
     @abstractmethod
     def join(self, columns: list[Array], like: Any) -> tuple[Any, Any]:
-        """Outputs and labels as tensors, nested as in what `test` returned."""
+        """Outputs and labels as the metrics take them, nested as in what `test` returned."""
 
 
 def _unpacked(packed: Sequence[Array]) -> tuple[float, list[Array]]:

@@ -66,8 +66,11 @@ class Network:
         file, log = folder / "switch.pid", folder / "switch.log"
         command = ["unshare", "--net", "sh", "-c", 'echo $$ > "$0"; exec sleep infinity', str(file)]
         process = Leashed.start(command, log, folder=folder)
+
+        def is_up() -> bool:
+            return file.exists() and file.read_text().endswith("\n")
+
         try:
-            is_up = lambda: file.exists() and file.read_text().endswith("\n")  # noqa: E731
             wait_for(is_up, lambda: f"no network namespace: {last_line(log)}", _UP_WITHIN_S, poll=0.01)
             pid = int(file.read_text())
             plan = _connect_host(pid)
