@@ -37,7 +37,7 @@ from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.job.facts import Facts
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.journal import Entry, Seldom, WorldMark, news, parse_entry, split_at_mark
-from elasticdl.job.spec import JobSpec
+from elasticdl.job.spec import TRAIN, JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
 # A line may be longer than this, or never end; then it is shown in parts.
@@ -452,7 +452,8 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
     facts = Facts().read(job.journal()).conclude()
     kept = kept_text(status, facts, on_cluster=bool(job.namespace))
     if status.phase in ("succeeded", "stopped"):
-        tell("\n".join(summary_lines(status, facts, spec.output, kept)))
+        is_there = spec.task == TRAIN or status.phase == "succeeded"  # of a pass that was stopped only parts are
+        tell("\n".join(summary_lines(status, facts, spec.output if is_there else "", kept)))
     if status.phase == "stopped":
         noted.raise_first()
         raise JobFailedError(f"job {job.name} was stopped{f' ({status.reason})' if status.reason else ''}")
