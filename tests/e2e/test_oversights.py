@@ -65,7 +65,7 @@ slow = partial(pytest.param, marks=pytest.mark.slow)  # each is a job
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "code", "words", "started"),
+    ("text", "options", "code", "words", "launched"),
     [
         (OWN_LOOP, ["2"], 1, "ended with exit code 0 after elastic.init() and has not trained together with others", None),
         slow(loop("epoch == 1 and exit(0)"), ["2"], 1, "sys.exit(0) was called within training: return from the function below @elastic.run", 2),
@@ -78,12 +78,12 @@ slow = partial(pytest.param, marks=pytest.mark.slow)  # each is a job
     ],
     ids=["a loop of one's own", "sys.exit", "no Horovod", "no guard", "not prepared", "refused before it joins", "no commit", "odd ends"],
 )  # fmt: skip
-def test_the_job_says_at_once_what_helps(tmp_path, text, options, code, words, started):
+def test_the_job_says_at_once_what_helps(tmp_path, text, options, code, words, launched):
     script = tmp_path / "script.py"
     script.write_text(text)
     with start(tmp_path, "run", "--num_workers", *options, "--", "python", str(script)) as job:
         assert job.finish() == code, job.describe()
         assert words in job.output
         assert ("succeeded" in job.output) == (code == 0)
-        assert started in (None, len(job.entries("worker_started"))), job.describe()
+        assert launched in (None, len(job.entries("worker_launched"))), job.describe()
         assert text != REFUSED or "Traceback" not in job.output
