@@ -28,7 +28,6 @@ from elasticdl.elastic.training.checkpoint_store import Checkpoint, WholeFiles
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.epochs import EpochLedger
 from elasticdl.elastic.training.evaluation import Array, from_root, of_all, require_rows
-from elasticdl.elastic.training.inference_state import InferenceState
 from elasticdl.elastic.training.job import Hooks, JobContext
 from elasticdl.elastic.training.parts import WRITERS, Parts, import_parquet, put_away, write_json
 from elasticdl.elastic.training.pieces import load_all, named_leaves
@@ -60,19 +59,16 @@ class Pass(Hooks):
             )
         if spec.task == PREDICT and spec.output.endswith(".parquet"):
             import_parquet()
-        inference = learner.inference(module, spec, context, model, open_inference(module, spec))
-        self._evaluator, self._model, dataset = inference.evaluator, inference.model, inference.evaluator.dataset
-        self._host_array = inference.tensors.host_array
+        self._evaluator = learner.evaluator_of(module, spec, context, model, open_inference(module, spec))
         self._ledger = EpochLedger()
-        values = {"ledger": self._ledger, "checkpoint": {}}
-        self.state = InferenceState(context, inference.tensors, f"{spec.task} data", dataset, inference.model, values)
+        self.state = self._evaluator.state(f"{spec.task} data", {"ledger": self._ledger, "checkpoint": {}})
         self._size = context.policy.batch_size(1)  # of a part
         self._writer = f"{socket.gethostname()}-{os.getpid()}"
         self._parts: Parts | None = None
         if spec.output if spec.task == PREDICT else self._evaluator.metrics:
             files = WholeFiles("--output", spec.parts, self._writer)
             alive = partial(context.advance, Activity.ALIVE)
-            self._parts = Parts(files, len(dataset), self._size, alive)
+            self._parts = Parts(files, len(self._evaluator.dataset), self._size, alive)
         self._began = time.monotonic()
         self._processed: set[int] = set()  # parts of which the processor has all, and no step is known to be made
         self._metrics: dict[str, float] = {}
@@ -150,7 +146,7 @@ class Pass(Hooks):
         found, loaded = readable
         try:
             with memory_of_the_worker("the model"):
-                load_all(self._model, loaded["state"])
+                load_all(self.state.model, loaded["state"])
         except UserError as error:
             raise UserError(f"{found.path} is not of this model: {error}") from error
         return found
@@ -193,7 +189,7 @@ class Pass(Hooks):
     def _columns(self, outputs: Any, labels: Any, rows: int) -> dict[str, Array]:
         if self._spec.task == EVALUATE:
             return {str(number): each for number, each in enumerate(self._evaluator.flatten((outputs, labels), rows))}
-        columns = {name or PREDICTIONS: self._host_array(leaf) for name, leaf in named_leaves(outputs).items()}
+        columns = {name or PREDICTIONS: self.state.host_array(leaf) for name, leaf in named_leaves(outputs).items()}
         for name, column in columns.items():
             require_rows(f"the model's output {name}", column, rows)
         return columns

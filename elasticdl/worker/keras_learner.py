@@ -20,7 +20,7 @@ from elasticdl.elastic.collectives.opening import require_collective
 from elasticdl.elastic.core.plan import Progress
 from elasticdl.elastic.keras.driver import KerasDriver, refuse_needless
 from elasticdl.elastic.keras.keras_evaluator import KerasEvaluator, name_metrics
-from elasticdl.elastic.keras.keras_state import KerasState, LayerAttributes, Variables, tensors_of
+from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.loader import ElasticContext, ElasticDataLoader, load
 from elasticdl.elastic.keras.step import LossFunction, TrainStep, widen
 from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors, require_backend
@@ -36,7 +36,6 @@ from elasticdl.worker.learner import (
     KERAS,
     Codec,
     Driver,
-    Inference,
     Learner,
     kind_of,
     largest_micro_batch,
@@ -152,9 +151,9 @@ class KerasLearner(Learner):
         self.callbacks = [*self._ours, self.driver]
 
     @classmethod
-    def inference(
+    def evaluator_of(
         cls, module: ModelModule, spec: JobSpec, context: JobContext, model: keras.Model, dataset: Any
-    ) -> Inference:
+    ) -> KerasEvaluator:
         assert isinstance(context, ElasticContext)
         data = one_feature(model, Datasets(dataset, None)).training
         micro_batch = context.policy.most_at_once
@@ -166,8 +165,7 @@ class KerasLearner(Learner):
         metrics = name_metrics(make_metrics(module, nested=True)) if is_evaluation else {}
         evaluator = KerasEvaluator(model, data, loss, metrics, micro_batch, context)
         evaluator.warm_up(inputs, labels)
-        pieces = (Variables("model", lambda: model.variables), LayerAttributes(model))
-        return Inference(evaluator, pieces, tensors_of(context))
+        return evaluator
 
     def follow_rules(self) -> None:
         rules = rate_rules(self._spec, self._ours)

@@ -33,7 +33,6 @@ from elasticdl.elastic.training.epochs import EpochLedger
 from elasticdl.elastic.training.evaluation import Evaluation, Evaluator
 from elasticdl.elastic.training.job import JobContext
 from elasticdl.elastic.training.kept_state import load_saved
-from elasticdl.elastic.training.pieces import Piece, Tensors
 from elasticdl.elastic.training.state import TrainingState
 from elasticdl.job.spec import TRAIN, JobSpec
 from elasticdl.worker.zoo import ModelModule
@@ -207,15 +206,6 @@ class Driver:
         """All steps are made: the model is what is to be saved after this, once however often it is called."""
 
 
-@dataclass(frozen=True, slots=True)
-class Inference:
-    """A model that is not trained, and its data. ``model``: the pieces of a training state that it is made of."""
-
-    evaluator: Evaluator
-    model: tuple[Piece, ...]
-    tensors: Tensors
-
-
 class Learner(ABC):
     """A model being trained, with its data, optimizer and state.
 
@@ -290,7 +280,9 @@ class Learner(ABC):
 
     @classmethod
     @abstractmethod
-    def inference(cls, module: ModelModule, spec: JobSpec, context: JobContext, model: Any, dataset: Any) -> Inference:
+    def evaluator_of(
+        cls, module: ModelModule, spec: JobSpec, context: JobContext, model: Any, dataset: Any
+    ) -> Evaluator:
         """For the job's task, over samples that are pairs (inputs, labels).
 
         Raises:

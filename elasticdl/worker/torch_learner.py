@@ -18,12 +18,12 @@ from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, StepBatch, to
 from elasticdl.elastic.torch_kit.passes import require_mean
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, TorchTensors, streams_apart, wait_for
 from elasticdl.elastic.torch_kit.torch_evaluator import TorchEvaluator
-from elasticdl.elastic.torch_kit.torch_state import Caches, Model, TorchState, tensors_of
+from elasticdl.elastic.torch_kit.torch_state import TorchState
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.job import JobContext
 from elasticdl.elastic.training.kept_state import aside
 from elasticdl.job.spec import EVALUATE, JobSpec
-from elasticdl.worker.learner import TORCH, Codec, Inference, Learner, largest_micro_batch, make_optimizer, rate_rules
+from elasticdl.worker.learner import TORCH, Codec, Learner, largest_micro_batch, make_optimizer, rate_rules
 from elasticdl.worker.zoo import (
     InputsOnly,
     ModelModule,
@@ -98,9 +98,9 @@ class TorchLearner(Learner):
             )
 
     @classmethod
-    def inference(
+    def evaluator_of(
         cls, module: ModelModule, spec: JobSpec, context: JobContext, model: torch.nn.Module, dataset: Any
-    ) -> Inference:
+    ) -> TorchEvaluator:
         assert isinstance(context, ElasticContext)
         refuse_feed(module)
         model.to(context.device)
@@ -109,8 +109,7 @@ class TorchLearner(Learner):
         if isinstance(dataset, InputsOnly):
             dataset, collate = dataset.dataset, _collate_inputs
         at_once = context.policy.most_at_once
-        evaluator = TorchEvaluator(model, dataset, loss, metrics, at_once, context, spec.data_workers, collate)
-        return Inference(evaluator, (Model(model), Caches(lambda: [model])), tensors_of(context))
+        return TorchEvaluator(model, dataset, loss, metrics, at_once, context, spec.data_workers, collate)
 
     def follow_rules(self) -> None:
         rules = rate_rules(self._spec, self.callbacks)

@@ -73,3 +73,52 @@ def test_metrics_are_those_of_all_samples_also_where_a_stopped_evaluation_goes_o
     assert found["samples"] == SAMPLES
     whole = {"loss": 0.0, "sum": SAMPLES * (SAMPLES - 1) / 2, "largest": SAMPLES - 1, "error": 0.0}
     assert found["metrics"] == pytest.approx(whole)
+
+
+SCRIPT = """\
+import time
+import numpy as np
+import elasticdl.elastic.FRAMEWORK as elastic
+
+class Slow(LAYER):
+    def FORWARD(self, inputs):
+        time.sleep(0.03)
+        return inputs
+
+if __name__ == "__main__":
+    elastic.init(64, 16)
+    numbers = np.arange(1500.0, dtype=np.float32)[:, None]
+    metrics = {"rows": lambda labels, outputs: float(len(labels)), "error": lambda labels, outputs: float(np.abs(np.subtract(outputs, labels)).max())}
+    print("found", elastic.evaluate(Slow(), DATA, metrics), elastic.evaluate(Slow(), DATA, metrics))
+    TRAINS
+"""
+TORCH = {"FRAMEWORK": "torch", "LAYER": "torch.nn.Module", "FORWARD": "forward", "numpy as np": "numpy as np, torch"}
+KERAS = {"FRAMEWORK": "keras", "LAYER": "keras.Model", "FORWARD": "call", "numpy as np": "numpy as np, keras"}
+TORCH_DATA = "torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*[torch.tensor(numbers)] * 2), 16)"
+KERAS_DATA = "list(zip(numbers, numbers))"
+TRAINS = "model = torch.nn.Linear(1, 1)\n    optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+TRAINS += "    elastic.run(print)(elastic.TorchState(model=model, optimizer=optimizer, loader=elastic.DataLoader(DATA.dataset)))"
+
+
+@pytest.mark.parametrize(
+    ("given", "dies"),
+    [
+        ({**TORCH, "TRAINS": "", "DATA": TORCH_DATA}, True),
+        pytest.param({**KERAS, "TRAINS": "", "DATA": KERAS_DATA}, True, marks=pytest.mark.slow),
+        pytest.param({**TORCH, "TRAINS": TRAINS, "DATA": TORCH_DATA}, False, marks=pytest.mark.slow),
+    ],
+    ids=["torch", "keras", "then trains"],
+)
+def test_a_script_that_only_evaluates_is_divided_over_its_workers(tmp_path, given, dies):
+    script, text = tmp_path / "script.py", SCRIPT
+    for name, value in given.items():
+        text = text.replace(name, value)
+    script.write_text(text)
+    with start(tmp_path, "run", "--num_workers", "2", "--", "python", str(script), **QUICK_KERAS) as job:
+        if dies:
+            world = job.wait_for_world(size=2)
+            job.signal(world["members"][0], signal.SIGKILL)
+            job.wait_for_world_without(world["members"][0])
+        assert job.finish() == (0 if dies else 1), job.describe()
+        assert "found {'rows': 1500.0, 'error': 0.0} {'rows': 1500.0, 'error': 0.0}" in job.output
+        assert dies or "training was complete already" in job.output

@@ -28,11 +28,13 @@ import numpy as np
 
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.keras import models
+from elasticdl.elastic.keras.keras_evaluator import KerasEvaluator, name_metrics
 from elasticdl.elastic.keras.keras_state import KerasState as _State
 from elasticdl.elastic.keras.loader import Dataset, ElasticDataLoader, load, own
 from elasticdl.elastic.keras.step import TrainStep
+from elasticdl.elastic.training.evaluation import Metrics
 
-__all__ = ["DataLoader", "KerasState", "LearningRate", "context", "init", "models", "rank", "run", "size"]
+__all__ = ["DataLoader", "KerasState", "LearningRate", "context", "evaluate", "init", "models", "rank", "run", "size"]
 
 init, context, rank, size, run = own.init, own.context, own.rank, own.size, own.run
 
@@ -84,3 +86,24 @@ def KerasState(
     if learning_rate is not None:
         state.follow(learning_rate)
     return state
+
+
+def evaluate(model: Any, dataset: Dataset, metrics: Metrics) -> dict[str, float]:
+    """Metrics over all samples of a data set, each counted once: ``elastic.evaluate(model, held_out, {"accuracy": accuracy})``.
+
+    Each worker runs a part; all call it alike, between two steps, or in a script that does nothing else (docs/library.md). If a worker is lost meanwhile, it begins anew in the next world.
+
+    Args:
+        model: a ``keras.Model`` that is built.
+        dataset: as of `DataLoader`.
+        metrics: functions ``(labels, outputs) -> float`` of all samples, or metrics of Keras.
+
+    Returns:
+        The metrics by name, the same on all workers.
+
+    Raises:
+        UserError: outputs or labels have no row for each sample, or `init` has not been called.
+        WorldBroken: a worker was lost; `@elastic.run` knows what to do.
+    """
+    job = context()
+    return own.evaluate(KerasEvaluator(model, dataset, None, name_metrics(metrics), job.policy.most_at_once, job))

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.keras.loader import fetch
+from elasticdl.elastic.keras.keras_state import LayerAttributes, Variables, tensors_of
+from elasticdl.elastic.keras.loader import ElasticContext, fetch
 from elasticdl.elastic.keras.step import any_batch, widen
 from elasticdl.elastic.training.evaluation import Array, Evaluator, Metrics, require_rows
+from elasticdl.elastic.training.inference_state import InferenceState
 from elasticdl.tensorflow import keras, tf
 
 METRIC_ROWS = 4096  # that a Keras metric is given at once: some need hundreds of numbers for each
@@ -66,6 +68,7 @@ def name_metrics(metrics: Mapping[str, Any]) -> Metrics:
 class KerasEvaluator(Evaluator):
     """Outputs and labels may be nested."""
 
+    context: ElasticContext
     _traced: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,6 +101,10 @@ class KerasEvaluator(Evaluator):
                     raise UserError(f"evaluation: {what} holds texts; expected numbers")
                 require_rows(what, leaf, rows)
         return [np.asarray(widen(leaf)) for leaf in keras.tree.flatten(value)]
+
+    def state(self, role: str, values: dict[str, Any]) -> InferenceState:
+        model = Variables("model", lambda: self.model.variables), LayerAttributes(self.model)
+        return InferenceState(self.context, tensors_of(self.context), role, self.dataset, model, values)
 
     def join(self, columns: list[Array], like: Any) -> tuple[Any, Any]:
         outputs, labels = keras.tree.pack_sequence_as(like, columns)

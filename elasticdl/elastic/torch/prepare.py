@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from elasticdl.common.credentials import WorkerEnvironment
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import ALONE
@@ -153,8 +151,8 @@ class PlainLoop:
     def evaluate(self, model: torch.nn.Module, loader: Any, metrics: Metrics) -> dict[str, float]:
         """Metrics over all samples of a loader's data set, each counted once: ``elastic.evaluate(model, loader, {"accuracy": accuracy})``.
 
-        Each worker runs a part; all call it alike, between two steps (docs/library.md). If a worker is lost meanwhile, a loop under
-        ``@elastic.run`` begins anew in the next world, and each worker of a prepared loop runs all samples itself.
+        Each worker runs a part; all call it alike, between two steps, or in a script that does nothing else (docs/library.md). If a worker
+        is lost meanwhile, it begins anew in the next world; each worker of a prepared loop runs all samples itself then.
 
         Args:
             model: whose output is one tensor with a row for each sample.
@@ -165,26 +163,17 @@ class PlainLoop:
             The metrics by name, the same on all workers; NaN on a worker that is `catching_up`.
 
         Raises:
-            UserError: outputs or labels are no tensors with a row for each sample, or the workers of a job have not met yet.
+            UserError: outputs or labels are no tensors with a row for each sample, or `init` and `prepare` have not been called.
             WorldBroken: a worker was lost; `@elastic.run` knows what to do.
         """
         if self.catching_up():
             return dict.fromkeys(metrics, math.nan)
-        if self._host is not None:
-            job = self._host.job
-        elif self._runtime.has_begun:
-            job = self._runtime.context()
-        elif WorkerEnvironment.from_env(os.environ) is None:
-            job = ElasticContext.connect(BatchPolicy(1, None), seed=0, environ={})
-        else:
-            raise UserError(
-                "elastic.evaluate: call elastic.init(), or elastic.prepare(), before: it divides the data over the workers of a training"
-            )
+        job = self._host.job if self._host is not None else self._runtime.context()
         size = getattr(loader, "batch_size", None) or job.policy.most_at_once
         collate = getattr(loader, "collate_fn", None)
         evaluator = TorchEvaluator(model, loader.dataset, None, metrics, size, job, collate_fn=collate)
         if self._host is None:
-            return evaluator.evaluate().metrics
+            return self._runtime.evaluate(evaluator)
         found = self._host.agree(lambda: evaluator.evaluate().metrics)
         return found if found is not None else evaluator.evaluate(world=ALONE).metrics
 

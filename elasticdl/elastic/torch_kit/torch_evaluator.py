@@ -13,7 +13,9 @@ import torch
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch_kit.loaders import Collate, fetch, to_device
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.torch_kit.torch_state import Caches, Model, tensors_of
 from elasticdl.elastic.training.evaluation import Array, Evaluator, require_rows
+from elasticdl.elastic.training.inference_state import InferenceState
 from elasticdl.elastic.training.pieces import mapped
 
 
@@ -48,6 +50,10 @@ class TorchEvaluator(Evaluator):
         host = [each.cpu() for each in value]
         # NumPy does not know all of the small types.
         return [(each.float() if each.is_floating_point() and each.itemsize < 4 else each).numpy() for each in host]
+
+    def state(self, role: str, values: dict[str, Any]) -> InferenceState:
+        model = Model(self.model), Caches(lambda: [self.model])
+        return InferenceState(self.context, tensors_of(self.context), role, self.dataset, model, values)
 
     def join(self, columns: list[Array], like: Any) -> tuple[Any, Any]:
         outputs, labels = map(torch.from_numpy, columns)

@@ -24,6 +24,7 @@ from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.plan import BatchPlan
 from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.core.reporting import Activity
+from elasticdl.elastic.training.inference_state import InferenceState
 from elasticdl.elastic.training.job import JobContext
 
 # Small agreements: what all members of a world must know alike, such as whether training stops.
@@ -179,6 +180,10 @@ class Evaluator(ABC):
         Raises:
             UserError: they are not tensors with so many rows.
         """
+
+    @abstractmethod
+    def state(self, role: str, values: dict[str, Any]) -> InferenceState:
+        """Of a pass over the data. ``role``: of the data. ``values``: travel along."""
 
     @abstractmethod
     def join(self, columns: list[Array], like: Any) -> tuple[Any, Any]:

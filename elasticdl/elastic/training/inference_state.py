@@ -50,13 +50,16 @@ class InferenceState(TrainingState):
         cursor = Ordered(job, len(data), shuffle=False)
         cursor.order = PartOrder(len(data), job.policy, shuffle=False)
         super().__init__(job, tensors, NoSettings(), cursor, values)
-        self.cursor = cursor
+        self.cursor, self.model, self.host_array = cursor, model, tensors.host_array
         self.sources.append(Source.of(role, data))
         self._hold(*model)
 
     @property
     def origin(self) -> dict[str, Any]:
         return {**super().origin, "part": self._job.policy.batch_size(1)}
+
+    def oversight(self) -> str:
+        return ""  # a script's evaluation makes no step
 
     def close_step(self, samples: int, loss: float) -> float:
         """``loss``: the sum over so many samples of this member. Returns the mean over those of all.

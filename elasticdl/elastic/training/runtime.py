@@ -26,8 +26,10 @@ from elasticdl.common.credentials import CONNECTED, MASTER, WORKER_ID
 from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.common.reason import reason, tell_uncaught_in_one_line
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.core.protocol import StageSuperseded, Stopped
+from elasticdl.elastic.core.protocol import ALONE, StageSuperseded, Stopped
 from elasticdl.elastic.training.batch_shape import job, make_policy, whole_number
+from elasticdl.elastic.training.data_facts import EVALUATION
+from elasticdl.elastic.training.evaluation import Evaluator
 from elasticdl.elastic.training.job import ContextT, Hooks
 from elasticdl.elastic.training.state import TrainingState
 from elasticdl.job import messages as m
@@ -301,10 +303,6 @@ class ScriptRuntime(Generic[ContextT]):
         """
         context = self.context()
         self._require_worker()
-        if self._finished and job.under_master:
-            raise UserError(
-                "training was complete already: under `elasticdl run` a script calls @elastic.run's function once"
-            )
         job.require_divided()
         context.allow_steps()
         self._last, self.in_training = None, state
@@ -331,11 +329,30 @@ class ScriptRuntime(Generic[ContextT]):
         self._last = state
         return result
 
+    def evaluate(self, evaluator: Evaluator) -> dict[str, float]:
+        """The metrics, on all workers. Within training all call it alike. Without, the first makes the whole of the job, in which workers
+        may come and go; in a later one, or after training, each worker runs all samples.
+
+        Raises:
+            WorldBroken: a worker was lost within training.
+        """
+        job = self.context()
+        if self.in_training is not None or not job.under_master:
+            return evaluator.evaluate().metrics
+        if self._finished:  # the others may be gone
+            return evaluator.evaluate(world=ALONE).metrics
+        return self.train(lambda: evaluator.evaluate().metrics, evaluator.state(EVALUATION, {}))
+
     def _require_worker(self) -> None:
         if self._in_child or os.getpid() != self._pid:
             raise UserError(
                 "training was begun in a process that the script has started, to load data perhaps, and which imports the "
                 f"script anew: put what the script does below `{GUARD}`"
+            )
+        if self._finished and job.under_master:
+            raise UserError(
+                "training was complete already: under `elasticdl run` a script calls @elastic.run's function once, and elastic.evaluate() "
+                "within training or after it"
             )
 
     def _end(self) -> None:
