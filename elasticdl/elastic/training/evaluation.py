@@ -200,4 +200,4 @@ def require_rows(what: str, tensor: Any, rows: int) -> None:
     """Raises UserError if the tensor has not one row a sample."""
     shape = tuple(tensor.shape)
     if shape[:1] != (rows,):
-        raise UserError(f"evaluation: {what} must have one row a sample: {rows}, but its shape is {shape}")
+        raise UserError(f"{what} must have one row a sample: {rows}, but its shape is {shape}")
