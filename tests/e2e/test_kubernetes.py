@@ -8,6 +8,7 @@ import subprocess
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cluster_kit import DEADLINE, CommandLine, objects_in, priority_class, wait_for
 from kubernetes import client
@@ -19,8 +20,17 @@ from tests.cluster.kit import Pods, is_running, shell, until
 pytest_plugins = ["tests.cluster.fixtures"]
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAIN = ["train", "--image", "local/host", "--job_name", "digits", "--model_zoo", str(ROOT / "model_zoo")]
-TRAIN += ["--model_def", "digits.mlp_torch", "--num_workers", "1-2", "--global_batch_size", "64"]
+MODULE = [
+    "--image",
+    "local/host",
+    "--job_name",
+    "digits",
+    "--model_zoo",
+    str(ROOT / "model_zoo"),
+    "--model_def",
+    "digits.mlp_torch",
+]
+TRAIN = ["train", *MODULE, "--num_workers", "1-2", "--global_batch_size", "64"]
 # For a third worker there is no place then.
 ONE_A_NODE = ["--num_workers", "1-3", "--worker_resource_request", "cpu=0.1,memory=256Mi,gpu=3"]
 
@@ -44,7 +54,8 @@ def wait_until(condition, elasticdl):
 
 
 def test_a_job_from_its_submission_to_its_removal(elasticdl, namespace, tmp_path):
-    done = elasticdl(*TRAIN, "--num_epochs", "1", "--output", str(tmp_path / "out"), *ONE_A_NODE)
+    kept = ("--checkpoint_dir", str(tmp_path / "kept"))
+    done = elasticdl(*TRAIN, "--num_epochs", "1", "--output", str(tmp_path / "out"), *kept, *ONE_A_NODE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == ""
     # Once; at the end it may come to a place that another has left.
@@ -59,6 +70,17 @@ def test_a_job_from_its_submission_to_its_removal(elasticdl, namespace, tmp_path
     assert (finished["phase"], finished["steps"]) == ("succeeded", 23)
     assert "master    | " in elasticdl("logs", "digits").stdout
     assert elasticdl("stop", "digits").stderr == "elasticdl stop: job digits is not running: it has succeeded\n"
+    metrics = elasticdl.journal("digits", "evaluation")[-1]["metrics"]
+    elasticdl.delete("digits")
+    done = elasticdl("evaluate", *MODULE, "--num_workers", "2", *kept)
+    assert done.returncode == 0, done.stderr
+    assert elasticdl.journal("digits", "evaluation")[-1]["metrics"] == pytest.approx(metrics)
+    elasticdl.delete("digits")
+    predicted = tmp_path / "predicted.npz"
+    done = elasticdl("predict", *MODULE, "--num_workers", "2", "--output", str(predicted), *kept)
+    assert done.returncode == 0, done.stderr
+    assert len(np.load(predicted)["predictions"]) == 360
+    assert not [*tmp_path.glob(".*")], "a part is left"
     elasticdl.delete("digits")
 
 
