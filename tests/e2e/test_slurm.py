@@ -5,15 +5,23 @@ from __future__ import annotations
 import os
 import signal
 
+import numpy as np
 from running_job import ZOO, run_cli, start
 
 from elasticdl.job.jobdir import MasterAddress, kept_states
 
 pytest_plugins = ["tests.slurm.fixtures"]
 
+ON_SLURM = [
+    "--launcher",
+    "slurm",
+    "--slurm_master_args=--partition=high",
+    "--slurm_args=--partition=low",
+    "--model_zoo",
+    str(ZOO),
+]
 TRAIN = [
-    *("train", "--launcher", "slurm", "--slurm_master_args=--partition=high", "--slurm_args=--partition=low"),
-    *("--model_zoo", str(ZOO), "--model_def", "paced_mlp", "--model_params", f"sample_seconds={0.05 / 64}"),
+    *("train", *ON_SLURM, "--model_def", "paced_mlp", "--model_params", f"sample_seconds={0.05 / 64}"),
     *("--global_batch_size", "64", "--num_epochs", "1000", "--num_workers", "1-3", "--collective", "torch"),
 ]
 
@@ -23,9 +31,22 @@ def take(slurm, partition: str) -> str:
     return slurm.run("sbatch", "--parsable", f"--partition={partition}", "--output=/dev/null", "--wrap=sleep 300")
 
 
+def environment_of(slurm):
+    return {name: slurm.environment[name] for name in ("PATH", "SLURM_CONF", "LD_LIBRARY_PATH")}
+
+
+def test_predictions_are_made_by_batch_jobs(slurm, tmp_path):
+    environment = {**environment_of(slurm), "TEST_PROCESSED": str(tmp_path)}
+    out, kept = tmp_path / "out.npz", ("--checkpoint_dir", str(tmp_path / "kept"))
+    for task in (["train", "--max_step", "1"], ["predict", "--num_workers", "2", "--output", str(out)]):
+        done = run_cli(tmp_path, *task, *ON_SLURM, "--model_def", "echo_torch", *kept, env=environment)
+        assert done.returncode == 0, done.stderr
+    assert np.array_equal(np.load(out)["once"], np.arange(1500))
+
+
 def test_a_job_grows_is_preempted_and_outlives_its_master(slurm, tmp_path):
     filler = take(slurm, "low")
-    environment = {name: slurm.environment[name] for name in ("PATH", "SLURM_CONF", "LD_LIBRARY_PATH")}
+    environment = environment_of(slurm)
     with start(tmp_path, *TRAIN, name="job", **environment) as job:
         world = job.wait_for_world(size=2)
         slurm.run("scancel", filler)
