@@ -4,7 +4,8 @@
 
 The plain reader is PyTorch's `DataLoader`, a model in inference mode and NumPy's ``savez``. In turn with it `elasticdl predict` runs on one worker; of that
 counts the time from the first world to the end, so that the imports of neither do. Then the same on one to four workers, one of which is killed every few
-seconds: each number must come back once and in order. The memory of workers is looked at meanwhile.
+seconds: each number must come back once and in order. The memory of workers is looked at meanwhile. The same workers and kills befall a training of as
+many samples a step, for its pauses.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ class Numbers(torch.utils.data.Dataset):
     def __getitem__(self, index):
         return torch.tensor([index, 1.0], dtype=torch.float64)
 
+class Pairs(Numbers):
+    def __getitem__(self, index):
+        return super().__getitem__(index), torch.zeros(2)
+
 def custom_model():
     model = torch.nn.Linear(2, 2, dtype=torch.float64)
     with torch.no_grad():
@@ -46,8 +51,7 @@ def custom_model():
 def dataset(mode, path):
     if mode == "evaluation":
         raise ValueError("there is none")
-    numbers = Numbers()
-    return numbers if mode == "prediction" else [(numbers[0], torch.zeros(2))]
+    return Numbers() if mode == "prediction" else Pairs()
 
 def loss(labels, predictions):
     return (0 * predictions).sum() / len(labels)
@@ -79,7 +83,8 @@ def main() -> int:
     summaries = {}
     with scratch(env={"SAMPLES": str(args.samples)}) as processes:
         (processes.folder / "numbers_module.py").write_text(MODULE)
-        job = train(processes)
+        job = train(processes, "trained", "1", BATCH)
+        finish(job)
         plain, ours = [], []
         for number in range(args.repetitions):
             plain.append(run_plain(processes, number))
@@ -87,12 +92,15 @@ def main() -> int:
         ratio = summarise(mine / theirs for mine, theirs in zip(ours, plain, strict=True))
         results.add("one worker", samples=args.samples, plain=summarise(plain), elasticdl=summarise(ours), ratio=ratio)
         summaries["one worker"] = {"plain, s": summarise(plain), "elasticdl, s": summarise(ours), "ratio": ratio}
-        found = run_disturbed(processes, args.samples)
-        results.add("1-4 workers, killed", samples=args.samples, **found.told())
-        summaries["1-4 workers, killed"] = {
-            "pause, s": summarise(found.pauses or [0.0]),
-            "MiB of a worker": summarise(found.memory),
-        }
+        found = run_disturbed(predict(processes, "disturbed", "1-4"))
+        require_exact(processes.folder / "disturbed.npz", args.samples)
+        training = run_disturbed(train(processes, "training", "1-4", args.samples))
+        for kind, each in {"predict": found, "train": training}.items():
+            results.add(f"{kind}, 1-4 workers, killed", samples=args.samples, **each.told())
+            summaries[f"{kind}, 1-4 workers, killed"] = {
+                "pause, s": summarise(each.pauses or [0.0]),
+                "MiB of a worker": summarise(each.memory),
+            }
         assert job.dir.path.exists()
     show_summaries(f"{args.samples:,} predictions", summaries)
     print(
@@ -122,14 +130,18 @@ def predict(processes: Processes, name: str, workers: str) -> ElasticJob:
     return start(processes, "predict", name, workers, options)
 
 
-def train(processes: Processes) -> ElasticJob:
-    job = start(processes, "train", "trained", "1", {})
-    finish(job)
-    return job
+def train(processes: Processes, name: str, workers: str, samples: int) -> ElasticJob:
+    part = min(samples, BATCH * BATCHES_OF_PART)
+    options = {"minibatch_size": part, "max_step": max(samples // part, 1), "checkpoint_dir": processes.folder / name}
+    return start(processes, "train", name, workers, options)
 
 
 def start(processes: Processes, task: str, name: str, workers: str, options: dict[str, object]) -> ElasticJob:
-    where = {"model_zoo": processes.folder, "model_def": "numbers_module", "checkpoint_dir": processes.folder / "kept"}
+    where = {
+        "model_zoo": processes.folder,
+        "model_def": "numbers_module",
+        "checkpoint_dir": processes.folder / "trained",
+    }
     given = {key: str(value) for key, value in {**where, **options}.items()}
     job = ElasticJob(name, workers, (), given, processes, task)
     job.start()
@@ -181,8 +193,7 @@ class Disturbed:
         }
 
 
-def run_disturbed(processes: Processes, samples: int) -> Disturbed:
-    job = predict(processes, "disturbed", "1-4")
+def run_disturbed(job: ElasticJob) -> Disturbed:
     job.journal.wait(lambda entry: entry["event"] == "world_formed", 0, SECONDS, "the first world")
     memory: list[float] = []
     kills, next_kill = 0, time.monotonic() + KILL_EACH
@@ -197,7 +208,6 @@ def run_disturbed(processes: Processes, samples: int) -> Disturbed:
             kills, next_kill = kills + 1, time.monotonic() + KILL_EACH
         time.sleep(LOOK_EACH)
     finish(job)
-    require_exact(processes.folder / "disturbed.npz", samples)
     return Disturbed(kills, [float(entry["total"]) for entry in job.journal.of("pause")], memory)
 
 

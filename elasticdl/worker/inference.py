@@ -155,7 +155,7 @@ class Pass(Hooks):
 
     def _work(self) -> None:
         cursor, context = self.state.cursor, self._context
-        ahead = (np.asarray(each.indices) for plan in cursor.plans() for each in plan.micro_batches)
+        ahead = (np.arange(each.samples) + each.indices[0] for plan in cursor.plans() for each in plan.micro_batches)
         with closing(self._evaluator.fetch(ahead)) as samples:
             for plan in cursor.plans():
                 self._make_part(cursor.begin(StepBatch(plan, samples, context)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import logging
 import multiprocessing
 import os
@@ -72,10 +73,13 @@ def _work(spec: JobSpec, link: MasterConnection, closers: contextlib.ExitStack) 
         multiprocessing.set_forkserver_preload([kind.__module__])
         context = kind.context_class.connect(batch_policy(spec), seed=spec.seed, environ=os.environ, link=link)
         closers.callback(context.close)
+        work: Trainer | Pass
         if spec.task == TRAIN:
-            Trainer(spec, context, kind(module, spec, context, model)).run()
+            work = Trainer(spec, context, kind(module, spec, context, model))
         else:
-            Pass(spec, context, module, kind, model).run()
+            work = Pass(spec, context, module, kind, model)
+        gc.freeze()  # what has been made by now stays: the collector need not go through it again
+        work.run()
     except Stopped as stopped:
         log.info("leaving: %s", stopped.reason)
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything, and the master must hear of it

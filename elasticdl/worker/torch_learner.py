@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +129,8 @@ class TorchLearner(Learner):
         return path
 
 
-def _collate_inputs(samples: Sequence[Any]) -> tuple[Any, int]:
-    return default_collate([inputs_of(sample) for sample in samples]), 0
+def _collate_inputs(samples: list[Any]) -> tuple[Any, int]:
+    return default_collate(inputs_of(samples)), 0
 
 
 # -- before joining --

@@ -333,16 +333,21 @@ class InputsOnly:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        return inputs_of(self.dataset[index]), 0
+        return inputs_of([self.dataset[index]])[0], 0
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         get_many = getattr(self.dataset, "__getitems__", None)
         got = get_many(indices) if get_many else [self.dataset[index] for index in indices]
-        return [(inputs_of(sample), 0) for sample in got] if isinstance(got, list) else got
+        return [(inputs, 0) for inputs in inputs_of(got)] if isinstance(got, list) else got
 
 
-def inputs_of(sample: Any) -> Any:
-    return sample[0] if isinstance(sample, tuple | list) and len(sample) == 2 else sample
+def inputs_of(samples: list[Any]) -> list[Any]:
+    """All samples of a data set are pairs if one is."""
+    return [sample[0] for sample in samples] if _is_pair(samples[0]) else samples
+
+
+def _is_pair(sample: Any) -> bool:
+    return isinstance(sample, tuple | list) and len(sample) == 2
 
 
 def make_processor(module: ModelModule) -> Callable[[Any, int], object] | None:
@@ -389,7 +394,7 @@ def _open(module: ModelModule, mode: str, path: str) -> Any:
         raise UserError(f"{where} has no samples; expected at least one")
     with module.blame(f"{call}[0]"):
         sample = dataset[0]
-    if mode != "prediction" and (not isinstance(sample, tuple | list) or len(sample) != 2):
+    if mode != "prediction" and not _is_pair(sample):
         found = f"{type(sample).__name__}{f' of {len(sample)}' if isinstance(sample, tuple | list) else ''}"
         raise UserError(f"{where}[0] is {found}; expected a pair (inputs, label)")
     return dataset
