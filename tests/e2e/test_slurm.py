@@ -6,6 +6,7 @@ import os
 import signal
 
 import numpy as np
+import pytest
 from running_job import ZOO, run_cli, start
 
 from elasticdl.job.jobdir import MasterAddress, kept_states
@@ -35,6 +36,7 @@ def environment_of(slurm):
     return {name: slurm.environment[name] for name in ("PATH", "SLURM_CONF", "LD_LIBRARY_PATH")}
 
 
+@pytest.mark.slow  # two jobs
 def test_predictions_are_made_by_batch_jobs(slurm, tmp_path):
     environment = {**environment_of(slurm), "TEST_PROCESSED": str(tmp_path)}
     out, kept = tmp_path / "out.npz", ("--checkpoint_dir", str(tmp_path / "kept"))
