@@ -87,6 +87,7 @@ MODULES = {
                 *SHARED,
                 Name("DataLoader"),
                 Name("KerasState"),
+                Name("evaluate"),
             ],
             [
                 _given("ElasticDataLoader", "elasticdl.elastic.keras.loader.ElasticDataLoader", "epochs", "__len__"),

@@ -221,6 +221,7 @@ for epoch in range(100000):
 """
 
 
+@pytest.mark.slow
 def test_a_program_gets_what_it_is_given_and_a_worker_in_which_no_python_can_run_is_named(elasticdl, core, namespace):
     core.create_namespaced_secret(namespace, {"metadata": {"name": "hub"}, "stringData": {"token": "t0ken"}})
     options = ["--image", "local/host", "--job_name", "digits", "--num_workers", "2", "--heartbeat_timeout", "5"]

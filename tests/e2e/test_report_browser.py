@@ -143,6 +143,7 @@ class Growing:
         return pb.JobStatus(phase="running", reason="", max_workers=2, elapsed=5)
 
 
+@pytest.mark.slow
 def test_the_list_leads_to_the_page_of_a_job_which_follows_it_and_keeps_zoom_and_focus(browser, tmp_path):
     path = tmp_path / "journal.jsonl"
     path.write_text("\n".join(disturbed()[:9]) + "\n")

@@ -116,8 +116,9 @@ def test_workers_that_come_and_go_do_not_show(alone, tmp_path, name):
 
 @pytest.mark.parametrize(
     "name",
-    ["plain", *(pytest.param(each, marks=pytest.mark.slow) for each in ("library", "lightning", "trainer", "keras"))],
+    ["plain", "library", "lightning", "trainer", "keras"],
 )
+@pytest.mark.slow
 def test_the_only_worker_leaves_its_state_to_the_next_and_a_stopped_job_to_another(alone, tmp_path, name):
     expected, folder = alone(name), tmp_path / "parts"
     folder.mkdir()
@@ -175,6 +176,7 @@ def test_the_last_checkpoint_is_written_though_its_writer_was_lost_over_it(alone
     assert ours == [(step, pytest.approx(loss, rel=1e-4, abs=1e-5)) for step, loss in theirs] != []
 
 
+@pytest.mark.slow
 def test_a_newcomer_that_sets_another_rate_is_refused_and_the_job_goes_on(alone, tmp_path):
     expected, folder = alone("plain"), tmp_path / "elastic"
     folder.mkdir()
@@ -199,6 +201,7 @@ def test_what_the_documents_say_makes_a_script_for_one_device_elastic_is_all_tha
     assert "elastic." not in changed(WHOLE.read_text(), difference, undone=True)
 
 
+@pytest.mark.slow
 def test_what_becomes_of_a_loop_for_torchrun_says_the_same(tmp_path):
     """With Horovod, whose world must last until the scripts of all workers are done."""
 

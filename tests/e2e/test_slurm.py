@@ -12,6 +12,7 @@ from running_job import ZOO, run_cli, start
 from elasticdl.job.jobdir import MasterAddress, kept_states
 
 pytest_plugins = ["tests.slurm.fixtures"]
+pytestmark = pytest.mark.slow
 
 ON_SLURM = [
     "--launcher",
@@ -36,7 +37,6 @@ def environment_of(slurm):
     return {name: slurm.environment[name] for name in ("PATH", "SLURM_CONF", "LD_LIBRARY_PATH")}
 
 
-@pytest.mark.slow  # two jobs
 def test_predictions_are_made_by_batch_jobs(slurm, tmp_path):
     environment = {**environment_of(slurm), "TEST_PROCESSED": str(tmp_path)}
     out, kept = tmp_path / "out.npz", ("--checkpoint_dir", str(tmp_path / "kept"))

@@ -154,6 +154,7 @@ def test_an_error_of_the_user_stops_the_job_once_with_its_traceback_first(tmp_pa
         assert len(job.entries("worker_launched")) == 3
 
 
+@pytest.mark.slow
 def test_interrupting_leaves_a_checkpoint_from_which_another_number_of_workers_goes_on(tmp_path):
     board = tmp_path / "board"
     given = ["--num_epochs", "1000", "--max_step", str(STEPS), "--checkpoint_dir", str(tmp_path / "kept")]
@@ -181,6 +182,7 @@ SCALES = [
 ]
 
 
+@pytest.mark.slow
 def test_a_job_stays_where_it_pays_and_one_that_goes_on_from_its_checkpoint_knows(tmp_path):
     model = ("--model_zoo", str(ZOO), "--model_def", "paced_mlp", *paced(0.05, sample_seconds=0.05 / 64))
     given = ["train", *model, *SCALES, "--checkpoint_dir", str(tmp_path / "kept"), "--output", str(tmp_path / "out")]

@@ -52,6 +52,7 @@ def wheel(tmp_path_factory):
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
+@pytest.mark.slow
 def test_it_trains_and_makes_a_page(wheel, tmp_path):
     """Without anything of the checkout; what the package needs is found where the tests have it."""
     run(sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "environment"))

@@ -81,6 +81,7 @@ def test_a_pickle_is_read_without_running_what_is_in_it_and_half_a_batch_is_refu
 # -- the census --
 
 
+@pytest.mark.slow
 def test_wide_and_deep_learns_who_earns_more(tmp_path, zoo):
     zoo("census.generate").generate(tmp_path, samples=3000)
     data = {"training_data": str(tmp_path / "train.csv"), "validation_data": str(tmp_path / "test.csv")}
