@@ -1,10 +1,11 @@
 """Which of the drawn mutants a test notices: ``run.py MUTANTS RESULTS``, one JSON line for each.
 
-In a clone of the last commit. For each mutant those tests run that `make coverage` has seen run its line, the most specific first, until one fails.
-A test is specific that runs few lines of the package. Of a line that runs only when its module is imported, the tests that run anything else of
-the module. The run can be ended and started again: it goes on after the results that are there.
+In a clone of the last commit. For each mutant those tests run that `make coverage` has seen run its statement, the most specific first, until one
+fails. A test is specific that runs few lines of the package. Of a statement that runs only when its module is imported, the tests that run anything
+else of the module. The run can be ended and started again: it goes on after the results that are there.
 """
 
+import ast
 import contextlib
 import importlib
 import json
@@ -46,9 +47,23 @@ class Seen:
                 self._lines.update(tests)
 
     def tests(self, file: str, lines: Iterable[int]) -> list[str]:
-        of_line = self._of_line.get(file, {})
-        found = set().union(*(of_line.get(line, ()) for line in lines)) or set().union(*of_line.values())
+        """Of the statements at these lines; coverage knows a statement by its first line."""
+        of_line, firsts = self._of_line.get(file, {}), first_lines((ROOT / file).read_text())
+        run = {first for line in lines if (first := firsts.get(line, line)) in of_line}
+        found = set().union(*(of_line[line] for line in run))
+        if run and not found:
+            found = found.union(*of_line.values())
         return sorted(found, key=lambda test: (self._lines[test], test))
+
+
+def first_lines(code: str) -> dict[int, int]:
+    """Of the innermost statement that each line belongs to."""
+    found: dict[int, int] = {}
+    statements = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.stmt | ast.excepthandler)]
+    for node in sorted(statements, key=lambda node: node.lineno):
+        assert node.end_lineno is not None
+        found |= dict.fromkeys(range(node.lineno, node.end_lineno + 1), node.lineno)
+    return found
 
 
 def preload() -> None:
@@ -56,7 +71,17 @@ def preload() -> None:
     from elasticdl.triton_first import import_triton
 
     import_triton()
-    for name in ("torch", "tensorflow", "keras", "hypothesis", "pandas", "sklearn", "grpc"):
+    for name in (
+        "torch",
+        "tensorflow",
+        "keras",
+        "lightning",
+        "transformers.trainer",
+        "hypothesis",
+        "pandas",
+        "sklearn",
+        "grpc",
+    ):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     for name in [name for name in sys.modules if name.partition(".")[0] == "elasticdl"]:
