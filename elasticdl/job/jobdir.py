@@ -33,7 +33,7 @@ from pydantic import Field, TypeAdapter
 
 from elasticdl.common.credentials import Credentials, Endpoint, PathBelow, TlsFolder, Token
 from elasticdl.common.errors import UserError
-from elasticdl.job.spec import TRAIN, JobSpec
+from elasticdl.job.spec import EVALUATE, TRAIN, JobSpec
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -55,7 +55,9 @@ def require_writable_folders(spec: JobSpec) -> None:
             continue
         if name == "output" and spec.task != TRAIN:
             require_writable(f"--{name}", Path(value).parent)
-        elif name != "checkpoint_dir" or spec.task == TRAIN:  # from which an evaluation reads
+        elif (
+            name != "checkpoint_dir" or spec.task == TRAIN or (spec.task == EVALUATE and not spec.output)
+        ):  # else it is read only
             require_writable(f"--{name}", Path(value))
 
 

@@ -27,16 +27,18 @@ from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.training.checkpoint_store import Checkpoint, WholeFiles
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.epochs import EpochLedger
-from elasticdl.elastic.training.evaluation import Array, from_root, of_all, require_rows
+from elasticdl.elastic.training.evaluation import Array, from_root, require_rows
 from elasticdl.elastic.training.job import Hooks, JobContext
-from elasticdl.elastic.training.parts import WRITERS, Parts, import_parquet, put_away, write_json
-from elasticdl.elastic.training.pieces import load_all, named_leaves
+from elasticdl.elastic.training.parts import WRITERS, Parts, arrow_table, import_parquet, put_away, write_json
+from elasticdl.elastic.training.pieces import load_all, mapped, named_leaves
+from elasticdl.job.journal import plain
 from elasticdl.job.spec import EVALUATE, PREDICT, PREDICTION_SUFFIXES, JobSpec
 from elasticdl.worker.learner import Learner, open_store
 from elasticdl.worker.zoo import ModelModule, make_processor, open_inference
 
 log = logging.getLogger(__name__)
 
+MOST_AHEAD = 1024  # parts that workers have in hand, whatever has become of their worlds
 PREDICTIONS = "predictions"  # the name of what a model puts out, if that has none of its own
 
 
@@ -88,7 +90,9 @@ class Pass(Hooks):
         ):
             with closing(self._evaluator.fetch([np.arange(rows)])) as samples:
                 (outputs, labels), _ = self._evaluator.test(*next(samples), rows)
-            self._columns(outputs, labels, rows)
+            columns = self._columns(outputs, labels, rows)
+        if self._spec.output.endswith(".parquet"):
+            arrow_table(columns)
 
     def run(self) -> None:
         """To the end.
@@ -117,9 +121,15 @@ class Pass(Hooks):
     def on_world(self, world: World) -> None:
         self._context.plan_total(self.state.cursor.order.total_steps(self.state.progress, 1, world.size), 1)
         if self._process is not None and world.size > 1:
-            mine = max(self._processed, default=-1)
-            told = of_all(self._context.collective, mine, "elasticdl.processed")
-            self._processed |= {int(number) for number in told if number >= 0}
+            first, mine = self.state.progress.position // self._size, np.zeros(MOST_AHEAD)
+            mine[[number - first for number in self._processed if number - first in range(MOST_AHEAD)]] = 1
+            told = np.asarray(self._context.collective.sum(mine, "elasticdl.processed"))
+            self._processed |= {first + int(number) for number in np.flatnonzero(told)}
+        asked, used = self._spec.checkpoint_step, self.state.checkpoint.get("step")
+        if asked and used and asked != used:
+            raise UserError(
+                f"--checkpoint_step {asked}: the job goes on with the checkpoint of step {used}; give another --job_name to begin anew"
+            )
 
     def _require_free(self) -> None:
         output = self._spec.output
@@ -179,17 +189,23 @@ class Pass(Hooks):
                 self._process(self._evaluator.on_host(outputs), self._context.worker_id)
             self._context.advance(Activity.ALIVE)
         if self._parts is not None and rows:
-            self._parts.write(number, {name: np.concatenate([each[name] for each in rows]) for name in rows[0]})
+            self._parts.write(number, rows)
         if number >= 0:
             self._processed.add(number)
         loss = self.state.close_step(plan.samples, loss_sum)
         self._ledger.add_loss(loss, plan.batch)
-        self._processed.clear()
+        self._processed = {number for number in self._processed if number > plan.whole[-1] // self._size}
 
     def _columns(self, outputs: Any, labels: Any, rows: int) -> dict[str, Array]:
         if self._spec.task == EVALUATE:
             return {str(number): each for number, each in enumerate(self._evaluator.flatten((outputs, labels), rows))}
         columns = {name or PREDICTIONS: self.state.host_array(leaf) for name, leaf in named_leaves(outputs).items()}
+        leaves: list[Any] = []
+        mapped(leaves.append, outputs)
+        if len(columns) < len(leaves):
+            raise UserError(
+                f"two of the model's {len(leaves)} outputs have the same name: there are {', '.join(columns)}"
+            )
         for name, column in columns.items():
             require_rows(f"the model's output {name}", column, rows)
         return columns
@@ -207,10 +223,12 @@ class Pass(Hooks):
             checkpoint = self.state.checkpoint
             default = f"{spec.checkpoint_dir.rstrip('/')}/evaluation-{checkpoint['step']:010d}.json"
             found = {"samples": at.samples, "metrics": metrics}
-            self._write(spec.output or default, partial(write_json, {"checkpoint": checkpoint, **found}))
+            self._write(spec.output or default, partial(write_json, plain({"checkpoint": checkpoint, **found})))
             seconds = time.monotonic() - self._began
             self._context.session.notify("evaluation", step=at.step, epoch=0, **found, seconds=seconds)
         elif self._parts is not None:
+            if self._parts.claim():
+                self._require_free()  # others may have written it meanwhile
             write = next(write for suffix, write in WRITERS.items() if spec.output.endswith(suffix))
             self._write(spec.output, partial(write, self._parts))
             self._context.session.notify("predicted", samples=at.samples, path=spec.output)
@@ -238,7 +256,7 @@ class Pass(Hooks):
         files, name = self._place_of(path)
         with put_away(path):
             files.make_folder()
-            files.write(name, dump)
+            files.write(name, dump, aside=self._parts.files if self._parts is not None else None)
         log.info("written: %s", path)
 
     def _place_of(self, path: str) -> tuple[WholeFiles, str]:

@@ -16,6 +16,8 @@ import keras
 import tensorflow as tf
 from keras import layers
 
+from elasticdl import Mode
+
 NUMBERS = {
     "age": (38.6, 13.6),
     "education_num": (10.1, 2.6),
@@ -51,7 +53,7 @@ def feed(dataset: tf.data.Dataset, mode: str, metadata: Any) -> tf.data.Dataset:
     """Numbers scaled and categories hashed, a batch at a time, which is far faster than line by line."""
     place = {name: number for number, name in enumerate(metadata.column_names)}
 
-    def convert(lines: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    def convert(lines: tf.Tensor) -> dict[str, tf.Tensor] | tuple[dict[str, tf.Tensor], tf.Tensor]:
         hashed = {
             name: tf.strings.to_hash_bucket_fast(lines[:, place[name]], size) for name, size in CATEGORIES.items()
         }
@@ -59,8 +61,10 @@ def feed(dataset: tf.data.Dataset, mode: str, metadata: Any) -> tf.data.Dataset:
         scaled = [
             (tf.strings.to_number(lines[:, place[name]]) - mean) / scale for name, (mean, scale) in NUMBERS.items()
         ]
-        labels = tf.cast(lines[:, place[INCOME]] == ABOVE, tf.float32)
-        return {"numbers": tf.stack(scaled, axis=1), **features}, labels[:, None]
+        inputs = {"numbers": tf.stack(scaled, axis=1), **features}
+        if mode == Mode.PREDICTION:  # the files may have no labels
+            return inputs
+        return inputs, tf.cast(lines[:, place[INCOME]] == ABOVE, tf.float32)[:, None]
 
     return dataset.batch(1024).map(convert).unbatch()
 

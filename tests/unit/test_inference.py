@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from job_kit import Job, Lost
 from loop_benches import PlainLoop
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, Subset, SubsetRandomSampler
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy, PartOrder, Progress
 from elasticdl.elastic.torch.prepare import PlainLoop as Prepares
+from elasticdl.elastic.torch_kit.refusals import require_whole
 from elasticdl.elastic.training.checkpoint_store import WholeFiles
 from elasticdl.elastic.training.parts import Parts, write_npz, write_parquet
 from elasticdl.job.spec import JobSpec
@@ -26,8 +27,17 @@ from elasticdl.worker import check
 MODULE = """
 import torch
 
-def custom_model(outputs=1):
-    return torch.nn.Linear(2, outputs)
+class Model(torch.nn.Linear):
+    puts = "y"
+
+    def forward(self, inputs):
+        y = super().forward(inputs)
+        return {"y": y, "twice": {"a": {"b": y}, "a.b": y}, "pair": (y, y), "complex": y + 0j}[self.puts]
+
+def custom_model(outputs=1, puts="y"):
+    model = Model(2, outputs)
+    model.puts = puts
+    return model
 
 def dataset(mode, path):
     return [(torch.tensor([1.0 * number, 1.0]), torch.tensor([1.0])) for number in range(20)]
@@ -76,9 +86,11 @@ def parts(files):
         "deep": np.zeros((4, 1, 2), bool),
     }
     for number, rows in enumerate((slice(0, 3), slice(3, 4))):
-        made.write(number, {name: column[rows] for name, column in whole.items()})
-        made.write(number, {name: column[rows] for name, column in whole.items()})  # after a torn step
+        made.write(number, [{name: column[rows] for name, column in whole.items()}])
+        made.write(number, [{name: column[rows] for name, column in whole.items()}])  # after a torn step
     made.whole = whole
+    assert made.claim()
+    assert not made.claim(), "rank 0 was lost over it"
     yield made
     made.remove()
     assert files.names() == []
@@ -110,13 +122,16 @@ def test_parts_are_put_together_piece_by_piece(parts, tmp_path):
             lambda parts, files: files.write("part-0000000001.npz", lambda file: file.write(b"PK")),
             "part 2 of 2 can't be read",
         ),
-        (lambda parts, files: parts.write(1, {"id": np.zeros((1, 5))}), "differs from sample to sample: .*part 2"),
+        (lambda parts, files: parts.write(1, [{"id": np.zeros((1, 5))}]), "differs from sample to sample: .*part 2"),
+        (
+            lambda parts, files: parts.write(1, [{"id": np.zeros((1, n))} for n in (2, 3)]),
+            "differs from sample to sample: .* the same shape",
+        ),
     ],
 )
 def test_a_part_that_is_lost_or_unlike_the_first_is_named(parts, files, spoil, words):
-    spoil(parts, files)
     with pytest.raises(UserError, match=words):
-        write_npz(parts, io.BytesIO())
+        write_npz(spoil(parts, files) or parts, io.BytesIO())
 
 
 def test_a_full_disk_costs_one_line_and_leaves_no_part(parts, files, monkeypatch):
@@ -127,7 +142,7 @@ def test_a_full_disk_costs_one_line_and_leaves_no_part(parts, files, monkeypatch
 
     monkeypatch.setattr("elasticdl.elastic.training.plain_data.write", full)
     with pytest.raises(UserError, match=r"^--output: part 1 of 2 can't be written: No space left"):
-        parts.write(0, parts.whole)
+        parts.write(0, [parts.whole])
     assert files.names() == before
 
 
@@ -152,6 +167,15 @@ def trained(tmp_path, monkeypatch):
     [
         ({}, ""),
         ({"task": "predict", "output": "out.npz"}, ""),
+        ({"task": "predict", "output": "out.npz", "model_params": "puts='pair'"}, ""),
+        (
+            {"task": "predict", "output": "out.npz", "model_params": "puts='twice'"},
+            "two of the model's 2 outputs have the same name: .* a.b",
+        ),
+        (
+            {"task": "predict", "output": "out.parquet", "model_params": "puts='complex'"},
+            "parquet can't hold predictions complex64",
+        ),
         ({"task": "predict"}, "--output is missing.*PredictionOutputsProcessor"),
         ({"task": "predict", "output": "there.npz"}, "--output .*there.npz exists"),
         ({"checkpoint_step": 8}, "holds no checkpoint of step 8"),
@@ -178,12 +202,12 @@ def test_what_cannot_be_done_is_told_before_the_job(trained, given, words, tmp_p
 class EvaluatesAfterEachEpoch(PlainLoop):
     """``dies_in``: the evaluation in which worker 1 is lost."""
 
-    dies_in = 0
+    dies_in, samples = 0, 40
 
     def train(self, job):
         elastic, self.found, self.passes = Prepares(job), [], []
         self.model, self.optimizer, loader = elastic.prepare(self.model, self.optimizer, self.loader)
-        held_out = DataLoader(self.data, batch_size=3)
+        held_out = DataLoader(Subset(self.data, range(self.samples)), batch_size=3)
         metrics = {
             "right": lambda labels, outputs: float((outputs.argmax(1) == labels).sum()),
             "rows": lambda labels, outputs: float(len(labels)),
@@ -208,10 +232,45 @@ def test_a_plain_loop_evaluates_over_its_workers_and_by_itself_where_one_is_lost
     _, (alone,), (whole,) = run(1)
     said, (first, other), passes = run(2, dies_in)
     assert whole == [14, 14]
-    assert passes == ([[7 + 14, 14], []] if dies_in else [[7, 7]] * 2), (
-        "each runs its part, and all where another is lost"
-    )
+    assert passes == ([[14, 14], []] if dies_in else [[7, 7]] * 2), "each runs its part, and all where another is lost"
     assert [each["rows"] for each in alone] == [40.0, 40.0]
     assert first == alone
     assert other == ([] if dies_in else alone)
     assert isinstance(said[1], Lost) == bool(dies_in)
+
+
+def test_workers_of_different_data_are_told():
+    job, made = Job(2), [EvaluatesAfterEachEpoch(Script()) for _ in range(2)]
+    made[1].samples = 30
+    said, _ = job.run(lambda rank: made[rank].train(job))
+    assert all("the workers' data have 40, 30 samples" in str(each) for each in said), said
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(DATA)
+
+
+DATA = [(torch.ones(1), torch.ones(1))] * 5
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DATA,
+        DataLoader(DATA, sampler=SubsetRandomSampler([1, 2])),
+        DataLoader(DATA, batch_sampler=[[0], [1]]),
+        DataLoader(DATA, batch_size=2, drop_last=True),
+        DataLoader(DATA, batch_size=None),
+        DataLoader([], batch_size=2),
+        DataLoader(Stream()),
+    ],
+    ids=["no loader", "part", "batches", "drop_last", "no batches", "empty", "stream"],
+)
+def test_a_loader_that_does_not_give_each_sample_once_is_refused(loader):
+    with pytest.raises(UserError, match="expected a DataLoader of torch's that gives each sample of its data set once"):
+        require_whole(loader)
+
+
+def test_a_loader_may_shuffle():
+    require_whole(DataLoader(DATA, batch_size=2, shuffle=True))

@@ -16,7 +16,7 @@ from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import ALONE
 from elasticdl.elastic.torch.loop_host import LoopHost, PreparedLoader, Values, speak_to
 from elasticdl.elastic.torch_kit.own_loader import OwnLoader
-from elasticdl.elastic.torch_kit.refusals import Optimizers, require_plain
+from elasticdl.elastic.torch_kit.refusals import Optimizers, require_plain, require_whole
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.torch_kit.torch_evaluator import TorchEvaluator
 from elasticdl.elastic.torch_kit.torch_state import PREPARED, TorchState
@@ -156,21 +156,21 @@ class PlainLoop:
 
         Args:
             model: whose output is one tensor with a row for each sample.
-            loader: a ``torch.utils.data.DataLoader`` that was not prepared, or one of elasticdl's; batches are pairs (inputs, labels).
+            loader: a ``torch.utils.data.DataLoader`` that was not prepared, and gives each sample once; batches are pairs (inputs, labels).
             metrics: functions ``(labels, outputs) -> float`` of all samples, on the CPU.
 
         Returns:
             The metrics by name, the same on all workers; NaN on a worker that is `catching_up`.
 
         Raises:
-            UserError: outputs or labels are no tensors with a row for each sample, or `init` and `prepare` have not been called.
+            UserError: the loader is another, outputs or labels are no tensors with a row for each sample, or `init` and `prepare` have not been called.
             WorldBroken: a worker was lost; `@elastic.run` knows what to do.
         """
         if self.catching_up():
             return dict.fromkeys(metrics, math.nan)
+        require_whole(loader)
         job = self._host.job if self._host is not None else self._runtime.context()
-        size = getattr(loader, "batch_size", None) or job.policy.most_at_once
-        collate = getattr(loader, "collate_fn", None)
+        size, collate = loader.batch_size, loader.collate_fn
         evaluator = TorchEvaluator(model, loader.dataset, None, metrics, size, job, collate_fn=collate)
         if self._host is None:
             return self._runtime.evaluate(evaluator)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from elasticdl.common.errors import UserError
 
@@ -208,3 +208,15 @@ def refuse_new_groups(optimizer: Any, remedy: str) -> None:
             )
 
         each.add_param_group = types.MethodType(add_param_group, each)  # type: ignore[method-assign]
+
+
+def require_whole(loader: Any) -> None:
+    """Raises UserError if not each sample of the loader's data set counts once in an evaluation."""
+    sampler: Any = getattr(loader, "sampler", None)
+    is_shuffled = isinstance(sampler, RandomSampler) and not sampler.replacement and len(sampler) == len(loader.dataset)
+    gives_all = isinstance(loader, DataLoader) and (is_shuffled or isinstance(sampler, SequentialSampler))
+    if not gives_all or not len(sampler) or loader.batch_size is None or loader.drop_last:
+        raise UserError(
+            "elastic.evaluate: expected a DataLoader of torch's that gives each sample of its data set once, in batches: for a part of a "
+            "data set give it torch.utils.data.Subset(dataset, indices), and neither sampler nor drop_last"
+        )

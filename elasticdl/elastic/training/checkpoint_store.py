@@ -17,7 +17,7 @@ from typing import IO, TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from elasticdl.common.errors import UserError
+from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.common.reason import one_line
 
 log = logging.getLogger(__name__)
@@ -161,13 +161,20 @@ class WholeFiles:
         opened: IO[bytes] = self._fs.open(self._at(name), "rb")
         return opened
 
-    def write(self, name: str, dump: Callable[[IO[bytes]], object], *, durably: bool = True) -> None:
-        """``durably``: so that it outlives a loss of power.
+    def write(
+        self,
+        name: str,
+        dump: Callable[[IO[bytes]], object],
+        *,
+        durably: bool = True,
+        aside: WholeFiles | None = None,
+    ) -> None:
+        """``durably``: so that it outlives a loss of power. ``aside``: another folder of the same file system, for the unfinished file.
 
         Raises:
             Exception: whatever the file system raises; what was there before is untouched and nothing is left over.
         """
-        scratch = self._at(f".{name}.{self._writer}")
+        scratch = (aside or self)._at(f".{name}.{self._writer}")
         try:
             with self._fs.open(scratch, "wb") as file:
                 _dump(dump, file)
@@ -211,6 +218,8 @@ def _dump(dump: Callable[[IO[bytes]], object], file: IO[bytes]) -> None:
     """Where torch's writer tells of a position that it did not expect, the reason was a full disk: say that."""
     try:
         dump(file)
+    except ElasticDLError:
+        raise
     except Exception as error:
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None

@@ -118,10 +118,17 @@ class Evaluator(ABC):
         are over this member's samples so far. ``world``: another than the present one, as `ALONE`.
 
         Raises:
-            UserError: the model's outputs or the labels are not tensors with one row a sample.
+            UserError: the model's outputs or the labels are not tensors with one row a sample, or the members have different data.
             WorldBroken: a member was lost meanwhile.
         """
         collective, world = self.context.collective, world or self.context.collective.world
+        if world.size > 1:
+            samples = of_all(collective, len(self.dataset), "elasticdl.evaluation.samples")
+            if len(set(samples)) > 1:
+                told = ", ".join(f"{number:g}" for number in samples)
+                raise UserError(
+                    f"evaluation: the workers' data have {told} samples: every worker must read the same data"
+                )
         loss, columns, like = self._run(tell, world)
         if world.size == 1:
             return Evaluation(len(self.dataset), self._compute(loss, columns, like))

@@ -9,7 +9,7 @@ import contextlib
 import importlib
 import json
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +24,10 @@ from elasticdl.elastic.training.checkpoint_store import WholeFiles
 
 Array = npt.NDArray[Any]
 Columns = Mapping[str, Array]  # one row a sample
+ALIKE = "expected the same shape and type for all"
+
+
+CLAIM = "claimed"  # the name of a file
 
 
 class Parts:
@@ -31,21 +35,34 @@ class Parts:
 
     def __init__(self, files: WholeFiles, samples: int, size: int, alive: Callable[[], object]) -> None:
         self.samples = samples
-        self._files = files
+        self.files = files
         self._count = -(-samples // size)
         self._alive = alive
 
     def begin(self) -> None:
         with put_away("the folder of its parts"):
-            self._files.make_folder()
+            self.files.make_folder()
 
-    def write(self, number: int, columns: Columns) -> None:
-        """
+    def write(self, number: int, rows: Sequence[Columns]) -> None:
+        """``rows``: of the part, in their order.
+
         Raises:
-            UserError: it can't be written.
+            UserError: it can't be written, or they can't be put together.
         """
+        try:
+            columns = {name: np.concatenate([each[name] for each in rows]) for name in rows[0]}
+        except (KeyError, ValueError) as error:
+            raise UserError(
+                f"what the model puts out differs from sample to sample: {one_line(error)}; {ALIKE}"
+            ) from error
         with put_away(f"part {number + 1} of {self._count}"):
-            self._files.write(_name(number), partial(plain_data.write, dict(columns)), durably=False)
+            self.files.write(_name(number), partial(plain_data.write, columns), durably=False)
+
+    def claim(self) -> bool:
+        """Whether nobody has begun yet to put all together."""
+        is_first = CLAIM not in self.files.names()
+        self.files.write(CLAIM, lambda file: None, durably=False)
+        return is_first
 
     def __iter__(self) -> Iterator[dict[str, Array]]:
         """Each part.
@@ -57,40 +74,52 @@ class Parts:
         for number in range(self._count):
             self._alive()
             try:
-                with self._files.open(_name(number)) as file:
+                with self.files.open(_name(number)) as file:
                     columns: dict[str, Array] = plain_data.read(file)
             except Exception as error:  # a damaged file raises anything
                 why = one_line(error)
                 raise UserError(f"part {number + 1} of {self._count} can't be read: {why}; begin anew") from error
-            found = {name: (column.dtype, column.shape[1:]) for name, column in columns.items()}
+            found = _kinds(columns)
             kinds = kinds or found
             if found != kinds:
                 raise UserError(
                     f"what the model puts out differs from sample to sample: {_shown(kinds)} in the first part, and {_shown(found)} in "
-                    f"part {number + 1}; expected the same shape and type for all"
+                    f"part {number + 1}; {ALIKE}"
                 )
             yield columns
 
     def mapped(self, folder: Path) -> dict[str, Array]:
         """All rows of each column, in files of this machine below the folder, and not in memory."""
-        whole: dict[str, Array] = {}
-        row = 0
-        for columns in self:
-            for number, (name, column) in enumerate(columns.items()):
-                if name not in whole:
-                    shape = (self.samples, *column.shape[1:])
-                    path = folder / f"{number}.npy"
-                    whole[name] = np.lib.format.open_memmap(path, "w+", dtype=column.dtype, shape=shape)
-                whole[name][row : row + len(column)] = column
-            row += len(next(iter(columns.values())))
-        return whole
+        paths: dict[str, Path] = {}
+        with contextlib.ExitStack() as opened:
+            files: dict[str, IO[bytes]] = {}
+            for columns in self:
+                for name, column in columns.items():
+                    if name not in files:
+                        paths[name] = folder / f"{len(files)}.npy"
+                        files[name] = opened.enter_context(paths[name].open("wb"))
+                        self.begin_array(files[name], column)
+                    files[name].write(
+                        np.ascontiguousarray(column).tobytes()
+                    )  # and not by a map: of a full disk that dies
+        return {name: np.load(path, mmap_mode="c") for name, path in paths.items()}
+
+    def begin_array(self, file: IO[bytes], like: Array) -> None:
+        """The header of a file of NumPy's with all rows of a column."""
+        shape = (self.samples, *like.shape[1:])
+        header = {"descr": np.lib.format.dtype_to_descr(like.dtype), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
 
     def remove(self) -> None:
-        self._files.remove_all()
+        self.files.remove_all()
 
 
 def _name(number: int) -> str:
     return f"part-{number:010d}.npz"
+
+
+def _kinds(columns: Columns) -> dict[str, tuple[Any, ...]]:
+    return {name: (column.dtype, column.shape[1:]) for name, column in columns.items()}
 
 
 def _shown(kinds: Mapping[str, tuple[Any, ...]]) -> str:
@@ -122,20 +151,18 @@ def write_npz(parts: Parts, file: IO[bytes]) -> None:
     first = next(iter(parts))
     with zipfile.ZipFile(file, "w") as archive:
         for name, like in first.items():
-            shape = (parts.samples, *like.shape[1:])
-            header = {"descr": np.lib.format.dtype_to_descr(like.dtype), "fortran_order": False, "shape": shape}
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array_header_1_0(member, header)
+                parts.begin_array(member, like)
                 for columns in parts:
                     member.write(np.ascontiguousarray(columns[name]).tobytes())
 
 
 def write_parquet(parts: Parts, file: IO[bytes]) -> None:
     """A row for each sample, and a row group for each part. What is no number is a list of fixed length, nested as the array is."""
-    pyarrow, parquet = importlib.import_module("pyarrow"), import_parquet()
+    parquet = import_parquet()
     writer = None
     for columns in parts:
-        table = pyarrow.table({name: _arrow(pyarrow, column) for name, column in columns.items()})
+        table = arrow_table(columns)
         writer = writer or parquet.ParquetWriter(file, table.schema)
         writer.write_table(table)
     if writer is not None:
@@ -148,6 +175,20 @@ def import_parquet() -> Any:
         UserError: it is not installed.
     """
     return import_extra("pyarrow.parquet", "files of predictions that end in .parquet", "parquet")
+
+
+def arrow_table(columns: Columns) -> Any:
+    """
+    Raises:
+        UserError: Arrow has no type for one of them.
+    """
+    pyarrow = importlib.import_module("pyarrow")
+    try:
+        return pyarrow.table({name: _arrow(pyarrow, column) for name, column in columns.items()})
+    except pyarrow.ArrowException as error:
+        raise UserError(
+            f"--output: a file that ends in .parquet can't hold {_shown(_kinds(columns))}: {one_line(error)}"
+        ) from error
 
 
 def _arrow(pyarrow: Any, column: Array) -> Any:

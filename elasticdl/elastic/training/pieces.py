@@ -55,7 +55,7 @@ def _collect(name: str, value: Any, found: dict[str, Any], depth: int) -> None:
             return
         if isinstance(value, list | tuple) and not _is_flat(value):
             for number, each in enumerate(value):
-                _collect(f"{name}.{number}", each, found, depth - 1)
+                _collect(f"{name}.{number}" if name else str(number), each, found, depth - 1)
             return
     found[name] = value.item() if isinstance(value, np.generic) else value
 

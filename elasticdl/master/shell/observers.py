@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from elasticdl.common.crc32c import masked_crc32c
 from elasticdl.job.facts import Facts, PauseRecord, TimeUse, WorldSpan
-from elasticdl.job.jobdir import write_aside
+from elasticdl.job.jobdir import kept_states, write_aside
 from elasticdl.job.journal import KINDS, plain
 from elasticdl.job.messages import Pace, StepReport
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -89,9 +89,9 @@ def write_summary(folder: str, found: Facts, wall_time: float) -> None:
         _log.error("can't write summary.json to %s: %s", folder, error)
 
 
-def remove_parts(folder: str) -> None:
+def remove_parts(folder: str, *, is_done: bool) -> None:
     """Of a prediction or an evaluation from which nobody goes on, if they are in a folder of this machine."""
-    if folder and "://" not in folder:
+    if folder and "://" not in folder and (is_done or not kept_states(Path(folder))):
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -233,9 +233,9 @@ class Master:
         # Told before places are closed: that takes as long as whoever provides them likes, and the master may be killed meanwhile.
         self._steps.flush()
         journal.append("job_finished", {"phase": str(end.phase), "reason": end.reason, **job.training.achieved()})
-        if self.spec.task != TRAIN and end.phase != Phase.STOPPED:
-            remove_parts(self.spec.parts)
-        elif self.spec.task == TRAIN and self.spec.output:
+        if self.spec.task != TRAIN:
+            remove_parts(self.spec.parts, is_done=end.phase == Phase.SUCCEEDED)
+        elif self.spec.output:
             write_summary(self.spec.output, self.facts.conclude(), time.monotonic() - self._began)
         self._write_status()
         await launcher.close()
