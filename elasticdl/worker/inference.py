@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.reason import name_of
+from elasticdl.common.reason import name_of, one_line
 from elasticdl.elastic.collectives.port import memory_of_the_worker
 from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.core.reporting import Activity
@@ -242,8 +242,12 @@ class Pass(Hooks):
         with closing(evaluator.fetch([np.arange(1)])) as first:
             like, _ = evaluator.test(*next(first), 1)
         with tempfile.TemporaryDirectory() as folder:
-            with put_away("what the metrics are computed of"):
+            try:
                 columns = list(self._parts.mapped(Path(folder)).values())
+            except OSError as error:
+                raise UserError(
+                    f"TMPDIR: {folder} can't hold what the metrics are computed of: {one_line(error)}"
+                ) from error
             outputs, labels = evaluator.join(columns, like)
             found = {}
             for name, of in evaluator.metrics.items():
