@@ -53,11 +53,10 @@ def require_writable_folders(spec: JobSpec) -> None:
         value = getattr(spec, name)
         if not value or "://" in value:
             continue
+        # Without training the output is a file, and checkpoints are only read, but for metrics that are put beside them.
         if name == "output" and spec.task != TRAIN:
             require_writable(f"--{name}", Path(value).parent)
-        elif (
-            name != "checkpoint_dir" or spec.task == TRAIN or (spec.task == EVALUATE and not spec.output)
-        ):  # else it is read only
+        elif name != "checkpoint_dir" or spec.task == TRAIN or (spec.task == EVALUATE and not spec.output):
             require_writable(f"--{name}", Path(value))
 
 

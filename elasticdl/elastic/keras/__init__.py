@@ -91,7 +91,8 @@ def KerasState(
 def evaluate(model: Any, dataset: Dataset, metrics: Metrics) -> dict[str, float]:
     """Metrics over all samples of a data set, each counted once: ``elastic.evaluate(model, held_out, {"accuracy": accuracy})``.
 
-    Each worker runs a part; all call it alike, between two steps, or in a script that does nothing else (docs/library.md). If a worker is lost meanwhile, it begins anew in the next world.
+    Each worker runs a part; all call it alike, between two steps, or in a script that does nothing else (docs/library.md). If a worker
+    is lost meanwhile, it begins anew in the next world.
 
     Args:
         model: a ``keras.Model`` that is built.

@@ -163,7 +163,8 @@ class PlainLoop:
             The metrics by name, the same on all workers; NaN on a worker that is `catching_up`.
 
         Raises:
-            UserError: the loader is another, outputs or labels are no tensors with a row for each sample, or `init` and `prepare` have not been called.
+            UserError: the loader is another, outputs or labels are no tensors with a row for each sample, or neither `init` nor
+                `prepare` has been called.
             WorldBroken: a worker was lost; `@elastic.run` knows what to do.
         """
         if self.catching_up():

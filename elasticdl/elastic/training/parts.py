@@ -89,7 +89,12 @@ class Parts:
             yield columns
 
     def mapped(self, folder: Path) -> dict[str, Array]:
-        """All rows of each column, in files of this machine below the folder, and not in memory."""
+        """All rows of each column, in files of this machine below the folder, and not in memory.
+
+        Raises:
+            UserError: as `__iter__`.
+            OSError: the folder is full, say. (Where a file is mapped first and filled then, a full disk kills the process.)
+        """
         paths: dict[str, Path] = {}
         with contextlib.ExitStack() as opened:
             files: dict[str, IO[bytes]] = {}
@@ -99,9 +104,7 @@ class Parts:
                         paths[name] = folder / f"{len(files)}.npy"
                         files[name] = opened.enter_context(paths[name].open("wb"))
                         self.begin_array(files[name], column)
-                    files[name].write(
-                        np.ascontiguousarray(column).tobytes()
-                    )  # and not by a map: of a full disk that dies
+                    files[name].write(np.ascontiguousarray(column).tobytes())
         return {name: np.load(path, mmap_mode="c") for name, path in paths.items()}
 
     def begin_array(self, file: IO[bytes], like: Array) -> None:
