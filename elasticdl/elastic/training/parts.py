@@ -95,23 +95,20 @@ class Parts:
             UserError: as `__iter__`.
             OSError: the folder is full, say. (Where a file is mapped first and filled then, a full disk kills the process.)
         """
-        paths: dict[str, Path] = {}
-        with contextlib.ExitStack() as opened:
-            files: dict[str, IO[bytes]] = {}
-            for columns in self:
-                for name, column in columns.items():
-                    if name not in files:
-                        paths[name] = folder / f"{len(files)}.npy"
-                        files[name] = opened.enter_context(paths[name].open("wb"))
-                        self.begin_array(files[name], column)
-                    files[name].write(np.ascontiguousarray(column).tobytes())
+        paths = {name: folder / f"{number}.npy" for number, name in enumerate(next(iter(self)))}
+        for name, path in paths.items():
+            with path.open("wb") as file:
+                self.write_array(name, file)
         return {name: np.load(path, mmap_mode="c") for name, path in paths.items()}
 
-    def begin_array(self, file: IO[bytes], like: Array) -> None:
-        """The header of a file of NumPy's with all rows of a column."""
-        shape = (self.samples, *like.shape[1:])
-        header = {"descr": np.lib.format.dtype_to_descr(like.dtype), "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)
+    def write_array(self, name: str, file: IO[bytes]) -> None:
+        """All rows of a column, as a file of NumPy's."""
+        for number, columns in enumerate(self):
+            column = columns[name]
+            if number == 0:
+                header = {"descr": np.lib.format.dtype_to_descr(column.dtype), "fortran_order": False}
+                np.lib.format.write_array_header_1_0(file, {**header, "shape": (self.samples, *column.shape[1:])})
+            file.write(np.ascontiguousarray(column).tobytes())
 
     def remove(self) -> None:
         self.files.remove_all()
@@ -151,13 +148,10 @@ def write_json(value: Any, file: IO[bytes]) -> None:
 
 def write_npz(parts: Parts, file: IO[bytes]) -> None:
     """An archive as of ``numpy.savez``: an array for each column, of shape (samples, ...)."""
-    first = next(iter(parts))
     with zipfile.ZipFile(file, "w") as archive:
-        for name, like in first.items():
+        for name in next(iter(parts)):
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                parts.begin_array(member, like)
-                for columns in parts:
-                    member.write(np.ascontiguousarray(columns[name]).tobytes())
+                parts.write_array(name, member)
 
 
 def write_parquet(parts: Parts, file: IO[bytes]) -> None:
