@@ -85,9 +85,8 @@ class Pass(Hooks):
         self._require_free()
         self._load()
         rows = min(2, len(self._evaluator.dataset))
-        with self._module.blame(
-            f"{name_of(self._module.custom_model)}()'s model, given the first samples of the data,"
-        ):
+        model = f"{name_of(self._module.custom_model)}()'s model, given the first samples of the data,"
+        with self._module.blame(model):
             with closing(self._evaluator.fetch([np.arange(rows)])) as samples:
                 (outputs, labels), _ = self._evaluator.test(*next(samples), rows)
             columns = self._columns(outputs, labels, rows)

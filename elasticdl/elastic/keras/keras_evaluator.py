@@ -95,11 +95,11 @@ class KerasEvaluator(Evaluator):
         return (outputs, labels), float(loss)
 
     def flatten(self, value: Any, rows: int) -> list[Array]:
-        for what, each in zip(("evaluation: the model's output", "evaluation: the labels"), value, strict=True):
+        for what, each in zip(("the model's output", "the labels"), value, strict=True):
             for leaf in keras.tree.flatten(each):
                 if leaf.dtype == tf.string:
-                    raise UserError(f"{what} holds texts; expected numbers")
-                require_rows(what, leaf, rows)
+                    raise UserError(f"evaluation: {what} holds texts; expected numbers")
+                require_rows(f"evaluation: {what}", leaf, rows)
         return [np.asarray(widen(leaf)) for leaf in keras.tree.flatten(value)]
 
     def state(self, role: str, values: dict[str, Any]) -> InferenceState:

@@ -61,12 +61,10 @@ class TorchEvaluator(Evaluator):
 
 
 def _require_tensors(outputs_and_labels: tuple[Any, Any], rows: int) -> None:
-    for what, each in zip(
-        ("evaluation: the model's output", "evaluation: the labels"), outputs_and_labels, strict=True
-    ):
+    for what, each in zip(("the model's output", "the labels"), outputs_and_labels, strict=True):
         if not isinstance(each, torch.Tensor):
-            raise UserError(f"{what} must be one tensor, not {type(each).__name__}")
-        require_rows(what, each, rows)
+            raise UserError(f"evaluation: {what} must be one tensor, not {type(each).__name__}")
+        require_rows(f"evaluation: {what}", each, rows)
 
 
 @contextlib.contextmanager

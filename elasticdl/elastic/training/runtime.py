@@ -337,11 +337,9 @@ class ScriptRuntime(Generic[ContextT]):
             WorldBroken: a worker was lost within training.
         """
         job = self.context()
-        if self.in_training is not None or not job.under_master:
-            return evaluator.evaluate().metrics
-        if self._finished:  # the others may be gone
-            return evaluator.evaluate(world=ALONE).metrics
-        return self.train(lambda: evaluator.evaluate().metrics, evaluator.state(EVALUATION, {}))
+        if job.under_master and self.in_training is None and not self._finished:
+            return self.train(lambda: evaluator.evaluate().metrics, evaluator.state(EVALUATION, {}))
+        return evaluator.evaluate(world=ALONE if self._finished else None).metrics  # the others may be gone
 
     def _require_worker(self) -> None:
         if self._in_child or os.getpid() != self._pid:
