@@ -102,7 +102,7 @@ class Pass(Hooks):
         context = self._context
         context.run(self._work, self.state, self)
         if context.rank == 0 and self._parts is not None:
-            self._parts.remove()
+            self._parts.files.remove_all()
         context.finish(step=self.state.step, epochs=1, metrics=self._metrics)
 
     # -- entering a world --

@@ -92,7 +92,7 @@ def parts(files):
     assert made.claim()
     assert not made.claim(), "rank 0 was lost over it"
     yield made
-    made.remove()
+    files.remove_all()
     assert files.names() == []
 
 

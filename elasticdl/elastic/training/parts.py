@@ -110,9 +110,6 @@ class Parts:
                 np.lib.format.write_array_header_1_0(file, {**header, "shape": (self.samples, *column.shape[1:])})
             file.write(np.ascontiguousarray(column).tobytes())
 
-    def remove(self) -> None:
-        self.files.remove_all()
-
 
 def _name(number: int) -> str:
     return f"part-{number:010d}.npz"

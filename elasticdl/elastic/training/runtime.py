@@ -336,8 +336,7 @@ class ScriptRuntime(Generic[ContextT]):
         Raises:
             WorldBroken: a worker was lost within training.
         """
-        job = self.context()
-        if job.under_master and self.in_training is None and not self._finished:
+        if self.context().under_master and self.in_training is None and not self._finished:
             return self.train(lambda: evaluator.evaluate().metrics, evaluator.state(EVALUATION, {}))
         return evaluator.evaluate(world=ALONE if self._finished else None).metrics  # the others may be gone
 
