@@ -59,7 +59,8 @@ class Pass(Hooks):
                 f"--output is missing: name a file for the predictions, which ends in {' or '.join(PREDICTION_SUFFIXES)}, or give the "
                 f"module a {spec.prediction_outputs_processor}"
             )
-        if spec.task == PREDICT and spec.output.endswith(".parquet"):
+        self._is_table = spec.task == PREDICT and spec.output.endswith(".parquet")
+        if self._is_table:
             import_parquet()
         self._evaluator = learner.evaluator_of(module, spec, context, model, open_inference(module, spec))
         self._ledger = EpochLedger()
@@ -90,7 +91,7 @@ class Pass(Hooks):
             with closing(self._evaluator.fetch([np.arange(rows)])) as samples:
                 (outputs, labels), _ = self._evaluator.test(*next(samples), rows)
             columns = self._columns(outputs, labels, rows)
-        if self._spec.output.endswith(".parquet"):
+        if self._is_table:
             arrow_table(columns)
 
     def run(self) -> None:

@@ -42,6 +42,7 @@ class Parts:
     def begin(self) -> None:
         with put_away("the folder of its parts"):
             self.files.make_folder()
+        self.files.remove(CLAIM)  # of an earlier job of this name
 
     def write(self, number: int, rows: Sequence[Columns]) -> None:
         """``rows``: of the part, in their order.
