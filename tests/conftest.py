@@ -1,8 +1,6 @@
 """For all rings: what runs together and in which order, what takes longer than it should, and that a test can be interrupted."""
 
-import base64
 import gc
-import json
 import os
 import signal
 from collections import defaultdict
@@ -82,21 +80,6 @@ def pytest_collection_finish() -> None:
     """What all the imports have left is not searched for garbage again and again: it takes longer than many a test."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> None:
-    """Under coverage it is kept which test runs a line, also in the processes that the test starts: `make mutants` asks."""
-    if config := os.environ.get(
-        "COVERAGE_PROCESS_CONFIG"
-    ):  # what coverage gives to processes, which has no public way to say this
-        from coverage import Coverage
-
-        test = item.nodeid.partition("[")[0]
-        told = json.dumps({**json.loads(base64.b64decode(config)), "context": test})
-        os.environ["COVERAGE_PROCESS_CONFIG"] = base64.b64encode(told.encode()).decode()
-        if measuring := Coverage.current():
-            measuring.switch_context(test)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -299,7 +299,10 @@ async def _run(spec: JobSpec, signals: SignalLog) -> int:
             at_end=lambda: job.ended.wait(CLOSING_TIME),
             lost=job.raise_lost,
         )
-        return await asyncio.to_thread(follow, job, spec, follower, signals)
+        following = asyncio.create_task(asyncio.to_thread(follow, job, spec, follower, signals))
+        while not following.done():  # The kernel may give a signal to another thread: it is noted when this one runs.
+            await asyncio.wait({following}, timeout=POLL)
+        return following.result()
 
 
 @contextlib.contextmanager

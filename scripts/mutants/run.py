@@ -1,6 +1,6 @@
 """Which of the drawn mutants a test notices: ``run.py MUTANTS RESULTS``, one JSON line for each.
 
-In a clone of the last commit. For each mutant those tests run that `make coverage` has seen run its statement, the most specific first, until one
+In a clone of the last commit. For each mutant those tests run that coverage has seen run its statement (`contexts.py`), the most specific first, until one
 fails. A test is specific that runs few lines of the package. Of a statement that runs only when its module is imported, the tests that run anything
 else of the module. The run can be ended and started again: it goes on after the results that are there.
 """

@@ -59,6 +59,11 @@ def run(capsys, *argv):
     return main(argv), *capsys.readouterr()
 
 
+def signal_command(number):
+    """The command in this process, whose signals are the main thread's: another thread would note one when that runs, at the earliest."""
+    signal.pthread_kill(threading.main_thread().ident, number)
+
+
 # ---- a master that only pretends ----
 
 
@@ -210,7 +215,7 @@ class Scene:
         self.masters[text].over.set()
 
     def interrupted(self, text):
-        os.kill(os.getpid(), signal.SIGINT)
+        signal_command(signal.SIGINT)
 
     def stopped(self, text):
         """That the job had not succeeded, but was stopped, and has kept what it had trained."""

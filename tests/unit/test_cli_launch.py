@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cli_kit import CalledMaster, play, scene_in, serving, sessions
+from cli_kit import CalledMaster, play, scene_in, serving, sessions, signal_command
 from google.protobuf import json_format
 
 from elasticdl.cli import folder_run
@@ -45,7 +45,7 @@ class PlayedMaster:
     async def run(self):
         if self._part == "slow":
             self._job.journal.touch()
-            os.kill(os.getpid(), INT)
+            signal_command(INT)
             await asyncio.sleep(TIMEOUT)
         master = CalledMaster(self._job.name)
         master.at_stop = self._stopped.set
@@ -56,7 +56,7 @@ class PlayedMaster:
                 raise RuntimeError("last words")
             await asyncio.to_thread(master.watched.wait, TIMEOUT)
             while self._part == "stubborn":  # as a person does who is not heard
-                os.kill(os.getpid(), INT)
+                signal_command(INT)
                 await asyncio.sleep(2 * FINGER_SECONDS)
             await asyncio.to_thread(self._play, master)
         write_aside(self._job.status, json_format.MessageToJson(master.statuses[-1]))
@@ -77,7 +77,7 @@ class PlayedMaster:
             master.update(phase="succeeded", metrics={"accuracy": 0.5})
             return
         if self._part != "forever":
-            os.kill(os.getpid(), signal.Signals[self._part])
+            signal_command(signal.Signals[self._part])
         assert self._stopped.wait(TIMEOUT), "nobody stopped this job"
         master.update(phase="stopped", reason="interrupted")
 
