@@ -34,6 +34,7 @@ from elasticdl.cli.screens import (
 )
 from elasticdl.cli.signals import SignalLog, caught
 from elasticdl.common.errors import JobFailedError, UnreachableError
+from elasticdl.common.reason import without_ranks
 from elasticdl.job.facts import Facts
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.journal import Entry, Seldom, WorldMark, news, parse_entry, split_at_mark
@@ -109,7 +110,7 @@ class PrintedLines:
             self._show((_still(rest) if self._is_drawn else rest) + b"\n")
 
     def has_shown(self, text: str) -> bool:
-        return text.encode(errors="replace") in self._shown
+        return text in without_ranks(self._shown.decode(errors="replace"))
 
     def _show(self, lines: bytes) -> None:
         self._shown = (self._shown + lines)[-REMEMBERED:]

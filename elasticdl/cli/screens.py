@@ -218,7 +218,7 @@ def kept_text(status: pb.JobStatus, found: Facts, *, on_cluster: bool) -> str:
     if path and (is_wanted or step == status.step):
         of_step = "" if step == status.step else f" of step {step:,}"
         after = f"after `elasticdl delete {name}` " if on_cluster else ""
-        named = f", with --job_name {name}," if f"/{name}/{STOPPED_STEM}-" in path else ""
+        named = f", with --job_name {name}," if f"/{name}/{STOPPED_STEM}" in path else ""
         return f"kept{of_step} in {path}: {after}the same command{named} goes on from there"
     failed, why = found.no_checkpoint
     because = f": {why}" if why and failed == status.step else ""

@@ -148,6 +148,10 @@ MASTER_TIMEOUT = "ELASTICDL_MASTER_TIMEOUT"
 STACKS = "ELASTICDL_STACKS"
 # Set by the process that holds the worker's session, to the master's address: its children are no workers.
 CONNECTED = "ELASTICDL_CONNECTED"
+# Of a worker of several processes (`elasticdl.places.worker_group`): the number of this process; and how many there are, with the file by which they
+# find each other, with : between.
+PROCESS = "ELASTICDL_PROCESS"
+PROCESSES = "ELASTICDL_PROCESSES"
 # For the agent of a place (`elasticdl.places.agent`), beside those of a worker: the place's id, the node that it is on, and
 # the folder that takes the logs of its workers; without one they go to the agent's own stdout and stderr.
 PLACE = "ELASTICDL_PLACE"
@@ -157,6 +161,21 @@ LOGS = "ELASTICDL_LOGS"
 # On its second init Horovod 0.28.1 writes the default of one tuned parameter into the slot of the other
 # (parameter_manager.cc, BayesianParameter::SetValue): ranks then fuse differently and abort.
 REFUSED_VARIABLES = ("HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD", "HOROVOD_AUTOTUNE")
+
+
+SEVERAL = (
+    "this worker has several processes (--processes_per_worker), which is for elastic.prepare(model, optimizer, loader) and TorchState of "
+    "elasticdl.elastic.torch: leave the option out, or train so"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """Of one worker. ``number``: of this one. ``meeting``: the file by which they find each other."""
+
+    number: int
+    count: int
+    meeting: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +189,7 @@ class WorkerEnvironment:
     host: str = LOOPBACK  # by which other workers reach this one
     interface: str = "lo"  # network interface for the collective; a worker finds it by the host
     master_timeout: float = 30.0  # training goes on without a master for this long
+    processes: Processes | None = None  # of a worker that has several
 
     def to_env(self) -> dict[str, str]:
         return {
@@ -202,6 +222,7 @@ class WorkerEnvironment:
                 host=host,
                 interface=interface_of(host),
                 master_timeout=float(environ.get(MASTER_TIMEOUT, 30.0)),
+                processes=_processes(environ),
             )
         except KeyError as missing:
             raise UserError(
@@ -215,6 +236,13 @@ def _credentials(environ: Mapping[str, str]) -> Credentials:
     if token := environ.get(TOKEN):
         return Token(token)
     raise KeyError(f"{TOKEN} (or {TLS})")
+
+
+def _processes(environ: Mapping[str, str]) -> Processes | None:
+    if PROCESS not in environ:
+        return None
+    count, _, meeting = environ[PROCESSES].partition(":")
+    return Processes(int(environ[PROCESS]), int(count), meeting)
 
 
 def interface_of(address: str) -> str:

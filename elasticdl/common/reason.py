@@ -240,11 +240,18 @@ LINES_AFTER = 20
 _BEGINS = "Traceback (most recent call last):"
 _FRAME = re.compile(r'  File "(?P<path>.+)", line (?P<number>\d+)(?:, in (?P<function>.*))?')
 _ERROR = re.compile(r"(?:[\w.]+\.)?(?P<type>[A-Z]\w*)(?:: (?P<said>.*))?")
+# How torch begins each line of a traceback in a process that has called `init_process_group`.
+_OF_RANK = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
+
+
+def without_ranks(output: str) -> str:
+    """What was printed, with tracebacks as Python itself prints them."""
+    return _OF_RANK.sub("", output)
 
 
 def last_exception(output: str) -> str:
     """``FILE:LINE: TYPE: WHAT IT SAYS; WHAT HELPS`` of the last traceback, as of `elasticdl.common.reason.reason`; empty if there is none."""
-    lines = output.splitlines()
+    lines = without_ranks(output).splitlines()
     frames = [number for number, line in enumerate(lines) if _FRAME.fullmatch(line)]
     if not frames:
         return ""

@@ -124,7 +124,7 @@ STOPPED_STEM, STOPPED_SUFFIX = "stopped", ".state"
 
 def kept_states(folder: Path) -> list[Path]:
     """Files in the folder with the state that a training was stopped with."""
-    return list(folder.glob(f"{STOPPED_STEM}-*{STOPPED_SUFFIX}"))
+    return [*folder.glob(f"{STOPPED_STEM}-*{STOPPED_SUFFIX}"), *folder.glob(f"{STOPPED_STEM}.*of*-*{STOPPED_SUFFIX}")]
 
 
 @dataclass(frozen=True, slots=True)

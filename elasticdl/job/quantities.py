@@ -46,6 +46,11 @@ def parse_resources(text: str) -> dict[str, str]:
     return found
 
 
+def gpus_of(text: str) -> str:
+    """How many, as written; empty if none are asked for."""
+    return parse_resources(text).get(GPU, "")
+
+
 def requirements(request: str, limit: str) -> dict[str, dict[str, str]]:
     """The ``resources`` of a container. Devices are requested as limited: a cluster takes them in no other way."""
     requests, limits = parse_resources(request), parse_resources(limit)

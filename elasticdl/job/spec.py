@@ -251,7 +251,8 @@ class JobOptions(OptionGroup):
     """how often to compare what workers hold: epoch (and in each new world), each so many steps, or off; repair: as epoch, and what differs becomes rank 0's"""
     slots: int = Field(0, ge=0)
     """workers that this machine can hold at once; 0: one per GPU, or as many as asked for on a machine without GPUs"""
-    # Reserved names of options, each 1 as yet: gpus_per_worker (`Slots` can do it), processes_per_worker.
+    processes_per_worker: int = Field(1, ge=1, le=64)
+    """processes of each worker, which share one model among themselves, each with a GPU of its own where there are GPUs; for `elasticdl run` of PyTorch's FSDP2 or tensor parallelism"""
     start_method: Literal["fork", "spawn"] = "fork"
     """how workers of this machine start: forked from a process that has imported the framework already, where that is safe, or anew"""
     port: int = Field(0, ge=0, le=65535)
@@ -389,6 +390,27 @@ class JobSpec(
             for name in names if not is_there else ():
                 if getattr(self, name) != JobSpec.model_fields[name].default:
                     raise ValueError(f"--{name} is for {owner} as well, or leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _has_processes_that_share(self) -> Self:
+        count = self.processes_per_worker
+        if count == 1:
+            return self
+        if not self.command:
+            raise ValueError(
+                f"--processes_per_worker {count}: a module's model is whole in each process; give `elasticdl run` a script that shards its model"
+            )
+        if self.collective == "horovod":
+            raise ValueError(
+                f"--processes_per_worker {count}: only torch.distributed sums shards: leave --collective out"
+            )
+        for name in ("worker_resource_request", "worker_resource_limit"):
+            gpus = quantities.gpus_of(getattr(self, name)) if self.image else ""
+            if gpus not in ("", "0", str(count)):
+                raise ValueError(
+                    f"--{name} has {gpus} GPUs for {count} processes: give gpu={count}, or the option {gpus}"
+                )
         return self
 
     @model_validator(mode="after")

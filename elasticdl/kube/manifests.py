@@ -291,7 +291,8 @@ def worker_pod(spec: JobSpec, namespace: str) -> Manifest:
     ]
     limits = quantities.requirements(spec.worker_resource_request, spec.worker_resource_limit).get("limits", {})
     if processors := limits.get("cpu"):  # else it would start a thread for each of the node's, and be throttled
-        env.append(_variable("OMP_NUM_THREADS", str(math.ceil(quantities.processors(processors)))))
+        each = quantities.processors(processors) / spec.processes_per_worker
+        env.append(_variable("OMP_NUM_THREADS", str(math.ceil(each))))
     metadata, pod_spec = _queueing(spec)
     return make_pod(spec, Role.WORKER, AGENT_COMMAND, env, metadata, pod_spec)
 

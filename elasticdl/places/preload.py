@@ -181,8 +181,16 @@ def modules_to_preload(spec: JobSpec) -> Sequence[str]:
     return list(dict.fromkeys(module for key in wanted for module in table[key]))
 
 
-def how_to_start(spec: JobSpec) -> tuple[Sequence[str], Sequence[str], str]:
-    """The workers' command line, the modules that they are forked with, and, if there are none, why, where a person should know."""
+WORKER_GROUP = (*RUN_MODULE, "elasticdl.places.worker_group")
+
+
+def how_to_start(spec: JobSpec, *, within: bool = False) -> tuple[Sequence[str], Sequence[str], str]:
+    """The workers' command line, the modules that they are forked with, and, if there are none, why, where a person should know.
+
+    ``within``: of the processes of a worker that has several, which itself starts them.
+    """
+    if spec.processes_per_worker > 1 and not within:
+        return WORKER_GROUP, (), ""
     argv = spec.command or (*RUN_MODULE, "elasticdl.worker.main")
     try:
         return argv, modules_to_preload(spec) if spec.start_method != "spawn" else (), ""

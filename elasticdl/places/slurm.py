@@ -133,8 +133,8 @@ _ENDS = {
     "COMPLETED": (ExitCause.CLEAN, 0, "exit code 0"),
     "FAILED": (ExitCause.CRASHED, 1, "its agent has failed"),
 }
-# What only the batch job knows: the place's id, its node, and how many processors it has.
-_VARIABLES = f"export {PLACE}=$SLURM_JOB_ID {NODE}=$SLURMD_NODENAME OMP_NUM_THREADS=${{OMP_NUM_THREADS:-${{SLURM_CPUS_ON_NODE:-1}}}}"
+# What only the batch job knows: the place's id and its node.
+_VARIABLES = f"export {PLACE}=$SLURM_JOB_ID {NODE}=$SLURMD_NODENAME"
 _NOT_SEEN = "Slurm has not looked at it yet"
 
 
@@ -147,12 +147,14 @@ class SlurmProvider:
         command: The agent's.
         output: A file for what the agent and its workers print, in which Slurm replaces ``%j`` by the batch job's number.
         arguments: The user's for ``sbatch`` (``--slurm_args``); they come last, so they win.
+        processes: Of a worker, which share the processors.
     """
 
     name: str
     command: Sequence[str]
     output: str
     arguments: Sequence[str] = ()
+    processes: int = 1
 
     async def list(self) -> Mapping[str, Place | PlaceLost]:
         query = [f"--name={self.name}", "--states=all", "--format=%i|%T|%N|%r"]
@@ -164,7 +166,8 @@ class SlurmProvider:
 
     async def ask(self, avoid: AbstractSet[str]) -> str:
         elsewhere = [f"--exclude={','.join(sorted(avoid))}"] if avoid else []
-        script = f"{_VARIABLES}; exec {shlex.join(self.command)}"
+        each = f"$(((${{SLURM_CPUS_ON_NODE:-1}} + {self.processes - 1}) / {self.processes}))"
+        script = f"{_VARIABLES} OMP_NUM_THREADS=${{OMP_NUM_THREADS:-{each}}}; exec {shlex.join(self.command)}"
         words = sbatch(self.name, self.output, ["--no-requeue", *elsewhere, *self.arguments], script)
         return number_of(await ask(*words))
 

@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 
 import psutil
 
-from elasticdl.common.credentials import SHARED_GPU, STACKS, WORKER_ID
+from elasticdl.common.credentials import PROCESS, SHARED_GPU, STACKS, TOKEN, WORKER_ID
 from elasticdl.common.process_group import ProcessGroup, tethered
 from elasticdl.common.reason import last_exception, last_line, last_words
 from elasticdl.common.template import GO, MESSAGE_BYTES, TEMPLATE, CannotFork, Reply, Request
@@ -221,18 +221,21 @@ RUNS = "its process runs"
 
 
 def look_at(worker_id: int, pid: int, dump: Path, log: Path) -> StacksFound:
-    """``pid`` leads the worker's processes. ``log``: takes what is found, too."""
-    text = _read(dump)
+    """``pid`` leads the worker's processes. ``dump``: those of a worker of several processes have one each, whose names begin so.
+    ``log``: takes what is found, too."""
+    text = "\n".join(filter(None, map(_read, sorted(dump.parent.glob(f"{dump.name}*")))))
     pids = _with_children(pid)
     # The worker has the file open as long as it has a session: what it has started may have ended, or be stopped, without harm.
-    worker = next((each for each in pids if _has_open(each, os.path.realpath(dump))), None)
-    state = _state(pids if worker is None else [worker])
+    opened = {file: each for each in reversed(pids) if (file := _opened(each, os.path.realpath(dump)))}
+    workers = list(opened.values())
+    # Where there are several, the process that leads them speaks for them.
+    state = _state([pid, *workers] if len(workers) > 1 else workers or pids)
     if not text and not state:
         state = RUNS
     if text:
         with contextlib.suppress(OSError), log.open("a") as lines:  # on a full disk it is told all the same
             lines.write(f"elasticdl: worker {worker_id} does not answer; its stacks:\n{text}\n")
-    return StacksFound(worker_id, text, state, has_session=state == RUNS and worker is not None)
+    return StacksFound(worker_id, text, state, has_session=state == RUNS and bool(workers))
 
 
 def _read(dump: Path) -> str:
@@ -250,11 +253,13 @@ def _with_children(pid: int) -> list[int]:
         return [pid]
 
 
-def _has_open(pid: int, path: str) -> bool:
+def _opened(pid: int, path: str) -> str:
+    """The file that it has open whose path begins so; empty if there is none."""
     # By the names of the links: to look at the files themselves may hang, as at those of a server that is gone.
     with contextlib.suppress(OSError):
-        return any(os.readlink(link) == path for link in Path(f"/proc/{pid}/fd").iterdir())
-    return False
+        links = map(os.readlink, Path(f"/proc/{pid}/fd").iterdir())
+        return next((file for file in links if file.startswith(path)), "")
+    return ""
 
 
 def _state(pids: Sequence[int]) -> str:
@@ -273,7 +278,9 @@ def _state(pids: Sequence[int]) -> str:
 
 
 # In these a worker's environment may differ from the template's: nothing reads them while it is imported.
-OF_A_WORKER = frozenset({WORKER_ID, SHARED_GPU, "CUDA_VISIBLE_DEVICES", "TMPDIR", STACKS})
+OF_A_WORKER = frozenset(
+    {WORKER_ID, SHARED_GPU, "CUDA_VISIBLE_DEVICES", "TMPDIR", STACKS, PROCESS, TOKEN, "RANK", "LOCAL_RANK"}
+)
 IMPORT_SECONDS = 120.0
 FORK_SECONDS = 30.0
 END_SECONDS = 5.0  # for what is killed
@@ -583,7 +590,7 @@ def _end_left_behind(dump: str) -> None:
     file for stacks in their environment."""
     deadline = time.monotonic() + LEFT_BEHIND_SECONDS
     while time.monotonic() < deadline:  # they may start others meanwhile
-        found = [each for each in psutil.process_iter() if _environment(each).get(STACKS) == dump]
+        found = [each for each in psutil.process_iter() if _environment(each).get(STACKS, "").startswith(dump)]
         if not found:
             return
         for process in found:

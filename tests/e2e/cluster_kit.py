@@ -24,8 +24,8 @@ class CommandLine:
         self._where, self._home = ("--namespace", namespace), home
         self.env = {"KUBECONFIG": str(kubeconfig)}
 
-    def __call__(self, *argv):
-        return run_cli(self._home, *argv, *self._where, timeout=DEADLINE, env=self.env)
+    def __call__(self, command, *argv):
+        return run_cli(self._home, command, *self._where, *argv, timeout=DEADLINE, env=self.env)
 
     def journal(self, job, event=""):
         """All entries, or those of one kind."""

@@ -106,8 +106,10 @@ class RunningJob:
     def pid(self, worker: int) -> int:
         return next(int(e["pid"]) for e in self.entries("worker_started") if e["worker"] == worker)
 
-    def signal(self, worker: int, number: signal.Signals) -> None:
-        os.kill(self.pid(worker), number)
+    def signal(self, worker: int, number: signal.Signals, *, of_one_process: bool = False) -> None:
+        """``of_one_process``: of several, the one that was started last."""
+        pid = self.pid(worker)
+        os.kill(max(each.pid for each in psutil.Process(pid).children()) if of_one_process else pid, number)
 
     def said(self) -> list[str]:
         """What all workers have printed, one after the other."""

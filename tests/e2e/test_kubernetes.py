@@ -9,6 +9,7 @@ import urllib.request
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from cluster_kit import DEADLINE, CommandLine, objects_in, priority_class, wait_for
 from kubernetes import client
@@ -225,7 +226,7 @@ for epoch in range(100000):
 def test_a_program_gets_what_it_is_given_and_a_worker_in_which_no_python_can_run_is_named(elasticdl, core, namespace):
     core.create_namespaced_secret(namespace, {"metadata": {"name": "hub"}, "stringData": {"token": "t0ken"}})
     options = ["--image", "local/host", "--job_name", "digits", "--num_workers", "2", "--heartbeat_timeout", "5"]
-    options += ["--envs", "GIVEN=$(HOME)x", "--env_from_secret", "TOKEN=hub/token", "--namespace", namespace]
+    options += ["--envs", "GIVEN=$(HOME)x", "--env_from_secret", "TOKEN=hub/token"]
     submitted = elasticdl("run", "--detach", *options, "--", "python", "-c", PROGRAM, "$(HOME) $$")
     assert submitted.returncode == 0, submitted.stderr
     wait_until(lambda: elasticdl.journal("digits", "worker_stuck"), elasticdl)
@@ -238,3 +239,24 @@ def test_a_program_gets_what_it_is_given_and_a_worker_in_which_no_python_can_run
     assert elasticdl("stop", "digits", "--now").returncode == 0
     elasticdl.delete("digits")
     core.delete_namespaced_secret("hub", namespace)
+
+
+@pytest.mark.slow
+def test_workers_of_two_processes_come_and_go_as_a_whole(elasticdl):
+    def worlds(size):
+        return [world["step"] for world in elasticdl.journal("digits", "world_formed") if len(world["members"]) == size]
+
+    options = ["--image", "local/host", "--job_name", "digits", "--num_workers", "2", "--processes_per_worker", "2"]
+    script = ["python", str(ROOT / "examples/groups/fsdp2.py"), "--epochs", "100000"]
+    assert elasticdl("run", "--detach", *options, "--", *script).returncode == 0
+    wait_until(lambda: "epoch 1: loss" in elasticdl("logs", "digits").stdout, elasticdl)
+    psutil.Process(elasticdl.journal("digits", "worker_started")[1]["pid"]).children()[-1].kill()
+    wait_until(lambda: len(worlds(2)) == 2, elasticdl)
+    assert worlds(2)[1] > 0
+    (left,) = elasticdl.journal("digits", "worker_left")
+    assert left["reason"] == "killed: SIGKILL"
+    assert "workers now 1, before 2" in elasticdl("scale", "digits", "1").stdout
+    wait_until(lambda: worlds(1), elasticdl)
+    assert elasticdl("stop", "digits").returncode == 0
+    assert [left["cause"] for left in elasticdl.journal("digits", "worker_left")] == ["killed", "drained", "drained"]
+    elasticdl.delete("digits")

@@ -27,7 +27,10 @@ FRONT_ENDS = {
     "keras": ([SCRIPTS / "trained_keras.py", "once"], "torch"),
     "keras, fit again": ([SCRIPTS / "trained_keras.py", "again"], "torch"),
     "small": ([SMALL, "elastic"], "torch"),
+    "FSDP2": ([SCRIPTS / "trained_shared.py", "fsdp"], "torch"),
+    "tensor parallel": ([SCRIPTS / "trained_shared.py", "tensor"], "torch"),
 }
+SHARED = ("FSDP2", "tensor parallel")  # by two processes of a worker
 
 
 def environment(name):
@@ -61,7 +64,8 @@ def alone(tmp_path_factory):
 def start_script(home, name, workers, folder):
     script, engine = FRONT_ENDS[name]
     folder.mkdir(exist_ok=True)
-    command = ["--num_workers", workers, "--collective", engine, "--", "python", *map(str, script), str(folder)]
+    command = ["--num_workers", workers, "--collective", engine, "--processes_per_worker", str(1 + (name in SHARED))]
+    command += ["--", "python", *map(str, script), str(folder)]
     return start(home, "run", *command, **environment(name))
 
 
@@ -84,7 +88,10 @@ def require_same(ours, theirs, missing):
     [
         "plain",
         "lightning",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("library", "trainer", "keras, fit again", "small")),
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("library", "trainer", "keras, fit again", "small", *SHARED)
+        ),
     ],
 )
 def test_workers_that_come_and_go_do_not_show(alone, tmp_path, name):
@@ -100,7 +107,7 @@ def test_workers_that_come_and_go_do_not_show(alone, tmp_path, name):
             if number == signal.SIGTERM:
                 world = job.wait_for_world(size=3, after=world["world"] - 1)  # else there may be nobody who stays
             gone = world["members"][rank]
-            job.signal(gone, number)
+            job.signal(gone, number, of_one_process=name in SHARED)
             world = job.wait_for_world_without(gone)
             job.wait_for_rows(folder)
         job.scale(1)
@@ -116,7 +123,7 @@ def test_workers_that_come_and_go_do_not_show(alone, tmp_path, name):
 
 @pytest.mark.parametrize(
     "name",
-    ["plain", "library", "lightning", "trainer", "keras"],
+    ["plain", "library", "lightning", "trainer", "keras", "FSDP2"],
 )
 @pytest.mark.slow
 def test_the_only_worker_leaves_its_state_to_the_next_and_a_stopped_job_to_another(alone, tmp_path, name):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import numpy as np
+import psutil
 import pytest
 from running_job import ZOO, run_cli, start
 
@@ -14,18 +16,13 @@ from elasticdl.job.jobdir import MasterAddress, kept_states
 pytest_plugins = ["tests.slurm.fixtures"]
 pytestmark = pytest.mark.slow
 
-ON_SLURM = [
-    "--launcher",
-    "slurm",
-    "--slurm_master_args=--partition=high",
-    "--slurm_args=--partition=low",
-    "--model_zoo",
-    str(ZOO),
-]
+PLACES = ["--launcher", "slurm", "--slurm_master_args=--partition=high", "--slurm_args=--partition=low"]
+ON_SLURM = [*PLACES, "--model_zoo", str(ZOO)]
 TRAIN = [
     *("train", *ON_SLURM, "--model_def", "paced_mlp", "--model_params", f"sample_seconds={0.05 / 64}"),
     *("--global_batch_size", "64", "--num_epochs", "1000", "--num_workers", "1-3", "--collective", "torch"),
 ]
+OF_TWO_PROCESSES = ["--processes_per_worker", "2", "--", "python", "examples/groups/fsdp2.py", "--samples", "660"]
 
 
 def take(slurm, partition: str) -> str:
@@ -44,6 +41,23 @@ def test_predictions_are_made_by_batch_jobs(slurm, tmp_path):
         done = run_cli(tmp_path, *task, *ON_SLURM, "--model_def", "echo_torch", *kept, env=environment)
         assert done.returncode == 0, done.stderr
     assert np.array_equal(np.load(out)["once"], np.arange(1500))
+
+
+def test_a_worker_of_two_processes_is_replaced_when_one_of_them_is_killed(slurm, tmp_path):
+    def losses(output):
+        return [float(loss) for loss in re.findall(r"^epoch \d: loss (\S+)$", output, re.MULTILINE)]
+
+    environment = environment_of(slurm)
+    alone = run_cli(tmp_path, "run", *PLACES, "--num_workers", "1", *OF_TWO_PROCESSES, env=environment)
+    assert alone.returncode == 0, alone.stderr
+    with start(tmp_path, "run", *PLACES, "--num_workers", "2", *OF_TWO_PROCESSES, name="job", **environment) as job:
+        job.wait_for("an epoch", lambda: losses(job.output))
+        psutil.Process(job.pid(1)).children()[-1].kill()
+        assert job.finish() == 0, job.describe()
+    ends = {left["worker"]: left["reason"] for left in job.entries("worker_left")}
+    assert ends == {0: "finished", 1: "killed: SIGKILL", 2: "finished"}
+    assert losses(job.output) == pytest.approx(losses(alone.stderr), rel=0.01)
+    assert slurm.run("squeue", "--noheader") == ""
 
 
 def test_a_job_grows_is_preempted_and_outlives_its_master(slurm, tmp_path):

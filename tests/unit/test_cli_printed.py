@@ -214,6 +214,13 @@ class LostTerminal(io.StringIO):
         return super().write(text)
 
 
+def test_a_traceback_has_been_shown_though_torch_puts_the_rank_before_its_lines():
+    lines = PrintedLines(PrintedScreen(), OUT)
+    lines.feed(b"step 3\n[rank1]: Traceback:\n[rank1]:   f()\n[rank1]: ValueError: no\n")
+    assert lines.has_shown("Traceback:\n  f()\nValueError: no")
+    assert not lines.has_shown("ValueError: never")
+
+
 def test_above_the_panel_lines_are_as_they_were_printed_and_the_job_goes_on_without_the_terminal(monkeypatch):
     """The unfinished line stands in the panel."""
     monkeypatch.setattr(Outlet, "is_terminal", True)

@@ -80,6 +80,9 @@ spec:
 def test_the_pod_of_a_worker():
     assert parts().worker == yaml.safe_load(WORKER)
     assert parts(command=("python", "train.py")).worker == parts().worker, "the agent starts the user's program"
+    several = parts(command=("python", "train.py"), processes_per_worker=2, worker_resource_limit="cpu=5").worker
+    env = several["spec"]["containers"][0]["env"]
+    assert {"name": "OMP_NUM_THREADS", "value": "3"} in env, "they share the processors"
 
 
 # Options of a job, and what comes of them: where in which object, and what stands there. An empty place: the options above.

@@ -89,6 +89,8 @@ def test_what_python_says_in_the_end_is_told_with_the_users_line(tmp_path, monke
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     output = subprocess.run([sys.executable, str(tmp_path / "train.py")], **both, text=True, check=False).stdout
     assert last_exception(f"step 1\n{output}") == told
+    of_rank = "".join(f"[rank1]: {line}\n" if line else "\n" for line in output.splitlines())  # as torch prints it
+    assert last_exception(of_rank) == told
 
 
 def test_an_exception_that_was_caught_long_before_the_end_is_none():

@@ -6,6 +6,7 @@ from elastic_kit import Board, Trainee, make_data
 from refusal_kit import refused
 from session_kit import FakeMaster
 
+from elasticdl.elastic.collectives.port import Inside
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import BatchPolicy, Progress
 from elasticdl.elastic.core.protocol import Member, Stopped, World
@@ -214,6 +215,60 @@ def test_a_job_that_is_to_begin_anew_goes_on_from_what_its_own_workers_have_kept
     assert first.context.kept.read(second.state, pytest.fail).startswith(str(own))
     assert second.state.step == first.state.step == 1
     assert KeptState(str(place)).read(OnlyWorker(place).state, pytest.fail), "a job that goes on finds it as well"
+
+
+# -- of a worker of several processes --
+
+
+class OneOfTwo(Inside):
+    """What the other process of the worker gives to a sum; None: the same as this one."""
+
+    size = 2
+
+    def __init__(self, rank, others=None):
+        self.rank, self.others = rank, others
+
+    def sum(self, numbers):
+        return [mine + its for mine, its in zip(numbers, self.others or numbers, strict=True)]
+
+
+@pytest.fixture
+def kept_by_two(tmp_path):
+    """Both have kept step 2 in this folder."""
+    job = OnlyWorker(tmp_path / "none").train(stop_after=2, order=UNKEPT)
+    for rank in range(2):
+        KeptState(str(tmp_path / "kept"), inside=OneOfTwo(rank)).write(job.state)
+    assert names(tmp_path) == ["stopped.0of2-0000000002.state", "stopped.1of2-0000000002.state"]
+    return str(tmp_path / "kept")
+
+
+def test_each_process_goes_on_from_what_it_has_kept_itself_and_takes_only_that_away(tmp_path, kept_by_two):
+    job, kept = OnlyWorker(tmp_path / "none"), KeptState(kept_by_two, inside=OneOfTwo(1))
+    assert kept.read(job.state, pytest.fail) == f"{kept_by_two}/stopped.1of2-0000000002.state"
+    assert job.state.step == 2
+    job.train(stop_after=3, order=UNKEPT)
+    kept.write(job.state)
+    assert names(tmp_path) == ["stopped.0of2-0000000002.state", "stopped.1of2-0000000003.state"]
+    kept.remove()
+    assert names(tmp_path) == ["stopped.0of2-0000000002.state"]
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "others"),
+    [
+        (0, 2, (3.0, 9.0, 0.0)),  # of the other process another step is the newest
+        (0, 2, (0.0, 0.0, 1.0)),  # and of it nothing is there
+        (2, 3, None),
+        (0, 1, (0.0, 0.0, 0.0)),
+    ],
+)
+def test_what_is_not_kept_of_all_processes_or_of_others_is_refused(tmp_path, kept_by_two, rank, size, others):
+    inside = OneOfTwo(rank, others)
+    inside.size = size
+    kept, job = KeptState(kept_by_two, inside=inside), OnlyWorker(tmp_path / "none")
+    why = f"^what is kept in {kept_by_two} is not of workers of {size} processes, or is not whole: .*; give --no_resume"
+    refused(why, lambda: kept.read(job.state, pytest.fail))
+    assert job.state.step == 0
 
 
 def test_groups_that_were_added_since_are_missed_in_one_line():

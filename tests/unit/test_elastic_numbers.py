@@ -10,6 +10,7 @@ from elasticdl.elastic.core.plan import (
     BatchPolicy,
     Progress,
     SampleOrder,
+    Spread,
     epoch_order,
     equal_shares,
     step_seed,
@@ -83,6 +84,21 @@ def test_no_micro_batch_has_one_sample_where_two_are_needed(batch, workers, boun
     assert every.count(1) == (batch % 2 if bound == 2 else 0)
 
 
+@given(batch=st.integers(1, 300), workers=st.integers(1, 6), together=st.integers(1, 4), bound=bounds)
+def test_the_processes_of_a_worker_have_equally_many_micro_batches_and_each_sample_counts_once(
+    batch, workers, together, bound
+):
+    plan = BatchPlan.equal(range(batch), workers * together)
+    found = [plan.alike(place, together, bound) for place in range(workers * together)]
+    every = [each for mine in found for each in mine]
+    assert [index for each in every for index in each.indices[: each.samples]] == list(range(batch))
+    assert sum(each.weight for each in every) == pytest.approx(1)
+    assert all(0 < len(each.indices) <= (bound or batch) for each in every), "each has something to run"
+    for first in range(0, len(found), together):
+        counts = {len(mine) for mine in found[first : first + together]}
+        assert counts == {max(-(-plan.shares[first] // (bound or batch)), 1)}, "and no more than are needed"
+
+
 def test_order_is_a_pure_function_and_differs_between_epochs_and_seeds():
     """A checkpoint must continue with the same order and the same numbers in a later version."""
     assert epoch_order(8, seed=7, epoch=3).tolist() == [4, 3, 5, 6, 0, 7, 1, 2]
@@ -108,6 +124,27 @@ def walked(order, progress, workers, most):
         used += [index for plan in step for micro in plan.micro_batches for index in micro.indices.tolist()]
         progress = step[0].after
     return used, progress
+
+
+@given(
+    samples=st.integers(1, 120),
+    policy=st.builds(BatchPolicy, st.integers(1, 30), st.none(), bounds),
+    workers=st.integers(1, 4),
+    parts=st.integers(1, 4),
+)
+def test_the_parts_of_all_workers_make_the_same_steps_of_an_epoch(samples, policy, workers, parts):
+    order = SampleOrder(samples, policy, seed=3)
+    places = [(rank, workers, Spread(parts, part)) for rank in range(workers) for part in range(parts)]
+    used, progress = [], Progress()
+    for step in zip(*(order.steps(progress, *place) for place in places), strict=True):
+        assert len({(each.step, each.after, each.batch, each.checksum) for each in step}) == 1
+        every = [micro for each in step for micro in each.micro_batches]
+        counted = [index for micro in every for index in micro.indices[: micro.samples]]
+        assert counted == list(step[0].whole)
+        used += counted
+        for rank in range(workers):
+            assert len({len(each.micro_batches) for each in step[rank * parts : (rank + 1) * parts]}) == 1
+    assert used == epoch_order(samples, 3, 0).tolist()
 
 
 @given(

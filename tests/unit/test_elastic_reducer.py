@@ -9,6 +9,8 @@ import torch
 from elastic_kit import Board, SumOfThreads, in_threads
 from refusal_kit import refused
 
+from elasticdl.elastic.collectives.port import Inside
+from elasticdl.elastic.core.plan import WHOLE, Spread
 from elasticdl.elastic.torch_kit import reducer as buckets
 from elasticdl.elastic.torch_kit.reducer import ROOM, GradientReducer
 
@@ -191,3 +193,86 @@ def test_workers_that_tell_different_numbers_are_told(others):
         return rides.are_alike, worker.gradients
 
     assert together(work) == [(False, [2.0] * 4)] * 2
+
+
+# ---- workers of several processes ----
+
+
+class InsideOfThreads(Inside):
+    def __init__(self, rank, board):
+        self.rank, self.size, self._board = rank, board.size, board
+
+    def sum(self, numbers):
+        return [sum(each) for each in zip(*self._board.exchange(self.rank, list(numbers)), strict=True)]
+
+    def sum_(self, tensor):
+        tensor.copy_(sum(self._board.exchange(self.rank, tensor.clone())))
+
+
+class ReducingProcess(ReducingWorker):
+    """``equals``: where it meets the processes of its number in the other workers; ``inside``: those of its own."""
+
+    def __init__(self, rank, equals, number, inside, spread):
+        super().__init__(rank, equals)
+        self.number, self.module = number, torch.nn.Module()
+        self.module.register_buffer("moves", torch.zeros(1))
+        self.collective.inside = InsideOfThreads(number, inside)
+        self.reducer = GradientReducer(lambda: self.parameters, [self.module], self.collective, spread=spread)
+
+
+def processes(work, workers=1, spread=lambda number: WHOLE):
+    """Two of each worker; what they return, by worker and then by process."""
+    equals, insides = [Board(workers) for _ in range(2)], [Board(2) for _ in range(workers)]
+    every = [(rank, number) for rank in range(workers) for number in range(2)]
+    found = [ReducingProcess(rank, equals[number], number, insides[rank], spread(number)) for rank, number in every]
+    return in_threads(work, found)
+
+
+def counted(process):
+    """Process 0 has 3 of 4 samples, and 1 has the last, unless it has those of 0."""
+    process.open()
+    samples, loss = ((3, 2.0), (1, 4.0))[process.number]
+    process.module.moves += process.number + 1
+    process.reducer.add(loss, samples, weight=samples / 4, is_first=process.number == 0)
+    process.reducer.ride("count", samples)
+    process.backward(*ONES, last=True)
+    sums = process.close(leaving=process.number == 1, batch=process.number)
+    vote = sums.vote
+    return (
+        vote.samples,
+        vote.loss,
+        sums.rides["count"].item(),
+        process.module.moves.item(),
+        vote.leaving,
+        vote.one_batch,
+    )
+
+
+def test_the_processes_of_the_only_worker_count_together_and_one_speaks_for_all():
+    assert processes(counted) == [(4, 2.5, 4.0, 1.25, True, False)] * 2
+
+
+def test_of_processes_that_have_the_same_samples_one_counts_them():
+    found = processes(counted, spread=lambda number: Spread(counts=number == 0))
+    assert found == [(3, 2.0, 3.0, 0.75, True, False)] * 2
+
+
+@pytest.mark.parametrize(("differing", "one_state"), [((), True), ((1, 1), False), ((0, 0), False)])
+def test_states_are_compared_with_those_of_the_same_process_in_other_workers(differing, one_state):
+    def work(process):
+        process.open()
+        process.backward(*ONES)
+        state = 1000 * process.number + ((process.rank, process.number) == differing)
+        return process.close(batch=7, state=state).vote.one_state
+
+    assert processes(work, workers=2) == [one_state] * 4
+    assert processes(work) == [True] * 2, "one worker has nothing to be compared with"
+
+
+def test_workers_of_several_processes_expect_passes_and_end_as_those_of_one():
+    def work(process):
+        for _ in range(3):
+            process.step(ONES)
+        return process.gradients, process.early, process.reducer.end().ended
+
+    assert processes(work, workers=2) == [([2.0] * 4, [0, 0, 3], 2)] * 4

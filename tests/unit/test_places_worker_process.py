@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -43,6 +44,21 @@ def test_where_it_stands_is_in_its_log_and_told_or_that_it_is_stopped(tmp_path, 
         wait_until(lambda: itself.status() == psutil.STATUS_STOPPED)
         assert look_at(0, pid, tmp_path / "none", log).state == "does not run: it is stopped (state T)"
     assert look_at(0, 2**22 - 1, tmp_path / "none", log).text == "", "one that is gone is no reason to fail"
+
+
+def test_of_a_worker_of_several_processes_each_is_looked_at(tmp_path):
+    dump, log = tmp_path / "stacks", tmp_path / "log"
+    with sleeper("sh", "-c", f'"$@" 3>{dump} & "$@" 3>{dump}.1 >{log} & wait', "sh") as (pid, _):
+        wait_until(lambda: dump.exists() and Path(f"{dump}.1").exists())
+        assert look_at(0, pid, dump, log).has_session
+        children = psutil.Process(pid).children()
+        for each in children:
+            each.suspend()
+            wait_until(lambda each=each: each.status() == psutil.STATUS_STOPPED)
+            assert look_at(0, pid, dump, log).state == "does not run: it is stopped (state T)"
+            each.resume()
+    Path(f"{dump}.1").write_text(DUMP)
+    assert look_at(0, pid, dump, log).text == DUMP
 
 
 def write(path, text):

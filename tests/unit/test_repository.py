@@ -27,7 +27,8 @@ KITS = ("collectives", "core", "link", "torch_kit", "training")
 # Options are a promise: a new one, and one that goes, is a decision to be made here.
 COMMON_FLAGS = """
 --help --config
---job_name --num_workers --scale_policy --min_efficiency --collective --check_state --slots --start_method --port
+--job_name --num_workers --scale_policy --min_efficiency --collective --check_state --slots
+--processes_per_worker --start_method --port
 ZOO
 --checkpoint_dir --resume --no_resume STEPS
 --output --tensorboard_log_dir --log_level --log_loss_steps --log_ranks --sample_record

@@ -51,6 +51,16 @@ def test_what_the_user_asks_for_comes_last():
     assert number_of("12;cluster\n") == "12"
 
 
+def test_the_processes_of_a_worker_share_its_processors(squeue, monkeypatch):
+    squeue.with_name("sbatch").write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "${last#--wrap=}"')
+    squeue.with_name("sbatch").chmod(0o755)
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "5")
+    told = ("sh", "-c", "echo $OMP_NUM_THREADS")
+    for given, processes, threads in [(None, 1, "5"), (None, 2, "3"), (None, 8, "1"), ("7", 2, "7")]:
+        monkeypatch.setenv("OMP_NUM_THREADS", given) if given else monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        assert asyncio.run(SlurmProvider("job", told, "out", (), processes).ask(frozenset())) == threads
+
+
 def test_what_slurm_says_of_its_queue_is_read_and_fails_no_job(squeue):
     lines = [
         "0|REQUEUED||None",

@@ -19,13 +19,15 @@ def open_collective(endpoint: Endpoint | None, engine: str, tensors: TensorAdapt
     """
     if endpoint is None:
         return Collective(tensors)
-    if (hvd := require_collective(engine, tensors)) is not None:
+    if endpoint.processes is None and (hvd := require_collective(engine, tensors)) is not None:
         return HorovodCollective(tensors, hvd, HorovodWorld(hvd, KvServer(endpoint.store), endpoint.interface))
     from elasticdl.elastic.collectives.torch_distributed import TorchDistributed
     from elasticdl.elastic.collectives.torch_groups import can_use_nccl
+    from elasticdl.elastic.collectives.torch_inside import TorchOfSeveral
 
     by_nccl = tensors.has_gpu and tensors.lends_gpu_memory and can_use_nccl()
-    return TorchDistributed(tensors, endpoint, by_nccl=by_nccl)
+    kind = TorchOfSeveral if endpoint.processes else TorchDistributed
+    return kind(tensors, endpoint, by_nccl=by_nccl)
 
 
 def require_collective(engine: str, tensors: TensorAdapter) -> ModuleType | None:

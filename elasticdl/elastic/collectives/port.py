@@ -167,6 +167,27 @@ class Asked:
             self._store.put((SCOPE, str(world.rank)), entry, world.version)
 
 
+class Inside:
+    """The processes of one worker, and what they tell each other so that all go one way. By itself it knows workers of one process."""
+
+    rank, size = 0, 1
+
+    def sum(self, numbers: Sequence[float]) -> list[float]:
+        """Each summed over the processes, which all call it alike."""
+        return list(numbers)
+
+    def sum_(self, tensor: Any) -> None:
+        """As `sum`, of a tensor and in place."""
+
+    def any(self, holds: bool) -> bool:
+        """Whether it does in one of them."""
+        return self.sum([float(holds)])[0] > 0
+
+    def all(self, holds: bool) -> bool:
+        """Whether it does in each."""
+        return not self.any(not holds)
+
+
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """A sum under way."""
@@ -187,6 +208,7 @@ class Collective:
     engine = "none"  # the library, as users name it
     is_native = False  # it has operations for the framework's own tensors
     takes_gpu = False  # it may be handed tensors on a GPU; else they travel through host memory
+    inside = Inside()
 
     def __init__(self, tensors: TensorAdapter, store: KvStore | None = None) -> None:
         """``store``: where members publish, if there may be others."""

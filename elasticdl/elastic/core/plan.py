@@ -171,6 +171,23 @@ class BatchPlan:
         ends = accumulate(split(len(run), parts), initial=run.start)
         return tuple(self._micro_batch(start, end) for start, end in pairwise(ends))
 
+    def alike(self, rank: int, together: int, most: int | None) -> tuple[MicroBatch, ...]:
+        """As `mine`, in as many micro-batches as the other ranks of its worker have: ``together``, which come one after the other. What they run
+        waits for each other. One without a sample is another one, with weight 0."""
+        largest = self.largest(rank, together)
+        count = -(-largest // max(most or largest, 1))
+        run = self.run(rank)
+        if not run:
+            return (self.whole_run(rank),) * count
+        ends = accumulate(split(len(run), count), initial=run.start)
+        made = [self._micro_batch(start, end) for start, end in pairwise(ends)]
+        return tuple(each if len(each.indices) else replace(made[0], weight=0.0) for each in made)
+
+    def largest(self, rank: int, together: int) -> int:
+        """Samples of the largest share of this rank's worker, which has so many ranks; at least 1."""
+        first = rank - rank % together
+        return max(*self.shares[first : first + together], 1)
+
     def whole_run(self, rank: int) -> MicroBatch:
         """The run of this rank as one micro-batch, for a loop that must be given something in each step.
 
@@ -184,6 +201,26 @@ class BatchPlan:
     def _micro_batch(self, start: int, end: int) -> MicroBatch:
         indices = self.whole[start:end]
         return MicroBatch(indices, len(indices) / len(self.whole), start, step_seed(self.seed, self.step, start))
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How the processes of a worker share its part of a batch: in so many ``parts``, of which this process has one.
+
+    With FSDP each has samples of its own, and FSDP makes the mean of their gradients. With tensor parallelism all have the same: then one of
+    them counts the samples.
+    """
+
+    parts: int = 1
+    part: int = 0
+    counts: bool = True
+
+    def place(self, rank: int, size: int) -> tuple[int, int]:
+        """The number of this process's part of a global batch, and how many parts there are. ``rank``, ``size``: of the world."""
+        return rank * self.parts + self.part, size * self.parts
+
+
+WHOLE = Spread()
 
 
 # Where training stands, and what comes next: epochs, the order of their samples, steps.
@@ -285,7 +322,7 @@ class SampleOrder:
                 f"{self.policy.batch_size(workers)}; expected at least as many"
             )
 
-    def steps(self, progress: Progress, rank: int, workers: int) -> Iterator[StepPlan]:
+    def steps(self, progress: Progress, rank: int, workers: int, spread: Spread = WHOLE) -> Iterator[StepPlan]:
         """The steps from ``progress`` to the end of its epoch; unless it is left out, the last batch is simply smaller.
 
         Raises:
@@ -294,9 +331,15 @@ class SampleOrder:
         self.require_step(workers)
         for plan in self.batches(progress, workers):
             after = progress.after(len(plan.whole))
-            mine = plan.mine(rank, self.policy.max_micro_batch)
+            place = rank
+            if spread.parts == 1:
+                mine = plan.mine(rank, self.policy.max_micro_batch)
+            else:
+                place, parts = spread.place(rank, workers)
+                plan = BatchPlan.equal(plan.whole, parts, seed=plan.seed, step=plan.step)
+                mine = plan.alike(place, spread.parts, self.policy.max_micro_batch)
             at = (progress.epoch, progress.step + 1, len(plan.whole))
-            yield StepPlan(*at, after, mine, whole=plan.whole, seed=plan.seed_of(rank))
+            yield StepPlan(*at, after, mine, whole=plan.whole, seed=plan.seed_of(place))
             progress = after
 
     def batches(self, progress: Progress, workers: int) -> Iterator[BatchPlan]:

@@ -21,7 +21,7 @@ from traceback import walk_stack
 from types import TracebackType
 from typing import Any
 
-from elasticdl.common.credentials import CONNECTED, MASTER, WorkerEnvironment
+from elasticdl.common.credentials import CONNECTED, MASTER, SEVERAL, WorkerEnvironment
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.elastic.collectives.horovod import HorovodWorld, is_failure, prepare_horovod
 from elasticdl.elastic.collectives.port import world_broken
@@ -134,6 +134,8 @@ class ScriptWorker:
                 return  # the script has taken the variable away
             prepare_horovod(self._environ)
             link = self._make_link(environment)
+            if environment.processes is not None:
+                raise UserError(SEVERAL)
             if link.spec.collective == "torch":
                 raise UserError("--collective torch: this script uses Horovod itself; leave it out")
         except UserError as error:

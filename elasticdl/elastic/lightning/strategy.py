@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from elasticdl.common.credentials import MASTER
+from elasticdl.common.credentials import MASTER, PROCESS, SEVERAL
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.core.plan import BatchPolicy
@@ -132,6 +132,8 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             if self._host is not None:
                 raise UserError(f"{WHO}: trainer.fit was called before: under `elasticdl run` a script trains once")
             refuse(WHO, of_callbacks(trainer))
+            if PROCESS in os.environ:
+                raise UserError(f"{WHO}: {SEVERAL}")
             job = runtime.init_in_place(global_batch_size=1)
             # Processes that load data are forked from one that has imported what takes long.
             multiprocessing.set_forkserver_preload([package, __package__])

@@ -57,6 +57,8 @@ class Session:
             None
         )  # from any thread: wakes who waits in that world
         self.witness = Witness()
+        self.is_first_process = True  # of its worker
+        self.welcome_seconds = WELCOME_SECONDS
         self._dump_timer = dump_timer
         self._stream = stream
         # A signal's handler may post while its own thread is at it: that event waits for its turn.
@@ -124,7 +126,7 @@ class Session:
     def _first_word(self) -> pb.Welcome:
         with self._changed:
             if self._stream is not None:
-                self._changed.wait_for(lambda: self._welcome is not None, WELCOME_SECONDS)
+                self._changed.wait_for(lambda: self._welcome is not None, self.welcome_seconds)
             return self._welcome or pb.Welcome()
 
     def tell_facts(self, facts: bytes) -> None:
@@ -247,10 +249,13 @@ class MasterConnection:
         self._environment = environment
         timer = DumpTimer(os.environ, DUMP_SHARE * self.spec.heartbeat_timeout)
         self.session = Session(core, MasterStream(environment), timer)
+        if environment.processes is not None:
+            self.session.is_first_process = environment.processes.number == 0
+            self.session.welcome_seconds = self.spec.start_timeout  # which comes once all of them have a session
 
     @property
     def endpoint(self) -> Endpoint:
-        return Endpoint(self.session.store, self._environment.interface)
+        return Endpoint(self.session.store, self._environment.interface, self._environment.processes)
 
     @functools.cached_property
     def spec(self) -> JobSpec:

@@ -26,6 +26,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from elasticdl.common.credentials import Processes
+
 # The TCP sockets of this process; shutting those between the members of a world is the way to break it on purpose.
 #
 # A process that waits in a Gloo collective for a living neighbour is not woken by the death of a third; it would wait out
@@ -247,3 +249,4 @@ class Endpoint:
 
     store: KvStore
     interface: str
+    processes: Processes | None = None  # of this worker, if it has several

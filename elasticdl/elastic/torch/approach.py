@@ -192,6 +192,8 @@ class Approach:
     def pass_by(self, batch: GlobalBatch) -> None:
         """The script is given a stand-in next, in the place of this batch."""
         self.stands = (batch.epoch + 1, 0) if batch.is_last else (batch.epoch, batch.end)
+        if self._job.inside.size > 1:  # what a shared model's pass makes is not in its parameters here
+            return
         self._from_memory.begin_batch()
 
     def ends(self) -> None:

@@ -39,6 +39,7 @@ from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OpenBatch, OwnLo
 from elasticdl.elastic.torch_kit.participant import JoinedHost, Outcome, Participant
 from elasticdl.elastic.torch_kit.passes import Remedy
 from elasticdl.elastic.torch_kit.refusals import Optimizers, each_of
+from elasticdl.elastic.torch_kit.shards import local
 from elasticdl.elastic.torch_kit.tensors import (
     ElasticContext,
     RandomStreams,
@@ -93,7 +94,7 @@ class Means:
         if loss is not None and value is loss() and vote is not None:
             return vote.loss
         again = given.tape.again(value) if given is not None else None
-        if self._job.size == 1 and not participant.is_torn:
+        if self._job.is_alone and not participant.is_torn:
             return own if again is None else again
         # Of a part that has become another one, unless ``value`` was made later, or of no batch.
         weight = 0.0 if given is None else given.weight if again is None else given.part.weight
@@ -127,7 +128,7 @@ class LoopGradients:
             return
         self._is_begun = True
         for parameter in state.parameters():
-            if parameter.grad is not None and bool(parameter.grad.any()):
+            if parameter.grad is not None and bool(local(parameter.grad).any()):
                 raise UserError(loop_faults.NOT_CLEARED)
             parameter.grad = None
         state.reducer.weighed.accept()
@@ -386,7 +387,7 @@ class LoopHost(JoinedHost):
         self._means.steps_loss = None
         state = self.participant.state
         # In its first step a worker notes all the same: what can't be right is refused before others come.
-        rests = self.job.size == 1 and state.has_trained and not (self._owes_passes or self.participant.is_torn)
+        rests = self.job.is_alone and state.has_trained and not (self._owes_passes or self.participant.is_torn)
         tape = Tape(sample, unused=self._unused, others=self._others_storages, rests=rests)
         self._last = NotedBatch(batch, part, tape=tape, weight=part.weight)
         if self.job.under_master:
@@ -423,7 +424,7 @@ class LoopHost(JoinedHost):
             return
         last, tape = open_batches[-1], open_batches[-1].tape
         if not is_new_loop:
-            if tape.looked_at_size and not tape.is_for_model and self.job.size > 1:
+            if tape.looked_at_size and not tape.is_for_model and not self.job.is_alone:
                 whole, mine = len(last.batch.indices), last.part.samples
                 raise UserError(loop_faults.left_out_by_size(tape.looked_at_size, whole, mine))
             self._unused.append(tape)

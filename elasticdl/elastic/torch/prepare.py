@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import importlib
 import math
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from elasticdl.common.credentials import PROCESS
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import ALONE
@@ -170,6 +172,10 @@ class PlainLoop:
         if self.catching_up():
             return dict.fromkeys(metrics, math.nan)
         require_whole(loader)
+        if os.environ.get(PROCESS):
+            raise UserError(
+                "elastic.evaluate is for workers of one process: with --processes_per_worker evaluate in the script, on all processes alike"
+            )
         job = self._host.job if self._host is not None else self._runtime.context()
         size, collate = loader.batch_size, loader.collate_fn
         evaluator = TorchEvaluator(model, loader.dataset, None, metrics, size, job, collate_fn=collate)

@@ -33,6 +33,7 @@ from elasticdl.elastic.torch.loop_faults import (
 )
 from elasticdl.elastic.torch_kit.own_loader import OpenBatch
 from elasticdl.elastic.torch_kit.passes import modules_of
+from elasticdl.elastic.torch_kit.shards import is_sharded_in_passes
 from elasticdl.elastic.training.pieces import leaves_of
 
 
@@ -140,7 +141,10 @@ class CannotRemake(ElasticDLError):
 
 
 def _modes_of(model: torch.nn.Module) -> list[tuple[Any, ...]]:
-    return [(each.training, *map(id, each._parameters.values())) for each in modules_of([model])]
+    every = modules_of([model])
+    if any(map(is_sharded_in_passes, every)):
+        return [(each.training,) for each in every]
+    return [(each.training, *map(id, each._parameters.values())) for each in every]
 
 
 @dataclass(frozen=True, slots=True)

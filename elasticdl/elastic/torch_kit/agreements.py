@@ -113,7 +113,7 @@ class Agreements:
         when the step is made again.
         """
         asking = self.asking
-        if (asking.job.size == 1 and not asking.is_torn) or asking.is_catching_up:
+        if (asking.job.is_alone and not asking.is_torn) or asking.is_catching_up:
             return own
         if bool(asking.open_batches) and not asking.is_reduced:
             answer = self.ask(tell, mends=mends)

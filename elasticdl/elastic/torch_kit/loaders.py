@@ -84,7 +84,7 @@ class StepBatch(cursor.StepBatch):
         weight = self.micro_batch_size / self.plan.batch
         is_first = self._job.world.rank == self.micro_batch == 0
         self._reducer.add(loss, self.micro_batch_size, weight=weight, is_first=is_first)
-        return loss * weight
+        return loss * (weight * self._job.spread.parts)  # FSDP makes the mean over the processes of a worker
 
     def backward(self, loss: torch.Tensor) -> None:
         """Accumulate the gradient of the present micro-batch from its mean loss.

@@ -215,6 +215,7 @@ class Participant:
 
     def end(self) -> bool:
         """The script is done: return when the scripts of all workers are. False: this worker was told to leave."""
+        self.job.advance(Activity.END)
         if self._ends_as_told():
             return False
         try:
@@ -299,6 +300,9 @@ class Participant:
         self.state.reducer.begin_passes()
         given = self._host.opened(batch, self.part_of(batch), sample)
         given.most = len(given.part.indices)
+        if self.job.spread.parts > 1:  # as many pieces in each process of a worker
+            place, parts = self.job.spread.place(self.job.world.rank, self.job.world.size)
+            given.most = self.divide(batch, parts).largest(place, self.job.spread.parts)
         self.open_batches.append(given)
         self.job.advance(Activity.COMPUTE)
 
@@ -308,7 +312,8 @@ class Participant:
     def part_of(self, batch: GlobalBatch) -> MicroBatch:
         world, seed = self.job.world, self.position.seed_of(batch.epoch)
         if self._part is None or self._part[0] is not batch or self._part[1] is not world or self._part[2] != seed:
-            self._part = batch, world, seed, self.divide(batch, world.size).whole_run(world.rank)
+            place, parts = self.job.spread.place(world.rank, world.size)
+            self._part = batch, world, seed, self.divide(batch, parts).whole_run(place)
         return self._part[3]
 
     @contextlib.contextmanager
@@ -343,7 +348,10 @@ class Participant:
         weight *= self.share
         self.state.reducer.weighed.look(loss, len(given.part.indices), is_scaled=scale != 1.0)
         given.add_loss(loss, weight / scale)
-        self.state.reducer.backward(lambda: run(weight), last=last if not self.is_torn else False)
+        # FSDP makes the mean over the processes of a worker, and here it is the sum.
+        self.state.reducer.backward(
+            lambda: run(weight * self.job.spread.parts), last=last if not self.is_torn else False
+        )
 
     def settle(self, failure: WorldBroken | None = None) -> Outcome:
         """Unless that is done, sum the gradients of all workers, in whatever world that is possible.
@@ -371,7 +379,8 @@ class Participant:
         for given in self.open_batches:
             given.forget()
         # A script that was told to leave within the step may end for that reason, although the epoch is over.
-        if self.open_batches and self.open_batches[-1].batch.is_last and not self.job.sigterm.came:
+        ends = self.open_batches and self.open_batches[-1].batch.is_last
+        if ends and not self.job.inside.any(self.job.sigterm.came):
             self._ended_epoch = self.open_batches[-1].batch.epoch
         self.open_batches.clear()
         self.is_reduced = self.is_torn = False
@@ -436,9 +445,12 @@ class Participant:
         given.begin_again()
         seed_generators(part.seed)
         runs: Sequence[MicroBatch] = [part]
-        if self._in_pieces and part.samples:  # a worker without a sample makes a pass that counts for nothing
-            world = self.job.world
-            runs = self.divide(given.batch, world.size).mine(world.rank, given.most, self._least)
+        world = self.job.world
+        place, parts = self.job.spread.place(world.rank, world.size)
+        if self._in_pieces and self.job.inside.size > 1:
+            runs = self.divide(given.batch, parts).alike(place, self.job.spread.parts, given.most)
+        elif self._in_pieces and part.samples:  # a worker without a sample makes a pass that counts for nothing
+            runs = self.divide(given.batch, parts).mine(place, given.most, self._least)
         return [SubBatch(self.data.load_at_once(each.indices), each.weight, each.samples) for each in runs]
 
     # -- details --
@@ -483,7 +495,7 @@ class Participant:
         at = self.state.progress
         is_early = at.position > 0 and self._ended_epoch != at.epoch
         if not self.job.is_told_to_leave:
-            if not (self.job.sigterm.came and is_early):
+            if not (self.job.inside.any(self.job.sigterm.came) and is_early):
                 return False
             # It does not wait for another to take its state.
             self.job.session.post(p.Ordered(m.Drain("told to leave (SIGTERM)")))
@@ -650,7 +662,7 @@ class MovableHost(JoinedHost):
 
     def stands_before(self, batch: GlobalBatch) -> None:
         # A step of one worker is not torn: its state is sent from here alone, with the streams as they are then.
-        self._place.outside = RandomStreams.capture() if self.job.size > 1 else b""
+        self._place.outside = b"" if self.job.is_alone else RandomStreams.capture()
         self._place.note(batch.epoch, batch.number)
 
     def loading(self, batch: GlobalBatch) -> AbstractContextManager[None]:

@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.torch_kit.shards import local
 from elasticdl.elastic.torch_kit.tensors import Kind, flat_views, in_memory_order
 
 
@@ -400,7 +401,7 @@ class WeighedGradients:
 
     def _require(self, present: list[tuple[int, int]], seen: list[tuple[int, int]], remedy: Remedy) -> None:
         for parameter, now, before in zip(self._parameters, present, seen, strict=True):
-            if now == before or parameter.grad is None or not bool(parameter.grad.any()):
+            if now == before or parameter.grad is None or not bool(local(parameter.grad).any()):
                 continue
             raise UserError(
                 f"gradients were made otherwise than by {remedy.made_by} (torch.autograd.backward, `parameter.grad = ...`), or used, as by optimizer.step() "

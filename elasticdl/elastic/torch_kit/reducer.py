@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +19,11 @@ import torch
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Collective, Transfer
 from elasticdl.elastic.core import training_step as vote
+from elasticdl.elastic.core.plan import WHOLE, Spread
 from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.training_step import SIZE, Vote, all_equal, summands
 from elasticdl.elastic.torch_kit.passes import Buffers, FrozenParameters, Remedy, WeighedGradients
+from elasticdl.elastic.torch_kit.shards import is_sharded, like, local, settled
 from elasticdl.elastic.torch_kit.tensors import HostCopy, PassTimer, aligned, by_kind, flat_views, strides_of
 
 # Gradients in flat buckets, each summed over the world while the backward pass makes those of the next.
@@ -45,25 +48,32 @@ class _Bucket:
     def __init__(self, parameters: list[torch.nn.Parameter], tail: list[torch.Tensor]) -> None:
         self.parameters = parameters
         self._tail = tail
-        self.flat, views = flat_views([*parameters, *tail])
+        here = [local(each) for each in parameters]
+        self.flat, views = flat_views([*here, *tail])
         self._tail_views = views[len(parameters) :]
         # As backward passes make them: a fused optimizer takes parameter and gradient for arrays in one order.
-        self._views = [
-            view.as_strided(each.shape, strides_of(each)) for view, each in zip(views, parameters, strict=False)
-        ]
+        self._views = [view.as_strided(each.shape, strides_of(each)) for view, each in zip(views, here, strict=False)]
+        self._gradients = [like(each, view) for each, view in zip(parameters, self._views, strict=True)]
 
     @torch.no_grad()
     def fill(self, present: dict[int, bool]) -> None:
         """Move the gradients here. A parameter without one counts as having a gradient of zero. ``present``: takes, by its id, whether it has one."""
         gradients, places = list(self._tail), list(self._tail_views)
-        for parameter, view in zip(self.parameters, self._views, strict=True):
-            gradient, parameter.grad = parameter.grad, None
+        for number, (parameter, view) in enumerate(zip(self.parameters, self._views, strict=True)):
+            gradient: Any = parameter.grad
+            parameter.grad = None
             present[id(parameter)] = gradient is not None
             if gradient is None:
                 view.zero_()
-            else:
-                gradients.append(gradient.to_dense() if gradient.is_sparse else gradient)
-                places.append(view)
+                continue
+            if is_sharded(gradient):
+                gradient = settled(parameter, gradient)
+                as_before: Any = self._gradients[number]
+                if gradient.placements != as_before.placements:  # it is a sum yet to be made
+                    self._gradients[number] = like(parameter, view, gradient.placements)
+            here = local(gradient)
+            gradients.append(here.to_dense() if here.is_sparse else here)
+            places.append(view)
         if places:
             torch._foreach_copy_(places, gradients)
 
@@ -72,8 +82,8 @@ class _Bucket:
         """Make the sums the gradients."""
         if self._tail:
             torch._foreach_copy_(self._tail, self._tail_views)
-        for parameter, view in zip(self.parameters, self._views, strict=True):
-            parameter.grad = view
+        for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
+            parameter.grad = gradient
 
 
 class Buckets:
@@ -214,7 +224,7 @@ def _cut(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.Par
     size = 0
     for parameter in parameters:
         run.append(parameter)
-        size += aligned(parameter) * parameter.element_size()
+        size += aligned(local(parameter)) * parameter.element_size()
         if size >= BUCKET_BYTES:
             yield run
             run, size = [], 0
@@ -304,15 +314,19 @@ class GradientReducer:
         refuses_moved: bool = True,
         remedy: Remedy | None = None,
         require_one: Callable[[str, str], None] | None = None,
+        spread: Spread = WHOLE,
     ) -> None:
         """``parameters``: all that the optimizer has at present. ``modules``: whose buffers are summed. ``refuses_moved``: by a
         forward pass, of the parameters that are not trained. ``remedy``: for gradients that were made
         otherwise than by `backward`, which are refused; None: they are not.
-        ``require_one``: called on all members if they differ in the first, with a line that says so; it raises an error."""
+        ``require_one``: called on all members if they differ in the first, with a line that says so; it raises an error.
+        ``spread``: of this worker's processes."""
         self.weighed = WeighedGradients(remedy)
         self._all = parameters
         self._collective = collective
         self._require_one = require_one
+        self._spread = spread
+        self._inside = collective.inside
         self._buffers = Buffers(modules)
         self._frozen = FrozenParameters(modules if refuses_moved else ())
         device = next((each.device for each in parameters()), torch.device("cpu"))
@@ -383,6 +397,9 @@ class GradientReducer:
         Raises:
             UserError: a buffer has changed its shape, or has no mean, or the forward pass has changed a parameter that is not trained.
         """
+        if not self._spread.counts:  # another process of this worker has the same samples, and counts them
+            samples, weight = 0, 0.0
+        is_first = is_first and self._inside.rank == 0
         self._votes[vote.SAMPLES] += samples
         if not isinstance(loss, torch.Tensor):
             self._votes[vote.LOSS] += loss * samples
@@ -392,7 +409,7 @@ class GradientReducer:
             self._loss += loss.detach().to(self._loss) * samples
             self._has_loss, self._read_loss = True, None
         self._frozen.require_unchanged()
-        alone = self._collective.world.size == 1
+        alone = self._is_alone
         self._buffers.add(weight, is_first=is_first, alone=alone)
 
     def backward(self, run: Callable[[], object], *, last: bool | None = None) -> None:
@@ -410,10 +427,10 @@ class GradientReducer:
             last = self._made == self._expected
         world = self._collective.world
         launching: AbstractContextManager[None] = nullcontext()
-        if last and world.size == 1 and self._loss is not None and self._has_loss:
+        if last and self._is_alone and self._loss is not None and self._has_loss:
             # It comes to the host while the device is on the backward pass, which is not waited for.
             self._read_loss = HostCopy(self._loss)
-        elif last and self._overlaps and self._buckets is not None and self._agreed == world.version:
+        elif last and world.size > 1 and self._overlaps and self._buckets is not None and self._agreed == world.version:
             self._has_launched, launching = True, self._buckets.launching()
         self.weighed.require()
         with launching:
@@ -443,7 +460,7 @@ class GradientReducer:
 
     def ride(self, name: str, numbers: npt.ArrayLike) -> None:
         """Have a few numbers summed with this step's gradients. All members give the same names and shapes in a step."""
-        self._rides.add(name, numbers)
+        self._rides.add(name, numbers if self._spread.counts else np.zeros_like(numbers, np.float64))
 
     def close(
         self,
@@ -466,8 +483,7 @@ class GradientReducer:
         vote.mark(self._votes, batch, state)
         self._frozen.end_step()
         self.passes.end()
-        if self._collective.world.size > 1:
-            self._sum()
+        self._sum_all()
         self._buffers.update()
         self._count_passes()
         return Sums(self._vote(), self._rides, self.passes.seconds)
@@ -482,16 +498,49 @@ class GradientReducer:
         self.drop_gradients()
         self._votes[vote.ENDED] = 1.0
         vote.mark(self._votes, 0, state)
-        if self._collective.world.size > 1:
-            self._sum()
+        self._sum_all()
         return self._vote()
 
     # -- details --
 
+    @property
+    def _is_alone(self) -> bool:
+        """No other process takes part in a step."""
+        return self._collective.world.size == 1 and self._inside.size == 1
+
     def _vote(self) -> Vote:
+        if self._inside.size == 1:
+            self._count_loss()
+        return Vote.of(self._votes)
+
+    def _count_loss(self) -> None:
+        """Of a device."""
         if self._loss is not None and (self._has_loss or self._collective.world.size > 1):
             self._votes[vote.LOSS] += (self._read_loss or HostCopy(self._loss)).wait().item()
-        return Vote.of(self._votes)
+
+    def _sum_all(self) -> None:
+        if self._collective.world.size > 1:
+            self._sum()
+        if self._inside.size > 1:
+            self._sum_inside()
+
+    def _sum_inside(self) -> None:
+        """What each process of this worker has summed with its equals in the others, over these processes."""
+        self._count_loss()
+        rides = self._rides.numbers()
+        one_state = all_equal(self._votes[vote.STATE :], round(self._votes[vote.MEMBERS]))
+        *votes, differing = self._inside.sum([*self._votes, *rides, float(not one_state)])
+        if rides and self._rides.are_alike:
+            self._rides.summed(votes[BALLOT:])
+        del votes[BALLOT:]
+        # Which mean a worker, and not a process.
+        for counted in (vote.ENDED, PASSES, PASSES_SQUARED, *range(RIDES, BALLOT)):
+            votes[counted] /= self._inside.size
+        # Processes hold different shards: each has compared its own.
+        votes[vote.STATE : vote.STATE + SIZE] = [float(differing > 0), *[0.0] * (SIZE - 1)]
+        self._votes = votes
+        for delta in self._buffers.deltas:
+            self._inside.sum_(delta)
 
     def _count_passes(self) -> None:
         """What is expected of the next step. Where workers differ, they do of nothing."""
@@ -592,4 +641,5 @@ def _differ(present: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> 
 
 def _order(parameter: torch.Tensor) -> list[int]:
     """In which its elements lie, and those of its gradient."""
-    return [stride for size, stride in zip(parameter.shape, strides_of(parameter), strict=True) if size > 1]
+    here = local(parameter)
+    return [stride for size, stride in zip(here.shape, strides_of(here), strict=True) if size > 1]

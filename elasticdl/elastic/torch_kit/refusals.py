@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
+from elasticdl.common.credentials import PROCESS, SEVERAL
 from elasticdl.common.errors import UserError
 
 # Several optimizers as one, and those that can't be had.
@@ -105,8 +106,8 @@ def require_summable(optimizer: torch.optim.Optimizer, who: str) -> None:
 WRAPPERS = {
     "DistributedDataParallel": "give the module within: gradients are summed anyway",
     "DataParallel": "give the module within: each worker has one device",
-    "FullyShardedDataParallel": "each worker holds the whole model",
-    "FSDPModule": "each worker holds the whole model",
+    "FullyShardedDataParallel": "take fully_shard, with --processes_per_worker",
+    "FSDPModule": "give --processes_per_worker, the processes among which it is sharded",
 }
 ITERATED_PLAINLY = ("torch", "accelerate")  # whose loaders give what torch's gives
 TRAINS_ONCE = "trains several times, and a script trains once"
@@ -131,11 +132,22 @@ def require_plain(model: Any, optimizer: Any, who: str = "elastic.prepare") -> N
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UserError(f"{who}: the optimizer is a {type(optimizer).__name__}; expected one of torch.optim")
     require_summable(optimizer, who)
-    refuse(who, of_group())
+    refuse(who, of_shared() if os.environ.get(PROCESS) else of_group())
     refuse(who, of_modules(model))
 
 
+def of_shared() -> Iterator[str]:
+    """Of a worker of several processes."""
+    if not dist.is_initialized():
+        yield (
+            "this worker has several processes (--processes_per_worker), and the model is to be shared among them: call "
+            "torch.distributed.init_process_group() and shard the model before"
+        )
+
+
 def of_group() -> Iterator[str]:
+    if os.environ.get(PROCESS):
+        yield SEVERAL
     if dist.is_available() and dist.is_initialized():
         launched = (
             "; RANK is in the environment, by which libraries do so of themselves: unset it, WORLD_SIZE and MASTER_ADDR"
@@ -152,7 +164,7 @@ def of_modules(model: torch.nn.Module) -> Iterator[str]:
         if isinstance(module, torch.nn.SyncBatchNorm):
             yield f"{what}, which needs a process group: leave convert_sync_batchnorm out"
         for kind in type(module).__mro__:
-            if kind.__name__ in WRAPPERS:
+            if kind.__name__ in WRAPPERS and not (kind.__name__ == "FSDPModule" and os.environ.get(PROCESS)):
                 yield f"{what}: {WRAPPERS[kind.__name__]}"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import pickle
 import random
 import threading
@@ -22,6 +23,7 @@ from numpy.random import mtrand
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from elasticdl.common.credentials import PROCESS
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.opening import open_collective
 from elasticdl.elastic.collectives.port import Bytes, Collective
@@ -29,6 +31,7 @@ from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.link.store import Endpoint
 from elasticdl.elastic.torch_kit.refusals import each_of
+from elasticdl.elastic.torch_kit.shards import local
 from elasticdl.elastic.training.job import JobContext
 from elasticdl.elastic.training.pieces import Array, Marks, as_array, mark
 from elasticdl.elastic.training.runtime import SEED, ScriptRuntime
@@ -83,7 +86,7 @@ def host_array(value: Any) -> Array:
     """A tensor's numbers on the host, of a type that NumPy knows; what is no tensor as `as_array` has it."""
     if not isinstance(value, torch.Tensor):
         return as_array(value)
-    tensor = value.detach()
+    tensor = local(value.detach())
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
     if tensor.dtype in _WIDER:
@@ -106,8 +109,9 @@ GPU = "cuda"
 
 
 def choose_device() -> torch.device:
-    """The GPU that the launcher made visible, or the CPU."""
-    return torch.device(GPU, 0) if torch.cuda.is_available() else torch.device("cpu")
+    """The GPU that the launcher made visible, or the CPU. The processes of a worker see all that this has, and each takes one."""
+    number = int(os.environ.get(PROCESS, 0))
+    return torch.device(GPU, number) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def count_gpus() -> int:
@@ -241,7 +245,7 @@ def _device_mark(raw: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """Bytes, in the order of its elements."""
-    tensor = tensor.detach()
+    tensor = local(tensor.detach())
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
     if tensor.is_quantized:
@@ -288,13 +292,14 @@ class TorchTensors:
         return tensor
 
     def size(self, tensor: torch.Tensor) -> int:
-        return tensor.numel() * tensor.element_size()
+        return local(tensor).numel() * tensor.element_size()
 
     def describe(self, tensor: torch.Tensor, *, on_host: bool) -> _Description:
+        tensor = local(tensor)
         return tuple(tensor.shape), strides_of(tensor), tensor.dtype, not on_host and tensor.device.type != "cpu"
 
     def to_bytes(self, tensor: torch.Tensor) -> torch.Tensor:
-        return in_memory_order(tensor.detach()).view(torch.uint8)
+        return in_memory_order(local(tensor.detach())).view(torch.uint8)
 
     def read(self, content: torch.Tensor, cut: slice) -> Bytes:
         read: Bytes = self.to_host(content[cut]).numpy()
@@ -471,6 +476,7 @@ class ElasticContext(JobContext):
     """What a training script holds of its job. Make it with `connect`, and `close` it."""
 
     divides_batches = True  # as there is no `fit`
+    takes_processes = True
 
     def __init__(self, session: Session, collective: Collective, policy: BatchPolicy, seed: int) -> None:
         super().__init__(session, collective, policy, seed)
@@ -499,7 +505,7 @@ def sum_of_all(job: ElasticContext, *mine: float) -> list[float]:
     Raises:
         WorldBroken: a worker is lost.
     """
-    total = torch.tensor(mine, dtype=torch.float64)
+    total = torch.tensor(mine, dtype=torch.float64) * float(job.spread.counts)
     with job.waiting():
         job.collective.sum_asked(total, "elastic.mean()")
-    return [float(each) for each in total]
+        return job.inside.sum(total.tolist())

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils import _pytree
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from elasticdl.common.errors import UserError
@@ -26,7 +27,8 @@ from elasticdl.elastic.core.training_step import Vote
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, ElasticSampler
 from elasticdl.elastic.torch_kit.passes import Remedy, is_alike, least_samples, modules_of, named_buffers
 from elasticdl.elastic.torch_kit.reducer import GradientReducer
-from elasticdl.elastic.torch_kit.refusals import each_of, is_other_kind, require_summable
+from elasticdl.elastic.torch_kit.refusals import each_of, is_other_kind, of_shared, refuse, require_summable
+from elasticdl.elastic.torch_kit.shards import is_sharded, like, local, spread_of
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, host_array, marks_of, sum_of_all
 from elasticdl.elastic.training import state
 from elasticdl.elastic.training.attributes import Arrays, Attributes, Holder, is_scripts_own
@@ -56,7 +58,7 @@ def tensors_of(job: ElasticContext) -> Tensors:
         marks_of,
         host_array,
         lambda dumped, **to_all: broadcast_state(dumped, job.collective, on_host=COPIED_WHEN_LOADED, **to_all),
-        torch.save,
+        lambda dumped, file: torch.save(_pytree.tree_map_only(torch.Tensor, local, dumped), file),
         partial(torch.load, map_location="cpu", weights_only=False),
     )
 
@@ -73,8 +75,11 @@ class Model(Trained):
         return self._model.state_dict()
 
     def load(self, dumped: dict[str, Any]) -> None:
+        present = self.dump() if any(map(is_sharded, self._model.parameters())) else {}
         try:
-            self._model.load_state_dict(dumped)
+            self._model.load_state_dict(
+                {name: like(present[name], each) if name in present else each for name, each in dumped.items()}
+            )
         except RuntimeError as error:
             why = textwrap.shorten(
                 str(error).partition("\n")[2] or str(error), MOST_TOLD
@@ -137,11 +142,27 @@ class Slots(Trained):
         if self._job.device.type != "cpu":
             self._optimizer.state.clear()  # else the old slots and the new ones are on the device at once
         try:
-            self._optimizer.load_state_dict(dumped)
+            self._optimizer.load_state_dict(self._sharded(dumped))
         except ValueError as error:
             raise UserError(
                 f"the state does not fit the optimizer: {one_line(error)}; groups that are added in training are not added on other workers"
             ) from error
+
+    def _sharded(self, dumped: dict[str, Any]) -> dict[str, Any]:
+        """As the parameters are: what was received is what this process has of it."""
+        if "optimizers" in dumped:
+            return dumped
+        every = [each for group in self._optimizer.param_groups for each in group["params"]]
+        if not any(map(is_sharded, every)):
+            return dumped
+        slots = {
+            number: {
+                name: like(every[number], each) if _lies_as(each, every[number]) else each
+                for name, each in held.items()
+            }
+            for number, held in dumped["state"].items()
+        }
+        return {**dumped, "state": slots}
 
     def compared(self) -> Mapping[str, Any]:
         slots = [
@@ -149,6 +170,11 @@ class Slots(Trained):
             for one in each_of(self._optimizer)
         ]
         return {self.name: slots if len(slots) > 1 else slots[0]}
+
+
+def _lies_as(slot: Any, parameter: torch.Tensor) -> bool:
+    """Whether a slot has a number for each of the parameter's that is here."""
+    return isinstance(slot, torch.Tensor) and slot.dim() > 0 and local(slot).shape == local(parameter).shape
 
 
 class GroupSettings(Settings):
@@ -222,7 +248,7 @@ class HeldAttributes(Piece):
         self._job = job
 
     def keep(self) -> None:
-        self._attributes.commit(may_be_torn=self._job.size > 1)
+        self._attributes.commit(may_be_torn=not self._job.is_alone)
 
     def undo(self) -> None:
         self._attributes.restore()
@@ -296,6 +322,7 @@ def named_parameters(modules: Sequence[torch.nn.Module]) -> Iterator[tuple[str, 
 # Whose attributes are sent to workers that come later, with PyTorch: those of modules, and of callbacks that have no state of their own.
 
 OF_A_MODULE = frozenset(vars(torch.nn.Module()))  # what each has of torch
+OF_SHARED_MODULES = "__composable_api_"  # begins what fully_shard keeps in a module
 
 
 def holders_of_modules(roots: Sequence[torch.nn.Module], foreign: AbstractSet[str]) -> Iterator[Holder]:
@@ -306,7 +333,8 @@ def holders_of_modules(roots: Sequence[torch.nn.Module], foreign: AbstractSet[st
             title = f"{kind.__name__} {path}".rstrip()
             is_own = not path or is_scripts_own(kind)
             remedy = "give it get_extra_state and set_extra_state"
-            yield Holder(f"{number}:{path}", title, module, OF_A_MODULE | foreign, is_own, True, remedy)
+            shared = {each for each in vars(module) if each.startswith(OF_SHARED_MODULES)}
+            yield Holder(f"{number}:{path}", title, module, OF_A_MODULE | foreign | shared, is_own, True, remedy)
 
 
 def holders_of_callbacks(callbacks: Iterable[Any], packages: tuple[str, ...], remedy: str) -> Iterator[Holder]:
@@ -385,6 +413,11 @@ class TorchState(state.TrainingState):
         sampler = data.sampler if isinstance(data, ElasticDataLoader) else data
         super().__init__(job, tensors_of(job), GroupSettings(optimizer), sampler, values)
         self._updates_within = updates_within
+        if job.inside.size > 1:
+            refuse(type(self).__name__, of_shared())
+            job.spread = spread_of(
+                [model, *(each for each in values.values() if isinstance(each, torch.nn.Module))], job.inside
+            )
         self._share = (-1, 0.0)  # of this worker in the last batch, and in which world
         self.model = model
         self.optimizer = optimizer
@@ -407,6 +440,7 @@ class TorchState(state.TrainingState):
             refuses_moved=job.under_master and not updates_within,
             remedy=remedy,
             require_one=self._check.require_one,
+            spread=job.spread,
         )
         if sampler is not None:
             sampler.attach(self.reducer, self._reduce, least_samples(self._modules()))
@@ -458,7 +492,7 @@ class TorchState(state.TrainingState):
             UserError: workers ask by different numbers, as within the loop over micro-batches.
             WorldBroken: a worker is lost, and the step is torn.
         """
-        if self._job.size == 1:
+        if self._job.is_alone:
             return own
         batch = self.sampler.current if self.sampler is not None else None
         if batch is not None and batch.untaken > 0:

@@ -60,6 +60,10 @@ LIKELY: tuple[tuple[str | tuple[str, ...], str], ...] = (
     ),
 )
 LIKELY_VALUE = "is it computed from one worker's part of the data, by its own clock or from its own files?"
+OF_ONE_WORKER = (
+    "the processes of a worker were given different batches, and each takes its part of one batch: draw alike in all of them, from one seed, and "
+    "from the same data; torch.utils.data.DistributedSampler is not needed"
+)
 # How much of a piece's name says what is told once; of others the first part, as of the user's values.
 GROUPS = {"callbacks": 3, "random": 2, "trainer": 2}
 
@@ -163,7 +167,7 @@ class Check:
 
     def ballot(self, plan: StepPlan | None) -> tuple[int, int]:
         """For the vote of the step of this plan: checksums of batch and state. 0 where there is no plan, or nothing is compared."""
-        if self._collective.world.size == 1:
+        if self._collective.world.size == 1 and self._collective.inside.size == 1:
             return 0, 0
         return self._of_batch(plan) if plan is not None else 0, self._of_state() if self._compares else 0
 
@@ -279,6 +283,8 @@ class Check:
         found.refuse(self._worker_id)
         if found.line:
             raise UserError(found.line)
+        if self._collective.inside.size > 1:
+            raise UserError(OF_ONE_WORKER)
 
     def _judge_states(self, survey: Survey | None, *, one_state: bool) -> None:
         if not one_state:

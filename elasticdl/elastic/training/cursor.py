@@ -182,7 +182,7 @@ class Ordered:
                 f"the loader has no further batch in epoch {self.progress.epoch + 1}, and its loop begins again: go through the epochs by "
                 "`for epoch in loader.epochs(n)`, which goes on where training stands, and not by range(n)"
             )
-        return self.order.steps(self.progress, world.rank, world.size)
+        return self.order.steps(self.progress, world.rank, world.size, self._job.spread)
 
 
 CursorT = TypeVar("CursorT", bound=Ordered)

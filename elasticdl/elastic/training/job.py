@@ -23,13 +23,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeVar
 
-from elasticdl.common.credentials import WorkerEnvironment
+from elasticdl.common.credentials import SEVERAL, WorkerEnvironment
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.collectives.horovod import prepare_horovod
-from elasticdl.elastic.collectives.port import Collective
+from elasticdl.elastic.collectives.port import Collective, Inside
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.plan import BatchPolicy, Progress, StepPlan
+from elasticdl.elastic.core.plan import WHOLE, BatchPolicy, Progress, StepPlan
 from elasticdl.elastic.core.protocol import ALONE, Stopped, World, WorldBroken, WorldChanged
 from elasticdl.elastic.core.reporting import Activity
 from elasticdl.elastic.core.training_step import Position, Vote, WorkerState
@@ -90,7 +90,7 @@ class Worlds:
         while True:
             match self._session.order():
                 case p.Command.CONNECT:
-                    if self._core.under_master:
+                    if self._core.under_master and self._session.is_first_process:
                         print_mark(self._core.worker_id, self._core.world)
                     self.attempt(lambda: member.enter(self._core.world), p.Trigger.CONNECTED)
                 case p.Command.SYNCHRONIZE:
@@ -223,6 +223,7 @@ class JobContext(ABC):
     Only the training thread calls what is told in each step, but for `advance` with ``ALIVE``.
     """
 
+    takes_processes: ClassVar[bool] = False  # several of one worker
     divides_batches: ClassVar[bool] = False  # scripts that ask for batch sizes do so to divide batches themselves
 
     def __init__(self, session: Session, collective: Collective, policy: BatchPolicy, seed: int) -> None:
@@ -237,6 +238,7 @@ class JobContext(ABC):
         self.seed = seed
         self.check_state = CHECK_OFF
         self.least_workers = self.most_workers = 1  # with which the job goes on, and was asked for
+        self.spread = WHOLE  # of this worker's processes, once the model is known
         self.kept: KeptState | None = None  # None: checkpoints replace it, or nobody comes
         self._closers = contextlib.ExitStack()
         self.sigterm = Sigterm(session)
@@ -259,6 +261,8 @@ class JobContext(ABC):
         opened = link is not None
         link = link or MasterConnection(environment)
         try:
+            if environment.processes is not None and not cls.takes_processes:
+                raise UserError(SEVERAL)
             collective = cls._open_collective(link.endpoint, link.spec.collective)
         except UserError as error:  # no other worker would do better
             if not opened:
@@ -276,7 +280,7 @@ class JobContext(ABC):
         context.check_state, workers = link.spec.check_state, link.spec.num_workers
         context.least_workers, context.most_workers = workers.minimum, workers.maximum
         folder = Path(environment.job_spec).parent
-        context.kept = KeptState.of(link.spec, folder)
+        context.kept = KeptState.of(link.spec, folder, context.inside)
         share = LINGER_SHARE if context.kept.place else LONGEST_LINGER_SHARE
         link.session.core.linger_seconds = share * link.spec.stop_grace
         if record := link.spec.sample_record:
@@ -296,14 +300,24 @@ class JobContext(ABC):
         return self._core.worker_id
 
     @property
+    def inside(self) -> Inside:
+        """The processes of this worker."""
+        return self.collective.inside
+
+    @property
+    def is_alone(self) -> bool:
+        """No other process takes part in this world."""
+        return self.world.size == 1 and self.inside.size == 1
+
+    @property
     def is_told_to_leave(self) -> bool:
-        """This worker is to leave for good."""
-        return self._core.stopping is not None
+        """This worker is to leave for good. All of its processes ask alike."""
+        return self.inside.any(self._core.stopping is not None)
 
     @property
     def world_is_broken(self) -> bool:
-        """The present world is known to be broken."""
-        return self._core.broken
+        """The present world is known to be broken. All processes of this worker ask alike."""
+        return self.inside.any(self._core.broken)
 
     @property
     def leaving(self) -> bool:

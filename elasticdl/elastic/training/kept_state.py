@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol, Self
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
+from elasticdl.elastic.collectives.port import Inside
 from elasticdl.elastic.core.plan import Progress, StepPlan
 from elasticdl.elastic.core.protocol import World
 from elasticdl.elastic.core.training_step import Vote
@@ -79,20 +80,25 @@ class KeptState:
     is in its place.
     """
 
-    def __init__(self, place: str, *, resume: bool = True, within: Self | None = None) -> None:
+    def __init__(
+        self, place: str, *, resume: bool = True, within: Self | None = None, inside: Inside | None = None
+    ) -> None:
+        """``inside``: each process of a worker keeps what it has."""
         self.place = place
+        self._inside = inside or Inside()
         self._resume = resume
         self._within = within
 
     @classmethod
-    def of(cls, spec: JobSpec, folder: Path) -> Self:
+    def of(cls, spec: JobSpec, folder: Path, inside: Inside | None = None) -> Self:
         """``folder``: in which the job's specification is. In a pod that is a read-only mount of the pod's own."""
         own = (
             "" if spec.image else str(folder)
         )  # what is in there is of this job, or was put there as it is to go on from that
         place = spec.checkpoint_dir if spec.task == TRAIN else spec.parts
         resume = spec.resume or not place
-        return cls(place or own, resume=resume, within=cls(own) if own and not resume else None)
+        within = cls(own, inside=inside) if own and not resume else None
+        return cls(place or own, resume=resume, within=within, inside=inside)
 
     def write(self, state: Carried) -> str:
         """Keep this state, and no earlier one, or none of a training that this one has not gone on from; returns where.
@@ -109,6 +115,8 @@ class KeptState:
         store.write(state.step, lambda file: state.write(file, **{KEPT: about}))
         # Of a world that broke several write, and one may be a step further than the others.
         store.remove(before=state.step if self._resume else None, but=state.step)
+        if not self._resume:
+            self._remove_others()
         return store.path(state.step)
 
     def read(self, state: Carried, tell: Callable[[str], None]) -> str:
@@ -125,6 +133,7 @@ class KeptState:
             return ""
         store = self._store()
         readable = store.read_newest(functools.partial(_unpack, state), REMEDY)
+        self._require_alike(readable[0].step if readable else 0)
         if readable is None or not self._is_further(readable[0], state, tell):
             return ""
         found, loaded = readable
@@ -153,14 +162,37 @@ class KeptState:
             self._within.remove()
         if self._is_there():
             self._store().remove()
+        self._remove_others()
 
     # -- details --
+
+    def _remove_others(self) -> None:
+        """What workers of another number of processes have kept in the folder."""
+        ours = f"of{self._inside.size}-" if self._inside.size > 1 else f"{STOPPED_STEM}-"
+        for path in kept_states(Path(self.place)) if self.place and "://" not in self.place else ():
+            if ours not in path.name:
+                path.unlink(missing_ok=True)
 
     def _store(self) -> CheckpointStore:
         from elasticdl.elastic.training.checkpoint_store import CheckpointStore  # which takes a moment to import
 
         writer = f"{socket.gethostname()}-{os.getpid()}"
-        return CheckpointStore(self.place, keep=0, writer=writer, suffix=STOPPED_SUFFIX, stem=STOPPED_STEM)
+        of_one = f".{self._inside.rank}of{self._inside.size}" if self._inside.size > 1 else ""
+        stem = f"{STOPPED_STEM}{of_one}"
+        return CheckpointStore(self.place, keep=0, writer=writer, suffix=STOPPED_SUFFIX, stem=stem)
+
+    def _require_alike(self, step: int) -> None:
+        """What is kept of each process of a worker is of one step. ``step``: of this one's, 0 if nothing is.
+
+        Raises:
+            UserError: it is not, or is of workers of another number of processes.
+        """
+        is_others = not step and "://" not in self.place and bool(kept_states(Path(self.place)))
+        steps = self._inside.sum([step, step * step, is_others])
+        if self._inside.size * steps[1] != steps[0] ** 2 or steps[2]:
+            raise UserError(
+                f"what is kept in {self.place} is not of workers of {self._inside.size} processes, or is not whole: give the --processes_per_worker of then; {REMEDY}"
+            )
 
     def _is_there(self) -> bool:
         """Perhaps: only of a folder is it known without a store."""

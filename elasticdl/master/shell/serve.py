@@ -309,7 +309,9 @@ class LocalWorkers:
         self._spawner = Spawner(*how_to_start(spec), environment, job_dir.master_log)
 
     def launcher(self, report: Report, limits: Limits) -> Launcher:
-        slots = partial(Slots, self._spec.slots, find_gpus(os.environ), jobs_root().parent / "devices")
+        devices = jobs_root().parent / "devices"
+        each = self._spec.processes_per_worker
+        slots = partial(Slots, self._spec.slots, find_gpus(os.environ), devices, gpus_per_slot=each)
         log = self._job_dir.worker_log
         out = self._job_dir.worker_out if self._stdout_apart else log
         environment = partial(self._environment, limits)
@@ -323,7 +325,8 @@ class LocalWorkers:
     def _environment(self, limits: Limits, worker_id: int, place: Place) -> dict[str, str]:
         master = self._master
         worker = WorkerEnvironment(master.address, master.credentials, worker_id, str(self._job_dir.spec))
-        threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // limits().maximum))}
+        processes = limits().maximum * self._spec.processes_per_worker
+        threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // processes))}
         return {**threads, **self._inherited, **place.environment, **worker.to_env()}
 
 

@@ -168,7 +168,7 @@ def provider(spec: JobSpec, job_dir: JobDir, environ: Mapping[str, str]) -> Slur
     command = ["env", *(f"{name}={value}" for name, value in agent.items()), *RUN_MODULE, "elasticdl.places.agent"]
     output = str(job_dir.logs / "place-%j.log")
     name = workers_name(job_dir.name, environ["SLURM_JOB_ID"])  # a master that follows has the number of the first
-    return SlurmProvider(name, command, output, shlex.split(spec.slurm_args))
+    return SlurmProvider(name, command, output, shlex.split(spec.slurm_args), spec.processes_per_worker)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,91 @@
+"""Of a model that the processes of one worker share: what of a tensor is here, and how the processes share a batch.
+
+A sharded parameter is a `torch.distributed.tensor.DTensor`. Summed with its equals in the other workers, sent to them and compared with theirs is
+what this process has of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.collectives.port import Inside
+from elasticdl.elastic.core.plan import WHOLE, Spread
+
+NOT_SHARED = (
+    "this worker has {} processes (--processes_per_worker), and the model is whole in each: shard it before, as by "
+    "torch.distributed.fsdp.fully_shard(model) or parallelize_module, or leave the option out"
+)
+
+
+def is_sharded(tensor: Any) -> bool:
+    return hasattr(tensor, "to_local")
+
+
+def is_sharded_in_passes(module: torch.nn.Module) -> bool:
+    """Whether it holds other parameters within passes, as FSDP2 has it."""
+    return hasattr(module, "unshard")
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What is here of a tensor, without its history."""
+    if not is_sharded(tensor):
+        return tensor
+    whole: Any = tensor.detach()
+    found: torch.Tensor = whole.to_local()
+    return found
+
+
+def like(present: torch.Tensor, value: torch.Tensor, placements: Sequence[Any] | None = None) -> torch.Tensor:
+    """``value``, what is here of a tensor, as one that is sharded as the present one is, if that is. ``placements``: if it is otherwise."""
+    if not is_sharded(present) or is_sharded(value):
+        return value
+    from torch.distributed.tensor import DTensor
+
+    whole: Any = present
+    shape = {"shape": whole.shape, "stride": whole.stride()}
+    made: torch.Tensor = DTensor.from_local(
+        value, whole.device_mesh, placements or whole.placements, run_check=False, **shape
+    )
+    return made
+
+
+def settled(parameter: Any, gradient: Any) -> Any:
+    """The gradient, as much of it as the parameter has here: that of a tensor-parallel embedding may be whole in each process. Cutting takes no
+    collective."""
+    if is_sharded(gradient) and local(gradient).shape != local(parameter).shape:
+        return gradient.redistribute(placements=parameter.placements)
+    return gradient
+
+
+def spread_of(modules: Iterable[torch.nn.Module], inside: Inside) -> Spread:
+    """
+    Raises:
+        UserError: the model is not sharded.
+    """
+    if inside.size == 1:
+        return WHOLE
+    every = [module for root in modules for module in root.modules()]
+    if not any(is_sharded(parameter) for module in every for parameter in module.parameters(recurse=False)):
+        raise UserError(NOT_SHARED.format(inside.size))
+    meshes = [mesh for module in every if (mesh := _data_mesh(module)) is not None]
+    if not meshes:
+        return Spread(counts=inside.rank == 0)
+    # A mesh that replicates and shards counts by rows.
+    coordinate, shape = meshes[0].get_coordinate(), meshes[0].shape
+    part, parts = 0, 1
+    for at, size in zip(coordinate, shape, strict=True):
+        part, parts = part * size + at, parts * size
+    held = [0.0] * inside.size
+    held[inside.rank] = float(part)
+    return Spread(parts, part, counts=inside.sum(held).index(part) == inside.rank)
+
+
+def _data_mesh(module: torch.nn.Module) -> Any:
+    """Over which FSDP2 divides batches; None of a module that it does not know. It has no public way to ask."""
+    state = getattr(module, "_get_fsdp_state", None)
+    group = state()._fsdp_param_group if state is not None else None
+    return group.mesh_info.mesh if group is not None else None
