@@ -2,9 +2,9 @@
 
     python -m benchmarks.rescale [--repetitions 10] [--workers 2,3,4,5] [--models 1m,2.6m,25m]
                                  [--events grow,sigterm,sigkill,sigstop] [--frameworks torch,keras]
-                                 [--collectives horovod,torch]
+                                 [--collectives horovod,torch] [--processes_per_worker 1,2,4]
 
-With N workers, grow is N-1 to N and every other event N to N-1. `benchmarks.experiment1_peers` has other frameworks go through
+Workers of several processes share their model by FSDP2, for the framework `loop`. With N workers, grow is N-1 to N and every other event N to N-1. `benchmarks.experiment1_peers` has other frameworks go through
 the like.
 """
 
@@ -57,11 +57,13 @@ class Key:
     model: str
     framework: str
     collective: str
+    processes: int = 1  # of each worker
 
     def __str__(self) -> str:
         fewer = self.workers - 1
         way = f"{fewer}->{self.workers}" if self.event in GROWING else f"{self.workers}->{fewer}"
-        return " ".join((self.framework, self.collective, self.model, self.event, way))
+        each = (f"{self.processes} processes",) if self.processes > 1 else ()
+        return " ".join((self.framework, self.collective, self.model, *each, self.event, way))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,9 @@ class ElasticRun:
 def main() -> int:
     args = parse()
     results = Results("rescale", args.out)
-    keys = itertools.product(args.events, args.workers, args.models, args.frameworks, args.collectives)
+    keys = itertools.product(
+        args.events, args.workers, args.models, args.frameworks, args.collectives, args.processes_per_worker
+    )
     measure_all(itertools.starmap(Key, keys), results, args.repetitions, args.settle, args.heartbeat_timeout)
     print(f"results: {results.path}")
     return 0
@@ -191,6 +195,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--events", type=names, default=list(EVENTS), help=",".join(EVENTS))
     parser.add_argument("--frameworks", type=names, default=["torch", "keras"], help=",".join(PROGRAMS))
     parser.add_argument("--collectives", type=names, default=list(COLLECTIVES), help=",".join(COLLECTIVES))
+    parser.add_argument("--processes_per_worker", type=numbers, default=[1], help="for the framework loop; 1")
     parser.add_argument("--settle", type=float, default=1.0, help="seconds of steady training before an event")
     parser.add_argument(
         "--heartbeat_timeout", type=float, default=HEARTBEAT_TIMEOUT, help="of the job in which a worker is stopped"
@@ -201,6 +206,8 @@ def parse() -> argparse.Namespace:
     parser.require_known(args, **known)
     if min(args.workers) < 2:
         parser.error("--workers: at least 2, since one is taken away")
+    if max(args.processes_per_worker) > 1 and (args.frameworks, args.collectives) != (["loop"], ["torch"]):
+        parser.error("--processes_per_worker: give --frameworks loop --collectives torch")
     return args
 
 
@@ -212,6 +219,8 @@ def measure_all(
     failures: Counter[Key] = Counter()
     for key in keys:
         own = {"collective": key.collective, **options}
+        if key.processes > 1:
+            own["processes_per_worker"] = str(key.processes)
         if key.event == "sigstop":
             own["heartbeat_timeout"] = str(heartbeat_timeout)
         for change in measure(key, results, repetitions, settle, own):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -10,12 +11,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
 from benchmarks.loops.records import Team, Work, run, team_of_job
 from benchmarks.models import worker_batch
 from benchmarks.torch_models import make_dataset, make_model, make_optimizer, warm_up
+from elasticdl.common.credentials import PROCESS
 from elasticdl.elastic.torch_kit.tensors import GPU, choose_device, wait_for
 
 
@@ -57,10 +60,21 @@ def elastic(work: Work) -> Setup:
         warm_up(work.model)
     device = choose_device()
     model = make_model(work.model).to(device)
+    if PROCESS in os.environ:
+        share(model)
     model, optimizer, loader = library.prepare(model, make_optimizer(model), _loader(work, None))
     work.record.watch_checks()
     team = team_of_job(library.context, functools.partial(wait_for, device))
     return Setup(model, optimizer, loader, team, device, passes_by=library.catching_up)
+
+
+def share(model: torch.nn.Module) -> None:
+    """Among the processes of this worker, by FSDP2."""
+    dist.init_process_group("nccl" if choose_device().type == GPU else "gloo")
+    for each in model.children():
+        if any(True for _ in each.parameters()):
+            fully_shard(each)
+    fully_shard(model)
 
 
 def ddp(work: Work) -> Setup:

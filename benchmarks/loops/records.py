@@ -167,7 +167,8 @@ class StepLog(Record):
 
     def __init__(self, work: Work) -> None:
         self._folder = work.folder
-        self._file = (work.folder / f"steps-{os.getpid()}.log").open("a", buffering=1)
+        self._pid = pid_of_worker()
+        self._file = (work.folder / f"steps-{self._pid}.log").open("a", buffering=1)
         self._traces: dict[str, int] = {}
 
     def made(self, number: int) -> None:
@@ -178,7 +179,12 @@ class StepLog(Record):
     def traces(self, counts: Mapping[str, int]) -> None:
         if self._traces != counts:
             self._traces = dict(counts)
-            write_whole(traces_path(self._folder, os.getpid()), self._traces)
+            write_whole(traces_path(self._folder, self._pid), self._traces)
+
+
+def pid_of_worker() -> int:
+    """That its launcher knows. Of a worker of several processes the first one speaks."""
+    return os.getppid() if os.environ.get("ELASTICDL_PROCESS") == "0" else os.getpid()
 
 
 class Start(Record):
