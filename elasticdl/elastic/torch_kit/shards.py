@@ -6,7 +6,7 @@ what this process has of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,11 @@ from elasticdl.elastic.core.plan import WHOLE, Spread
 NOT_SHARED = (
     "this worker has {} processes (--processes_per_worker), and the model is whole in each: shard it before, as by "
     "torch.distributed.fsdp.fully_shard(model) or parallelize_module, or leave the option out"
+)
+
+PARTLY = (
+    "{} is not sharded, so nobody would sum its gradients over the processes of a worker, which FSDP gives samples of their own: call "
+    "fully_shard(model) last, on the whole model"
 )
 
 
@@ -61,10 +66,10 @@ def settled(parameter: Any, gradient: Any) -> Any:
     return gradient
 
 
-def spread_of(modules: Iterable[torch.nn.Module], inside: Inside) -> Spread:
+def spread_of(modules: Sequence[torch.nn.Module], inside: Inside) -> Spread:
     """
     Raises:
-        UserError: the model is not sharded.
+        UserError: the model is not sharded, or not as a whole.
     """
     if inside.size == 1:
         return WHOLE
@@ -74,6 +79,14 @@ def spread_of(modules: Iterable[torch.nn.Module], inside: Inside) -> Spread:
     meshes = [mesh for module in every if (mesh := _data_mesh(module)) is not None]
     if not meshes:
         return Spread(counts=inside.rank == 0)
+    whole = [
+        name
+        for root in modules
+        for name, each in root.named_parameters()
+        if each.requires_grad and not is_sharded(each)
+    ]
+    if whole:
+        raise UserError(PARTLY.format(whole[0]))
     # A mesh that replicates and shards counts by rows.
     coordinate, shape = meshes[0].get_coordinate(), meshes[0].shape
     part, parts = 0, 1
