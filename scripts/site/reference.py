@@ -52,6 +52,8 @@ ENVIRONMENT = {
         "ELASTICDL_SHARED_GPU": "several workers have one GPU, so gradients are summed through the host",
         "ELASTICDL_STACKS": "file that takes the stacks of a worker in which no Python code can run",
         "ELASTICDL_CONNECTED": "set by the process that holds the worker's session, for those that it starts: they are no workers",
+        "ELASTICDL_PROCESS": "number of this process, in a worker of several",
+        "ELASTICDL_PROCESSES": "how many there are, and the file by which they find each other",
         "ELASTICDL_SEEDED": "the worker's random generators are seeded; the processes that it starts draw what they like",
         "ELASTICDL_TEMPLATE": "this process is the one that workers are forked from",
     },

@@ -18,7 +18,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.plan import BatchPolicy, Progress, epoch_order
+from elasticdl.elastic.core.plan import WHOLE, BatchPolicy, Progress, epoch_order
 from elasticdl.elastic.core.protocol import Member, World, WorldBroken
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, ElasticSampler
 
@@ -36,6 +36,7 @@ class Host:
         self.policy, self.seed = policy, seed
         self.world = None
         self.progress = Progress()
+        self.spread = WHOLE
 
     @property
     def has_world(self):

@@ -336,7 +336,7 @@ class SampleOrder:
                 mine = plan.mine(rank, self.policy.max_micro_batch)
             else:
                 place, parts = spread.place(rank, workers)
-                plan = BatchPlan.equal(plan.whole, parts, seed=plan.seed, step=plan.step)
+                plan = BatchPlan.equal(plan.whole, parts, least=self.least, seed=plan.seed, step=plan.step)
                 mine = plan.alike(place, spread.parts, self.policy.max_micro_batch)
             at = (progress.epoch, progress.step + 1, len(plan.whole))
             yield StepPlan(*at, after, mine, whole=plan.whole, seed=plan.seed_of(place))

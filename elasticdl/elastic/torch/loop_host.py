@@ -39,10 +39,10 @@ from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OpenBatch, OwnLo
 from elasticdl.elastic.torch_kit.participant import JoinedHost, Outcome, Participant
 from elasticdl.elastic.torch_kit.passes import Remedy
 from elasticdl.elastic.torch_kit.refusals import Optimizers, each_of
-from elasticdl.elastic.torch_kit.shards import local
 from elasticdl.elastic.torch_kit.tensors import (
     ElasticContext,
     RandomStreams,
+    local,
     refuse_others,
     restore_streams,
     streams,

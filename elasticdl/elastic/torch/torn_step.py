@@ -33,7 +33,7 @@ from elasticdl.elastic.torch.loop_faults import (
 )
 from elasticdl.elastic.torch_kit.own_loader import OpenBatch
 from elasticdl.elastic.torch_kit.passes import modules_of
-from elasticdl.elastic.torch_kit.shards import is_sharded_in_passes
+from elasticdl.elastic.torch_kit.tensors import is_sharded_in_passes
 from elasticdl.elastic.training.pieces import leaves_of
 
 

@@ -22,8 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.torch_kit.shards import local
-from elasticdl.elastic.torch_kit.tensors import Kind, flat_views, in_memory_order
+from elasticdl.elastic.torch_kit.tensors import Kind, flat_views, in_memory_order, local
 
 
 @dataclass(frozen=True, slots=True)

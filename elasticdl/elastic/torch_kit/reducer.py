@@ -23,8 +23,18 @@ from elasticdl.elastic.core.plan import WHOLE, Spread
 from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.core.training_step import SIZE, Vote, all_equal, summands
 from elasticdl.elastic.torch_kit.passes import Buffers, FrozenParameters, Remedy, WeighedGradients
-from elasticdl.elastic.torch_kit.shards import is_sharded, like, local, settled
-from elasticdl.elastic.torch_kit.tensors import HostCopy, PassTimer, aligned, by_kind, flat_views, strides_of
+from elasticdl.elastic.torch_kit.tensors import (
+    HostCopy,
+    PassTimer,
+    aligned,
+    by_kind,
+    flat_views,
+    is_sharded,
+    like,
+    local,
+    settled,
+    strides_of,
+)
 
 # Gradients in flat buckets, each summed over the world while the backward pass makes those of the next.
 #

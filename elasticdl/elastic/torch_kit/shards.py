@@ -1,8 +1,4 @@
-"""Of a model that the processes of one worker share: what of a tensor is here, and how the processes share a batch.
-
-A sharded parameter is a `torch.distributed.tensor.DTensor`. Summed with its equals in the other workers, sent to them and compared with theirs is
-what this process has of it.
-"""
+"""How the processes of one worker, which share a model, share its part of a batch."""
 
 from __future__ import annotations
 
@@ -14,6 +10,7 @@ import torch
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Inside
 from elasticdl.elastic.core.plan import WHOLE, Spread
+from elasticdl.elastic.torch_kit.tensors import is_sharded
 
 NOT_SHARED = (
     "this worker has {} processes (--processes_per_worker), and the model is whole in each: shard it before, as by "
@@ -24,46 +21,6 @@ PARTLY = (
     "{} is not sharded, so nobody would sum its gradients over the processes of a worker, which FSDP gives samples of their own: call "
     "fully_shard(model) last, on the whole model"
 )
-
-
-def is_sharded(tensor: Any) -> bool:
-    return hasattr(tensor, "to_local")
-
-
-def is_sharded_in_passes(module: torch.nn.Module) -> bool:
-    """Whether it holds other parameters within passes, as FSDP2 has it."""
-    return hasattr(module, "unshard")
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What is here of a tensor, without its history."""
-    if not is_sharded(tensor):
-        return tensor
-    whole: Any = tensor.detach()
-    found: torch.Tensor = whole.to_local()
-    return found
-
-
-def like(present: torch.Tensor, value: torch.Tensor, placements: Sequence[Any] | None = None) -> torch.Tensor:
-    """``value``, what is here of a tensor, as one that is sharded as the present one is, if that is. ``placements``: if it is otherwise."""
-    if not is_sharded(present) or is_sharded(value):
-        return value
-    from torch.distributed.tensor import DTensor
-
-    whole: Any = present
-    shape = {"shape": whole.shape, "stride": whole.stride()}
-    made: torch.Tensor = DTensor.from_local(
-        value, whole.device_mesh, placements or whole.placements, run_check=False, **shape
-    )
-    return made
-
-
-def settled(parameter: Any, gradient: Any) -> Any:
-    """The gradient, as much of it as the parameter has here: that of a tensor-parallel embedding may be whole in each process. Cutting takes no
-    collective."""
-    if is_sharded(gradient) and local(gradient).shape != local(parameter).shape:
-        return gradient.redistribute(placements=parameter.placements)
-    return gradient
 
 
 def spread_of(modules: Sequence[torch.nn.Module], inside: Inside) -> Spread:

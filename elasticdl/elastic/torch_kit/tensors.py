@@ -31,13 +31,56 @@ from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.link.store import Endpoint
 from elasticdl.elastic.torch_kit.refusals import each_of
-from elasticdl.elastic.torch_kit.shards import local
 from elasticdl.elastic.training.job import JobContext
 from elasticdl.elastic.training.pieces import Array, Marks, as_array, mark
 from elasticdl.elastic.training.runtime import SEED, ScriptRuntime
 
 TensorT = TypeVar("TensorT", bound=torch.Tensor)
 Kind = tuple[torch.dtype, torch.device]
+# What is here of a tensor that the processes of one worker share, a `torch.distributed.tensor.DTensor`. Summed with its equals in the other workers,
+# sent to them and compared with theirs is what this process has of it.
+
+
+def is_sharded(tensor: Any) -> bool:
+    return hasattr(tensor, "to_local")
+
+
+def is_sharded_in_passes(module: torch.nn.Module) -> bool:
+    """Whether it holds other parameters within passes, as FSDP2 has it."""
+    return hasattr(module, "unshard")
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What is here of a tensor, without its history."""
+    if not is_sharded(tensor):
+        return tensor
+    whole: Any = tensor.detach()
+    found: torch.Tensor = whole.to_local()
+    return found
+
+
+def like(present: torch.Tensor, value: torch.Tensor, placements: Sequence[Any] | None = None) -> torch.Tensor:
+    """``value``, what is here of a tensor, as one that is sharded as the present one is, if that is. ``placements``: if it is otherwise."""
+    if not is_sharded(present) or is_sharded(value):
+        return value
+    from torch.distributed.tensor import DTensor
+
+    whole: Any = present
+    shape = {"shape": whole.shape, "stride": whole.stride()}
+    made: torch.Tensor = DTensor.from_local(
+        value, whole.device_mesh, placements or whole.placements, run_check=False, **shape
+    )
+    return made
+
+
+def settled(parameter: Any, gradient: Any) -> Any:
+    """The gradient, as much of it as the parameter has here: that of a tensor-parallel embedding may be whole in each process. Cutting takes no
+    collective."""
+    if is_sharded(gradient) and local(gradient).shape != local(parameter).shape:
+        return gradient.redistribute(placements=parameter.placements)
+    return gradient
+
+
 # Tensors as views into flat memory, and as arrays of the host.
 
 # Views start at multiples of this many elements, so that vectorised kernels meet aligned memory.

@@ -28,8 +28,16 @@ from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, ElasticSample
 from elasticdl.elastic.torch_kit.passes import Remedy, is_alike, least_samples, modules_of, named_buffers
 from elasticdl.elastic.torch_kit.reducer import GradientReducer
 from elasticdl.elastic.torch_kit.refusals import each_of, is_other_kind, of_shared, refuse, require_summable
-from elasticdl.elastic.torch_kit.shards import is_sharded, like, local, spread_of
-from elasticdl.elastic.torch_kit.tensors import ElasticContext, host_array, marks_of, sum_of_all
+from elasticdl.elastic.torch_kit.shards import spread_of
+from elasticdl.elastic.torch_kit.tensors import (
+    ElasticContext,
+    host_array,
+    is_sharded,
+    like,
+    local,
+    marks_of,
+    sum_of_all,
+)
 from elasticdl.elastic.training import state
 from elasticdl.elastic.training.attributes import Arrays, Attributes, Holder, is_scripts_own
 from elasticdl.elastic.training.pieces import (

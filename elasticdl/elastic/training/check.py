@@ -300,8 +300,9 @@ class Check:
             self.workers = self._collective.world.size
 
     def _judge(self, found: Found) -> None:
-        if found.model and (self._always_repairs or found.is_rounding):
-            self._takes_over = True
+        repairs = bool(found.model) and (self._always_repairs or found.is_rounding)
+        self._takes_over = self._agree_inside(found, repairs=repairs)
+        if repairs:
             what = found.model[0].told(found.first)
             self._tell_once(
                 "",
@@ -324,6 +325,24 @@ class Check:
                 text=f"after step {self._step} {'; '.join(named)}{f'; and {len(more)} more' if more else ''}: {likely} "
                 f"Workers that join take worker {found.first}'s (docs/reliability.md)",
             )
+
+    def _agree_inside(self, found: Found, *, repairs: bool) -> bool:
+        """Have this process go the way of the others of its worker, each of which has found what it has of its part of the model. Returns whether
+        all take rank 0's.
+
+        Raises:
+            UserError, WorldBroken: this process has found nothing amiss, and another one has.
+        """
+        inside = self._collective.inside
+        differs = bool(found.model) and not repairs
+        some_differ, some_repair = inside.any(differs), inside.any(repairs)
+        refuses = inside.any(differs and bool(found.refused))
+        is_refused = inside.any(differs and self._worker_id in found.refused)
+        if some_differ and not differs:
+            if refuses and not is_refused:
+                raise WorldBroken("a worker is refused, which holds another state")
+            raise UserError("another process of this worker holds another state than its equals in the other workers")
+        return some_repair and not some_differ
 
     def _tell_once(self, *what: str, text: str) -> None:
         if not self._told.issuperset(what) and self._collective.world.rank == 0:
