@@ -411,7 +411,7 @@ class WorkerGroup:
                 self._processes[number] = made
                 if self._is_told_to_leave:
                     made.signal(signal.SIGTERM)
-            return await self._watch()
+            return await self._watch(keeping)
         finally:
             keeping.cancel()  # first: by the end of the session the master hears of it, and the others need not wait
             for process in self._processes.values():
@@ -422,14 +422,19 @@ class WorkerGroup:
             await server.stop(0)
             shutil.rmtree(folder, ignore_errors=True)
 
-    async def _watch(self) -> int:
-        """Until all have ended, or one otherwise than with status 0."""
-        ends = {asyncio.ensure_future(each.has_ended()): number for number, each in self._processes.items()}
+    async def _watch(self, keeping: asyncio.Future[None]) -> int:
+        """Until all have ended, or one otherwise than with status 0. ``keeping``: the session, which lasts as long."""
+        ends: dict[asyncio.Future[Any], int] = {
+            asyncio.ensure_future(each.has_ended()): number for number, each in self._processes.items()
+        }
         failing = asyncio.ensure_future(self._tell_failure())
         patience: float | None = None
         try:
             while ends:
-                done, _ = await asyncio.wait(ends, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                awaited: set[asyncio.Future[Any]] = {*ends, keeping}
+                done, _ = await asyncio.wait(awaited, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                if keeping in done:
+                    keeping.result()
                 if not done:
                     others = sorted(ends.values())
                     print(

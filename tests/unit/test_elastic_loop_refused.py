@@ -188,7 +188,10 @@ def prepare(*given, **options):
         (model([LINEAR]), "the model is a list"),
         (model(torch.nn.Sequential(torch.nn.SyncBatchNorm(3))), "0 is a SyncBatchNorm, which needs a process group"),
         (model(torch.nn.DataParallel(LINEAR)), "the model is a DataParallel: give the module within"),
-        (model(named("FullyShardedDataParallel", torch.nn.Linear)(1, 1)), "take fully_shard, with --processes_per_worker"),
+        (
+            model(named("FullyShardedDataParallel", torch.nn.Linear)(1, 1)),
+            "take fully_shard, with --processes_per_worker",
+        ),
         (optimizer(torch.optim.LBFGS), "LBFGS evaluates its closure several times"),
         (librarys_state, "LBFGS evaluates its closure several times"),
         (optimizer(torch.optim.SparseAdam), "SparseAdam takes sparse gradients alone"),
