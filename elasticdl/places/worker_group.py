@@ -57,7 +57,9 @@ HOLD_SECONDS = (
 )
 EPHEMERAL, FIRST_PORT = Path("/proc/sys/net/ipv4/ip_local_port_range"), 20000
 ALONE_SECONDS = 30.0  # for the others, once one has ended with status 0
-ENDING_SECONDS = 120.0  # for the others to come to the end of the script as well: one may have files to write
+ENDING_SECONDS = 90.0  # for the others to come to the end of the script as well: one may have files to write
+UNSAID_SECONDS = 2.0  # for the others, where the one that has ended had not said that it would
+TAKEN_SECONDS = 5.0  # for the master to take a failure that no process has said itself
 TOLD_OF_ALL = frozenset({"worker_stuck"})  # notices that count of each process; the others come from process 0 alone
 
 _log = logging.getLogger("elasticdl.places.worker_group")
@@ -221,6 +223,8 @@ class Relay(pb_grpc.MasterServicer):
         # Last words of processes that can't go on, in the order in which they came.
         self.failed: dict[int, pb.WorkerMessage] = {}
         self.has_failed = asyncio.Event()
+        self.ends_apart = False  # the script has ended in some processes, and goes on in others
+        self.may_end: set[int] = set()  # processes that have said that they end, or were told to
         self._environment = environment
         self._size = size
         self._streams: dict[int, _Stream] = {}
@@ -267,6 +271,8 @@ class Relay(pb_grpc.MasterServicer):
                 self.has_failed.set()
                 continue
             await stream.begun.wait()
+            if body in ("draining", "finished"):
+                self.may_end.add(stream.number)
             if body == "draining" and message.draining.lingers:
                 self.terminate_others(stream.number)
             if body == "heartbeat":
@@ -293,6 +299,7 @@ class Relay(pb_grpc.MasterServicer):
             self.failed.setdefault(
                 ending[0], pb.WorkerMessage(failed=pb.Failed(message=text, users=True, trained=True))
             )
+            self.ends_apart = True
             self.has_failed.set()
 
     def _pass_on(self, said: Sequence[Said]) -> None:
@@ -355,6 +362,8 @@ class Relay(pb_grpc.MasterServicer):
             sending = asyncio.ensure_future(self._send(call, self._upward))
             try:
                 async for message in call:
+                    if message.WhichOneof("body") in ("drain", "stop_work"):
+                        self.may_end.update(range(self._size))
                     self._pass_on(self._bundle.of_master(message))
             finally:
                 self._call = None
@@ -451,7 +460,7 @@ class WorkerGroup:
                         name = f"signal {-code}" if code < 0 else f"exit code {code}"
                         _log.info("process %d of this worker has ended with %s: the others are killed", number, name)
                         return code if code > 0 else 128 - code
-                patience = ALONE_SECONDS
+                    patience = ALONE_SECONDS if number in self.relay.may_end else UNSAID_SECONDS
             return 0
         finally:
             failing.cancel()
@@ -462,6 +471,10 @@ class WorkerGroup:
         await self.relay.has_failed.wait()
         await asyncio.sleep(HOLD_SECONDS)
         self.relay.tell_failure()
+        if self.relay.ends_apart:  # they wait for each other, and for nobody else
+            await asyncio.sleep(TAKEN_SECONDS)
+            for process in self._processes.values():
+                process.kill()
 
     def _terminate_others(self, number: int | None) -> None:
         self._is_told_to_leave = True  # also those that are yet to be started

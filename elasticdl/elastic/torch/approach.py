@@ -20,7 +20,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import Progress
 from elasticdl.elastic.torch.torn_step import SIMPLE
 from elasticdl.elastic.torch_kit.own_loader import GlobalBatch, OwnLoader, StandIn, map_tensors
-from elasticdl.elastic.torch_kit.tensors import ElasticContext
+from elasticdl.elastic.torch_kit.tensors import ElasticContext, is_sharded
 from elasticdl.elastic.training.pieces import leaves_of
 
 # What a worker does that has come later, on its script's way to where the job stands: as little as the script allows.
@@ -90,7 +90,8 @@ class ModelFromMemory:
 
     def _copy_of_answer(self, given: list[Any]) -> Any:
         """A gradient of zero flows to all that may have one, and so does one of that gradient: a script looks at it, or a GradScaler."""
-        flow = [each for each in (*self._model.parameters(), *given) if isinstance(each, torch.Tensor)]
+        every = (*self._model.parameters(), *given)
+        flow = [with_history(each) for each in every if isinstance(each, torch.Tensor)]
         means = [each.mean() for each in flow if each.requires_grad and each.numel()]
 
         def copied(leaf: torch.Tensor) -> torch.Tensor:
@@ -101,6 +102,12 @@ class ModelFromMemory:
             return leaf.detach() + mean.sin() * 0
 
         return map_tensors(copied, self._answer)
+
+
+def with_history(tensor: Any) -> torch.Tensor:
+    """What is here of it; a gradient of that is one of the whole."""
+    here: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor
+    return here
 
 
 class _InPlaceOf:
@@ -138,7 +145,9 @@ def _leaves_more(model: torch.nn.Module) -> bool:
 
 
 def _is_own(hook: Any) -> bool:
-    return type(getattr(hook, "__self__", hook)).__module__.startswith("elasticdl.elastic.")
+    """Or of those that share a model among processes: what these hold is gone behind a pass."""
+    origin = type(hook.__self__) if hasattr(hook, "__self__") else hook if hasattr(hook, "__module__") else type(hook)
+    return str(origin.__module__).startswith(("elasticdl.elastic.", "torch.distributed."))
 
 
 log = logging.getLogger(__name__)
@@ -192,8 +201,6 @@ class Approach:
     def pass_by(self, batch: GlobalBatch) -> None:
         """The script is given a stand-in next, in the place of this batch."""
         self.stands = (batch.epoch + 1, 0) if batch.is_last else (batch.epoch, batch.end)
-        if self._job.inside.size > 1:  # what a shared model's pass makes is not in its parameters here
-            return
         self._from_memory.begin_batch()
 
     def ends(self) -> None:

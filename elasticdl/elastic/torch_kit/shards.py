@@ -19,7 +19,7 @@ NOT_SHARED = (
 
 PARTLY = (
     "{} is not sharded, so nobody would sum its gradients over the processes of a worker, which FSDP gives samples of their own: call "
-    "fully_shard(model) last, on the whole model"
+    "fully_shard(model) last, on the whole model, without ignored_params"
 )
 
 

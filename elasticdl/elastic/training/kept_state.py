@@ -129,7 +129,7 @@ class KeptState:
         """
         if self._within is not None:
             return self._within.read(state, tell)
-        if not self._resume or not self._is_there():
+        if not self._resume or not self._inside.any(self._is_there()):
             return ""
         store = self._store()
         readable = store.read_newest(functools.partial(_unpack, state), REMEDY)
