@@ -221,7 +221,7 @@ def test_a_job_that_is_to_begin_anew_goes_on_from_what_its_own_workers_have_kept
 
 
 class OneOfTwo(Inside):
-    """What the other process of the worker gives to a sum; None: the same as this one."""
+    """What the other process of the worker gives to a sum of so many; to others, and if None, the same as this one."""
 
     size = 2
 
@@ -229,7 +229,8 @@ class OneOfTwo(Inside):
         self.rank, self.others = rank, others
 
     def sum(self, numbers):
-        return [mine + its for mine, its in zip(numbers, self.others or numbers, strict=True)]
+        others = self.others if self.others and len(self.others) == len(numbers) else numbers
+        return [mine + its for mine, its in zip(numbers, others, strict=True)]
 
 
 @pytest.fixture
