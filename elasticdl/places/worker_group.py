@@ -4,7 +4,8 @@ It is started as a worker is. It starts the processes, with the variables by whi
 speaks for them: each has a session with this process, which has one with the master. A change of the world reaches all of them, and
 they ask for the next world when all are ready. When one of them ends otherwise than with status 0, the others are killed.
 
-Exit codes: 0 all have ended with 0; that of the first process which has not; 1 a process has ended, and the others go on without it.
+Exit codes: 0 all have ended with 0; that of the first process which has not, or 128 and the number of the signal that has killed it; 1 a process has
+ended, and the others go on without it.
 """
 
 from __future__ import annotations
@@ -52,9 +53,7 @@ from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
 MASTER = -1  # who is told, among the numbers of the processes
 OF_ONE = "/"  # between the number of a process and the scope of its entry in the store
-HOLD_SECONDS = (
-    1.0  # for which a failure waits: its cause may be that another process was killed, which is heard a moment later
-)
+HOLD_SECONDS = 1.0  # a failure waits so long: its cause may be another process's death, which is heard a moment later
 EPHEMERAL, FIRST_PORT = Path("/proc/sys/net/ipv4/ip_local_port_range"), 20000
 ALONE_SECONDS = 30.0  # for the others, once one has ended with status 0
 ENDING_SECONDS = 90.0  # for the others to come to the end of the script as well: one may have files to write

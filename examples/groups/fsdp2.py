@@ -8,6 +8,7 @@ of processes read it, as does a script without elasticdl.
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -37,10 +38,10 @@ class Block(torch.nn.Module):
 
 
 class Transformer(torch.nn.Module):
-    def __init__(self, layers: int = 2) -> None:
+    def __init__(self, block: Callable[[], torch.nn.Module] = Block, layers: int = 2) -> None:
         super().__init__()
         self.embedding = torch.nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = torch.nn.ModuleList(Block() for _ in range(layers))
+        self.blocks = torch.nn.ModuleList(block() for _ in range(layers))
         self.out = torch.nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ import argparse
 
 import torch
 import torch.distributed as dist
-from fsdp2 import WIDTH, sequences
+from fsdp2 import WIDTH, Transformer, sequences
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader
@@ -54,20 +54,6 @@ PLAN = {
 }
 
 
-class Transformer(torch.nn.Module):
-    def __init__(self, vocabulary: int = 64, layers: int = 2) -> None:
-        super().__init__()
-        self.embedding = torch.nn.Embedding(vocabulary, WIDTH)
-        self.blocks = torch.nn.ModuleList(Block() for _ in range(layers))
-        self.out = torch.nn.Linear(WIDTH, vocabulary)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.out(x.flatten(0, 1))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--samples", type=int, default=1100)
@@ -78,7 +64,7 @@ def main() -> None:
     dist.init_process_group("nccl" if has_gpu else "gloo")
     device = torch.device("cuda", dist.get_rank()) if has_gpu else torch.device("cpu")
     torch.manual_seed(0)
-    model = Transformer().to(device)
+    model = Transformer(Block).to(device)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for block in model.blocks:
         parallelize_module(block, mesh, PLAN)
