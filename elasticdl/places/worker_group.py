@@ -120,6 +120,9 @@ class Bundle:
         body = message.WhichOneof("body")
         if body == "saved":
             return [(0, message)]
+        if body == "world":
+            # It answers them: who has asked again in this session may be the only one that was not in it yet.
+            self._asks = {each: ask for each, ask in self._asks.items() if ask.left_world >= message.world.version}
         if body != "kv_entry":
             return [(number, message) for number in range(self._size)]
         number, between, scope = message.kv_entry.scope.partition(OF_ONE)
@@ -228,6 +231,7 @@ class Relay(pb_grpc.MasterServicer):
         self._size = size
         self._streams: dict[int, _Stream] = {}
         self._tells_failure = False  # the time for that has come, in this session and each that follows
+        self._is_failure_taken = False
         self._all_here = asyncio.Event()
         self._upward: asyncio.Queue[pb.WorkerMessage | None] = asyncio.Queue()
         self._call: Any = None  # with the master
@@ -278,12 +282,16 @@ class Relay(pb_grpc.MasterServicer):
                 self._look_at_end(stream.number, message.heartbeat.ending)
             self._pass_on(self._bundle.of_process(stream.number, message))
         stream.ended = True
-        if stream.number in self.failed:
-            # It ends as soon as its stream does; the others would wait for it, or say that it is gone.
-            self.kill_others(stream.number)
-            stream.outbox.put_nowait(None)
+        self._end_failed()
         if all(each.ended for each in self._streams.values()) and len(self._streams) == self._size:
             self._upward.put_nowait(None)
+
+    def _end_failed(self) -> None:
+        """Who has failed ends once the master has taken its word. The others would wait for it, or say that it is gone."""
+        for stream in list(self._streams.values()) if self._is_failure_taken else ():
+            if stream.ended and stream.number in self.failed:
+                self.kill_others(stream.number)
+                stream.outbox.put_nowait(None)
 
     def _look_at_end(self, number: int, is_ending: bool) -> None:
         self._ending[number] = is_ending
@@ -364,6 +372,9 @@ class Relay(pb_grpc.MasterServicer):
                     if message.WhichOneof("body") in ("drain", "stop_work"):
                         self.may_end.update(range(self._size))
                     self._pass_on(self._bundle.of_master(message))
+                    if message.HasField("last_word_taken") and self._tells_failure:
+                        self._is_failure_taken = True
+                        self._end_failed()
             finally:
                 self._call = None
                 sending.cancel()

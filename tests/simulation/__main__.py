@@ -31,12 +31,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--unlike", action="store_true", help="workers differ from each other for a while")
     parser.add_argument("--hostile", action="store_true", help="one worker after another is taken away for a while")
     parser.add_argument("--in_parts", action="store_true", help="the jobs evaluate or predict")
+    parser.add_argument("--several", action="store_true", help="workers of several processes, which share a model")
     options = parser.parse_args(argv)
     kind = {
         "in_parts": options.in_parts,
         "policy": options.policy,
         "unlike": options.unlike,
         "hostile": options.hostile,
+        "several": options.several,
     }
     if options.planted:
         return show_planted(options.first, options.seeds)

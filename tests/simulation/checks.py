@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,7 @@ WAITING_SECONDS = 1.5
 
 
 def _hears(process: Process, master: Master) -> bool:
-    stream = process.session.stream
+    stream = process.to_master.stream
     return stream is not None and stream.master is master and not stream.broken
 
 
@@ -125,7 +126,7 @@ class Checks:
 
     def _may_be_back(self, process: Process, master: Master) -> bool:
         """It is cut off from the master, and has not been for so long that it would be given up."""
-        session = process.session
+        session = process.to_master
         cut = session.cut_from.get(master.generation)
         lost = session.stream is None or session.stream.broken
         return process.alive and lost and cut is not None and self._site.clock.now - cut < HEARTBEAT_TIMEOUT
@@ -223,7 +224,7 @@ class Checks:
         if Phase.STOPPED in self._accepted:
             return
         excused = process.disturbed or self.master_disturbed or process.told_at is not None
-        if not excused and process.core.state is not WorkerState.PREPARING:
+        if not excused and not process.is_preparing:
             raise Violation(SPARED, f"worker {process.worker_id}, {process.core.state}")
 
     def launched(self, master: Master) -> None:
@@ -341,3 +342,16 @@ class Checks:
         running = [process.worker_id for process in self._site.cluster.processes if not process.doomed]
         if running:
             raise Violation(NOTHING_LEFT, f"the job has {phase}, and workers {running} run")
+
+
+class Unchecked:
+    """In the place of `Checks` for the other processes of a worker: what the checks know of a worker they know of process 0. But
+    each ends with the model that all epochs have made."""
+
+    told_at_end = False
+
+    def __init__(self, site: Site) -> None:
+        self.finished = site.checks.finished
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *given, **named: None

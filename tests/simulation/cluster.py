@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from elasticdl.master.core import events as e
 from elasticdl.master.core.events import ExitCause
+from tests.simulation.group import Group
 from tests.simulation.process import Process
 from tests.simulation.script import life
 
@@ -91,7 +92,7 @@ class SimulatedCluster:
             self._site.checks.crashed()
         self._site.checks.killed(pod.process)
         after = KILL_SECONDS * self._site.draw_cluster.uniform(0.2, 2.0)
-        self._site.clock.after(after, pod.process.end, ExitCause.KILLED, -9)
+        self._site.clock.after(after, pod.process.end_worker, ExitCause.KILLED, -9)
 
     def evict(self, worker_id: int, cause: ExitCause) -> None:
         """SIGTERM, and SIGKILL for one that stays."""
@@ -99,8 +100,8 @@ class SimulatedCluster:
         process = pod.process
         if process is not None and process.alive:
             pod.cause = cause
-            process.call(process.terminated)
-            self._site.clock.after(TERMINATION_GRACE, process.end, ExitCause.KILLED, -9)
+            process.terminate_worker()
+            self._site.clock.after(TERMINATION_GRACE, process.end_worker, ExitCause.KILLED, -9)
 
     def read_stacks(self, worker_id: int) -> None:
         """The answer comes as late as any report, whatever became of the worker."""
@@ -139,13 +140,24 @@ class SimulatedCluster:
                 self._exit(pod, e.WorkerExited(pod.worker_id, ExitCause.EVICTED, -9, why, node=REJECTING))
             else:
                 taken += 1
-                pod.process = Process(self._site, pod.worker_id, f"h{pod.worker_id}", life)
-                pod.process.call(pod.process.start)
+                pod.process, *others = self._start(pod.worker_id)
+                for process in (pod.process, *others):
+                    process.call(process.start)
                 self._report(pod, e.WorkerPlaced(pod.worker_id, pod.process.host, 1))
                 if self._site.clock.now < self.evicts_until:
                     pod.process.disturbed = True
                     after = PLACE_SECONDS * self._site.draw_cluster.random()
-                    self._site.clock.after(after, pod.process.end, ExitCause.EVICTED, 1)
+                    self._site.clock.after(after, pod.process.end_worker, ExitCause.EVICTED, 1)
+
+    def _start(self, worker_id: int) -> list[Process]:
+        """The processes of a worker, of which the first stands for it."""
+
+        def make(number: int, group: Group | None) -> Process:
+            return Process(self._site, worker_id, f"h{worker_id}", life, number, group)
+
+        if self._site.plan.processes == 1:
+            return [make(0, None)]
+        return Group(self._site, worker_id, make).processes
 
     def _rejects(self, pod: _Pod) -> bool:
         """Whether the scheduler chooses the node that rejects all pods now: it looks the emptiest."""

@@ -13,7 +13,9 @@ from tests.simulation.plan import Fault, Kind
 from tests.simulation.unlike import Reading
 
 if TYPE_CHECKING:
+    from tests.simulation.group import Group
     from tests.simulation.masters import Master
+    from tests.simulation.network import Link
     from tests.simulation.process import Process
     from tests.simulation.site import Site
 
@@ -74,16 +76,26 @@ def _calm(site: Site) -> None:
     site.cluster.set_places(max(site.plan.workers, site.limits.minimum))
 
 
-def _strike_worker(site: Site, process: Process, fault: Fault) -> None:
+def _strike_worker(site: Site, struck: Process, fault: Fault) -> None:
+    """Of a worker of several processes one of them, or the one that speaks for them."""
+    group, process = struck.group, struck
+    if group is not None:
+        number = fault.who // 10 % (group.size + 1)
+        if number == group.size:
+            _strike_group(site, group, struck, fault)
+            return
+        process = group.processes[number]
     match fault.kind:
         case Kind.KILL if fault.after:
             process.fuse = fault.after
         case Kind.KILL:
             process.end(ExitCause.KILLED, -9)
         case Kind.LOSE_NODE:
-            process.vanish(fault.seconds)
+            struck.vanish(fault.seconds)
         case Kind.FREEZE:
             process.freeze(fault.seconds)
+        case Kind.TERMINATE if group is not None:
+            process.call(process.terminated)
         case Kind.TERMINATE:
             site.cluster.evict(process.worker_id, _TERMINATIONS[fault.who % len(_TERMINATIONS)])
         case Kind.RAISE | Kind.CRASH | Kind.EXIT:
@@ -91,17 +103,36 @@ def _strike_worker(site: Site, process: Process, fault: Fault) -> None:
             if fault.kind is Kind.RAISE:
                 site.checks.accept(Phase.FAILED)
         case Kind.CUT | Kind.FLICKER:
-            process.session.blocked_until = site.clock.now + (fault.seconds if fault.kind is Kind.CUT else 0.0)
-            if process.session.stream is not None:
-                process.session.stream.close(noticed=0.02 if fault.who % 2 else 1.0)
+            _cut(process.session, site, fault)
         case Kind.TEAR:
-            site.collectives.tear(process.core.inside)
+            process.collectives.tear(process.core.inside)
         case Kind.BREAK:
-            site.collectives.break_world(process.core.inside)
+            process.collectives.break_world(process.core.inside)
         case Kind.DRIFT:
             trains = process.core.state is WorkerState.TRAINING and not process.core.position.is_reduced
             if trains and process.state.weights is process.state.buffers:
                 site.checks.drifts(process, process.state.weights.other())
+
+
+def _cut(link: Link, site: Site, fault: Fault) -> None:
+    link.blocked_until = site.clock.now + (fault.seconds if fault.kind is Kind.CUT else 0.0)
+    if link.stream is not None:
+        link.stream.close(noticed=0.02 if fault.who % 2 else 1.0)
+
+
+def _strike_group(site: Site, group: Group, struck: Process, fault: Fault) -> None:
+    """The process that speaks for the worker's processes; what does not concern it befalls process 0."""
+    match fault.kind:
+        case Kind.KILL | Kind.CRASH:
+            group.kill(ExitCause.KILLED, -9)
+        case Kind.FREEZE:
+            group.freeze(fault.seconds)
+        case Kind.LOSE_NODE:
+            struck.vanish(fault.seconds)
+        case Kind.CUT | Kind.FLICKER:
+            _cut(struck.to_master, site, fault)
+        case _:
+            site.cluster.evict(struck.worker_id, _TERMINATIONS[fault.who % len(_TERMINATIONS)])
 
 
 def _strike_master(site: Site, master: Master, fault: Fault) -> None:

@@ -229,6 +229,9 @@ class Master:
                 self.streams.put(worker_id, message.kv_put)
         else:
             self.post(to_event(worker_id, message))
+            if self.site.plan.processes > 1 and body in ("failed", "finished"):
+                taken = pb.MasterMessage(last_word_taken=pb.LastWordTaken())
+                self.post(lambda: stream.send_down(taken.SerializeToString()))
 
     def lose(self, stream: Stream) -> None:
         worker_id = stream.process.worker_id

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.link.wire import to_event, to_proto
@@ -11,8 +12,8 @@ from elasticdl.proto import elasticdl_pb2 as pb
 from tests.simulation.lineage import Violation
 
 if TYPE_CHECKING:
-    from tests.simulation.masters import Master
     from tests.simulation.process import Process
+    from tests.simulation.site import Site
 
 LATENCY = 0.0005
 RECONNECT_SECONDS = 0.2
@@ -20,10 +21,45 @@ CLOSE_SECONDS = 5.0
 MASTER_TIMEOUT = 30.0
 
 
+class Caller(Protocol):
+    """The end of a stream that opens it: a process, or what speaks for several."""
+
+    site: Site
+    worker_id: int
+    number: int  # of the process
+
+    @property
+    def session(self) -> Link: ...
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> None: ...
+
+
+class Link(Protocol):
+    """By which a worker keeps a stream to a master open."""
+
+    stream: Stream | None
+    blocked_until: float
+    cut_from: dict[int, float]
+
+    def hear(self, stream: Stream, message: bytes | None) -> None: ...
+
+    def lose(self, stream: Stream) -> None: ...
+
+
+class Answerer(Protocol):
+    """The other end: a master, or what stands for one."""
+
+    generation: int
+
+    def hear(self, stream: Stream, message: bytes | None) -> None: ...
+
+    def lose(self, stream: Stream) -> None: ...
+
+
 class Stream:
     """Between one worker and one master. Each end learns by itself, and later, that it is broken."""
 
-    def __init__(self, process: Process, master: Master) -> None:
+    def __init__(self, process: Caller, master: Answerer) -> None:
         self.process = process
         self.master = master
         self.broken = False
@@ -83,7 +119,7 @@ class Session:
         process, clock = self._process, self._site.clock
         if self.stream is not None or self._over:
             return
-        master = self._site.master_for(process) if clock.now >= self.blocked_until else None
+        master = process.answerer() if clock.now >= self.blocked_until else None
         if master is not None:
             self.stream = Stream(process, master)
             self._send_greeting()

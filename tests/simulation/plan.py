@@ -81,12 +81,14 @@ class Plan:
     calm: float  # from when on there are no faults
     policy: bool = False  # the job chooses its number of workers, by a curve that changes at random
     in_parts: bool = False  # nothing is trained: a pass over data, of which each worker puts its part away
+    processes: int = 1  # of each worker, which share one model among themselves
 
     def __str__(self) -> str:
         batch = f"global batch {self.global_batch}" if self.global_batch else f"{self.worker_batch} samples a worker"
         about = f"{self.minimum}-{self.workers} workers, {self.epochs} epochs of {self.samples} samples, {batch}"
         about += ", as many as pay" if self.policy else ""
         about += ", in parts" if self.in_parts else ""
+        about += f", {self.processes} processes a worker" if self.processes > 1 else ""
         style = f"commits {self.commits}"
         lines = [f"seed {self.seed}: {about}, {style}", *(f"  {fault}" for fault in self.faults)]
         return "\n".join([*lines, f"  {self.calm:6.2f} s  no more faults"])

@@ -5,7 +5,7 @@ Each stands between a core and its events or instructions, or replaces one metho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +25,9 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.fleet import Fleet, Losses, Streak
 from elasticdl.master.core.values import World as MastersWorld
 from elasticdl.master.core.worker_record import JobSnapshot
+from elasticdl.places.worker_group import MASTER, Bundle, Said
+from elasticdl.proto import elasticdl_pb2 as pb
+from tests.simulation import script
 from tests.simulation.adapter import MasterCore
 from tests.simulation.process import Process, order_in
 from tests.simulation.run import Failure, run_seed
@@ -42,6 +45,7 @@ class PlantedFault:
     unlike: bool = False  # in histories whose workers differ from each other
     hostile: bool = False  # in histories in which one worker after another is taken away
     in_parts: bool = False  # in histories of a pass over data
+    several: bool = False  # in histories of workers of several processes
 
     @property
     def seeds(self) -> range:
@@ -50,7 +54,9 @@ class PlantedFault:
 
 def find(fault: PlantedFault, seeds: range) -> tuple[int, Failure] | None:
     """How many histories were needed, and the one that shows it: without the fault it holds. None if none does."""
-    run_one = partial(run_seed, unlike=fault.unlike, hostile=fault.hostile, in_parts=fault.in_parts)
+    run_one = partial(
+        run_seed, unlike=fault.unlike, hostile=fault.hostile, in_parts=fault.in_parts, several=fault.several
+    )
     for number, seed in enumerate(seeds, 1):
         with fault.plant():
             failure = run_one(seed)
@@ -252,6 +258,36 @@ def _counts_early(training: _Training, plan: StepPlan, samples: int) -> None:
     training._process.saved.counted = training._process.state.counted
 
 
+def _by_itself(process: Process, mine: Any) -> Generator[None, Any, Any]:
+    """In the place of what the processes of a worker agree upon."""
+    yield from ()
+    return mine
+
+
+def _asks_at_once(bundle: Bundle, number: int, ask: pb.Ask) -> list[Said]:
+    return [(MASTER, pb.WorkerMessage(ask=ask))]
+
+
+def _told_to_one(*kinds: str) -> Planting:
+    def of_master(bundle: Bundle, message: pb.MasterMessage) -> list[Said]:
+        said = _REAL_OF_MASTER(bundle, message)
+        return said[:1] if message.WhichOneof("body") in kinds else said
+
+    return _method(Bundle, "of_master", of_master)
+
+
+def _keeps_asks(bundle: Bundle, message: pb.MasterMessage) -> list[Said]:
+    asks = bundle._asks
+    said = _REAL_OF_MASTER(bundle, message)
+    bundle._asks = asks
+    return said
+
+
+def _finished_at_once(bundle: Bundle, number: int, message: pb.WorkerMessage) -> list[Said]:
+    return [(MASTER, message)] if message.HasField("finished") else _REAL_OF_PROCESS(bundle, number, message)
+
+
+_REAL_OF_MASTER, _REAL_OF_PROCESS = Bundle.of_master, Bundle.of_process
 _REAL_PUT_AWAY = _Training._before_vote
 _REAL_COMMIT, _REAL_LEAVE, _REAL_SYNCED = Position.commit, Position.leave, Position.synced
 _REAL_TICK = WorkerCore._tick
@@ -309,6 +345,28 @@ PLANTED = (
     PlantedFault("the world is not remembered over a restart", _method(MasterCore, "snapshot", _forgets_world)),
     PlantedFault("workers are not looked for after a restart", _stepping(MasterCore, _finds_nobody)),
     PlantedFault("no replacement ever waits", _replaces_at_once, hostile=True),
+    # What the processes of a worker do as one.
+    PlantedFault(
+        "a step that failed in one process is made by the others", _method(script, "_agree", _by_itself), several=True
+    ),
+    PlantedFault(
+        "votes are not summed over the processes", _method(script, "_sum_inside", _by_itself), first=80, several=True
+    ),
+    PlantedFault("each process keeps the state by itself", _method(script, "_any", _by_itself), several=True),
+    PlantedFault("a worker asks when one of its processes does", _method(Bundle, "_ask", _asks_at_once), several=True),
+    PlantedFault("one process alone hears that the world is broken", _told_to_one("broken"), first=60, several=True),
+    PlantedFault(
+        "a world does not answer who has asked for it again",
+        _method(Bundle, "of_master", _keeps_asks),
+        first=520,
+        several=True,
+    ),
+    PlantedFault(
+        "a worker has finished when a process has",
+        _method(Bundle, "of_process", _finished_at_once),
+        first=25,
+        several=True,
+    ),
     # What workers compare.
     PlantedFault("the batches of a step are not compared", _votes_for_one("one_batch"), unlike=True),
     PlantedFault("the states of workers are not compared", _votes_for_one("one_state"), unlike=True),

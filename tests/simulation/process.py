@@ -16,12 +16,14 @@ from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.job import messages as m
 from elasticdl.master.core.events import ExitCause
 from tests.simulation.adapter import LINGER_SECONDS
+from tests.simulation.checks import Unchecked
 from tests.simulation.collectives import CONNECT_TIMEOUT
 from tests.simulation.job_invariants import check_worker
 from tests.simulation.lineage import State, Violation
-from tests.simulation.network import Session
+from tests.simulation.network import Answerer, Link, Session
 
 if TYPE_CHECKING:
+    from tests.simulation.group import Group
     from tests.simulation.site import Site
 
 Steps = Generator[None, Any, None]
@@ -41,11 +43,24 @@ class DiedError(Exception):
 class Process:
     """Everything that happens to it comes through `call`, which a frozen process answers later and a dead one never."""
 
-    def __init__(self, site: Site, worker_id: int, host: str, life: Callable[[Process], Steps]) -> None:
+    def __init__(
+        self,
+        site: Site,
+        worker_id: int,
+        host: str,
+        life: Callable[[Process], Steps],
+        number: int = 0,
+        group: Group | None = None,
+    ) -> None:
+        """``group``: it is the process of this number of a worker of several; what the checks know of a worker they know of process 0."""
         self.site = site
         self.worker_id = worker_id
         self.host = host
-        self.draw = random.Random(site.plan.seed * 1000 + worker_id)
+        self.number = number
+        self.group = group
+        self.checks = Unchecked(site) if number else site.checks
+        self.collectives = site.collectives[number]
+        self.draw = random.Random(site.plan.seed * 1000 + worker_id + number * 500)
         self.environment = WorkerEnvironment("master:1", Token(""), worker_id, "", host)
         self.core = WorkerCore(worker_id, linger_seconds=LINGER_SECONDS)
         self.session = Session(self)
@@ -53,7 +68,7 @@ class Process:
         self.saved = self.state.copy()
         self.orders: deque[p.Instruction] = deque()
         self.alive = True
-        self.frozen = False
+        self.frozen = self.has_frozen = False
         self.doomed = False  # the launcher was told to end it
         self.last_word: m.Message | None = None
         self.asked_at = 0.0  # for a world
@@ -65,6 +80,7 @@ class Process:
         self.to_raise = ""  # what the user's code does next: raise, crash or exit
         self.fuse: int | None = None  # instructions to its death
         self.left_broken = False
+        self.kept: bool | None = None  # the state, for those who come; none: it has not come to that
         self.order = site.order  # of the samples that it has read
         self.is_unlike = False  # these are others than the job's
         self.compared_in = (0, -1)  # world and epoch in which it has looked whether the others hold the same model
@@ -96,14 +112,14 @@ class Process:
 
     def freeze(self, seconds: float) -> None:
         if self.alive and not self.frozen:
-            self.frozen = self.disturbed = True
+            self.frozen = self.disturbed = self.has_frozen = True
             self.site.clock.after(seconds, self.thaw, seconds)
 
     def thaw(self, seconds: float) -> None:
         self.frozen = False
         now = self.site.clock.now
         for each in self.site.cluster.processes:  # the others of its world could make no step without it, nor leave
-            waited = each is self or self.core.world.version == each.core.world.version > 0
+            waited = each.worker_id == self.worker_id or self.core.world.version == each.core.world.version > 0
             if waited and each.told_at is not None:
                 each.held_up += min(seconds, now - each.told_at - each.held_up)
         held, self._held = self._held, []
@@ -123,20 +139,63 @@ class Process:
             return
         self.alive, self.frozen = False, False
         if code:
-            self.site.checks.dies(self)
+            self.checks.dies(self)
         if self.session.stream is not None:
             self.session.stream.close()
-        self.site.collectives.lose(self.worker_id)
-        self.site.cluster.process_ended(self, cause, code)
+        self.collectives.lose(self.worker_id)
+        if self.group is None:
+            self.site.cluster.process_ended(self, cause, code)
+        else:
+            self.group.ended(self, cause, code)
 
     def vanish(self, seconds: float) -> None:
-        """The process is gone, and no connection to it closes. The launcher learns of its end so many seconds later."""
-        if self.alive:
-            self.alive, self.frozen = False, False
-            self.site.checks.dies(self)
-            if self.session.stream is not None:
-                self.session.stream.broken = True
-            self.site.clock.after(seconds, self.site.cluster.process_ended, self, ExitCause.KILLED, -9)
+        """The worker is gone, and no connection to it closes. The launcher learns of its end so many seconds later."""
+        if not self.alive:
+            return
+        self.checks.dies(self)
+        for process in self.group.processes if self.group else [self]:
+            process.alive, process.frozen = False, False
+            if process.session.stream is not None:
+                process.session.stream.broken = True
+        if self.to_master.stream is not None:
+            self.to_master.stream.broken = True
+        self.site.clock.after(seconds, self.site.cluster.process_ended, self, ExitCause.KILLED, -9)
+
+    # ---- its worker ----
+
+    @property
+    def name(self) -> str:
+        return f"{self.worker_id}.{self.number}" if self.group else f"{self.worker_id}"
+
+    @property
+    def to_master(self) -> Link:
+        """What keeps the worker's session with the master."""
+        return self.group.session if self.group else self.session
+
+    def answerer(self) -> Answerer | None:
+        """Whom it opens a stream to."""
+        if self.group is None:
+            return self.site.master_for()
+        return self.group.session if self.group.session.alive else None
+
+    @property
+    def is_preparing(self) -> bool:
+        """The worker is, as long as one of its processes is."""
+        processes = self.group.processes if self.group else [self]
+        return any(each.core.state is WorkerState.PREPARING for each in processes)
+
+    def end_worker(self, cause: ExitCause, code: int) -> None:
+        if self.group is None:
+            self.end(cause, code)
+        else:
+            self.group.kill(cause, code)
+
+    def terminate_worker(self) -> None:
+        """SIGTERM to it."""
+        if self.group is None:
+            self.call(self.terminated)
+        else:
+            self.group.call(self.group.terminate)
 
     # ---- the core ----
 
@@ -184,7 +243,7 @@ class Process:
             case p.BreakCollective(version, _, entered):
                 self._broken = max(self._broken, version)
                 if entered:
-                    self.site.collectives.break_world(version)
+                    self.collectives.break_world(version)
                 if not self._running:
                     self._resume(self._awaits_entries, None)
             case p.RefuseMaster():

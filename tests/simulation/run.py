@@ -40,9 +40,15 @@ def run(plan: Plan, trace: Trace | None = None) -> Failure | None:
 
 
 def plan_of(
-    seed: int, *, policy: bool = False, unlike: bool = False, hostile: bool = False, in_parts: bool = False
+    seed: int,
+    *,
+    policy: bool = False,
+    unlike: bool = False,
+    hostile: bool = False,
+    in_parts: bool = False,
+    several: bool = False,
 ) -> Plan:
-    plan = replace(make_plan(seed), policy=policy)
+    plan = replace(make_plan(seed), policy=policy, processes=2 + seed % 2 if several else 1)
     plan = of_a_pass(plan) if in_parts else plan
     plan = with_unlike_workers(plan) if unlike else plan
     return with_hostile_nodes(plan) if hostile else plan

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -73,7 +73,7 @@ def life(process: Process) -> Steps:
             case p.LeaveWorld(_, broken):
                 process.left_broken = broken
                 process.core.position.undo() if broken else process.core.position.leave()
-                site.collectives.break_world(process.core.world.version)
+                process.collectives.break_world(process.core.world.version)
                 yield from process.sleep(CLOSE_SECONDS)
                 tell(p.Trigger.CLOSED)
             case p.Command.CAST_END_VOTE:
@@ -81,10 +81,11 @@ def life(process: Process) -> Steps:
             case p.Command.COMPLETE:
                 yield from _finish(process)
             case p.LeaveJob(_, _, drained):
+                process.kept = yield from _hand_over(process, drained=drained)
                 if drained:
-                    site.checks.leaves(process, left=_hand_over(process))
+                    process.checks.leaves(process, left=process.kept)
                 else:
-                    site.checks.stopped()
+                    process.checks.stopped()
                 yield from process.close(0)
             case p.Fail(error, message):
                 yield from _fail(process, message, users=error is RuntimeError)
@@ -94,14 +95,17 @@ def _connect(process: Process, world: World) -> Steps:
     process.advance(Activity.WAIT)
     process.tell(p.Said(m.KvPut(world.version, "simulation", str(world.rank), b"address")))
     found = yield from process.entries(world.version, world.size - 1)
-    connected = found and (yield from _collective(process, world, "connect", None, lambda inputs: None)) is not FAILED
-    process.tell(p.Trigger.CONNECTED if connected else p.CollectiveFailed(BROKEN))
+    connected = found and (yield from _operation(process, world, "connect", None, lambda inputs: None)) is not FAILED
+    together = yield from _agree(process, connected)
+    process.tell(p.Trigger.CONNECTED if together else p.CollectiveFailed(BROKEN))
 
 
 def _synchronize(process: Process, world: World) -> Steps:
     site, core = process.site, process.core
     if world.is_first and world.rank == 0:
-        if (kept := site.handover) and kept.progress.step > core.position.progress.step:
+        kept = site.handover.get(process.number)
+        whole = yield from _inside(process, kept, _are_of_one_step)
+        if kept and whole and kept.progress.step > core.position.progress.step:
             process.state = kept.state.copy()
             core.position.loaded(kept.progress)
         if process.is_unlike:
@@ -119,7 +123,7 @@ def _synchronize(process: Process, world: World) -> Steps:
     else:
         progress = core.position.progress
     process.require_one_moment(progress.step, f"at the start of world {world.version}")
-    site.checks.world_starts(process, world)
+    process.checks.world_starts(process, world)
     core.synced(progress)
     process.tell(p.Trigger.SYNCED)
 
@@ -128,11 +132,13 @@ def _cast_end_vote(process: Process) -> Steps:
     world = process.core.world
     given = Given(process.state.weights, None, 0, process.core.leaving, compares=world.size > 1)
     reduced = yield from _reduce(process, world, given)
-    if reduced is not None and not reduced[0].one_state:
-        process.site.checks.told_at_end = True  # a warning; to fail now would help nobody
     if reduced is None:
         process.tell(p.CollectiveFailed(BROKEN))
-    elif process.core.voted(reduced[0], process.site.clock.now) or reduced[0].ended != world.size:
+        return
+    vote = yield from _sum_inside(process, reduced[0])
+    if not vote.one_state:
+        process.checks.told_at_end = True  # a warning; to fail now would help nobody
+    if process.core.voted(vote, process.site.clock.now) or vote.ended != world.size:
         yield from _disagree(process, "")
     else:
         process.tell(p.Trigger.ALL_RETURNED)
@@ -144,18 +150,19 @@ def _finish(process: Process) -> Steps:
     site.after_last_step(process)
     rank, step = process.core.world.rank, process.core.position.progress.step
     yield from process.sleep(site.plan.export if rank == 0 else site.plan.export / 2)
-    site.checks.finished(process)
+    process.checks.finished(process)
     process.tell(p.Said(m.Finished(step, site.plan.epochs if rank == 0 else 0, {}, together=True)))
     yield from process.close(0)
 
 
-def _hand_over(process: Process) -> bool:
-    """Leave the state for those who come, unless it is certain that others hold it."""
+def _hand_over(process: Process, *, drained: bool) -> Generator[None, Any, bool]:
+    """Leave the state for those who come, unless it is certain that others hold it. Whether it has."""
     core, site = process.core, process.site
     alone = core.world.size == 1 or process.left_broken or core.may_be_last
-    leaves = site.plan.handover and core.position.has_state and (alone or core.world.rank == 0)
+    keeps = drained and (alone or core.world.rank == 0)
+    leaves = (yield from _any(process, keeps)) and site.plan.handover and core.position.has_state
     if leaves:
-        site.hand_over(Broadcast(process.state.copy(), core.position.progress))
+        site.hand_over(process.number, Broadcast(process.state.copy(), core.position.progress))
     return leaves
 
 
@@ -214,12 +221,13 @@ class _Training:
         if found.refused:
             process.tell(p.CollectiveFailed(found.line))
             return
+        vote = yield from _sum_inside(process, vote)
         if not process.core.voted(vote, process.site.clock.now):
             yield from _disagree(process, found.line)
         process.has_done(f"the votes: {vote}")
         model = models[process.worker_id]
         state.weights = state.buffers = model
-        process.site.checks.applied(process, self._world, model)
+        process.checks.applied(process, self._world, model)
         if pause := process.core.step_made(0.1, process.site.clock.now):
             process.tell(p.Said(pause))
         process.has_done("the parameters have changed")
@@ -272,13 +280,13 @@ def _disagree(process: Process, difference: str) -> Steps:
 
 def _refuse(process: Process, why: str) -> Steps:
     """It can't train with the others."""
-    process.site.checks.refused(process)
+    process.checks.refused(process)
     yield from _fail(process, f"refused: {why}")
 
 
 def _exit_early(process: Process) -> Steps:
     """As with sys.exit(0) in the user's code."""
-    process.site.checks.crashed()
+    process.checks.crashed()
     yield from process.close(0)
 
 
@@ -291,10 +299,52 @@ def _raise(process: Process) -> Steps:
     raise DiedError
 
 
-def _collective(process: Process, world: World, kind: str, given: Any, combine: Any) -> Generator[None, Any, Any]:
-    process.site.collectives.take_part(process, process.new_ticket(), world, kind, given, combine)
+def _operation(process: Process, world: World, kind: str, given: Any, combine: Any) -> Generator[None, Any, Any]:
+    process.collectives.take_part(process, process.new_ticket(), world, kind, given, combine)
     result = yield
     return result
+
+
+def _collective(process: Process, world: World, kind: str, given: Any, combine: Any) -> Generator[None, Any, Any]:
+    """As `elasticdl.elastic.collectives.torch_inside`: it succeeds in all processes of a worker, or in none."""
+    result = yield from _operation(process, world, kind, given, combine)
+    together = yield from _agree(process, result is not FAILED)
+    return result if together else FAILED
+
+
+def _inside(process: Process, given: Any, combine: Callable[[Sequence[Any]], Any]) -> Generator[None, Any, Any]:
+    if process.group is None:
+        return given
+    process.group.agree(process, process.new_ticket(), given, combine)
+    result = yield
+    return result
+
+
+def _agree(process: Process, succeeded: bool) -> Generator[None, Any, bool]:
+    """Whether it has in all processes of the worker."""
+    found: bool = yield from _inside(process, succeeded, all)
+    return found
+
+
+def _any(process: Process, mine: bool) -> Generator[None, Any, bool]:
+    """Whether one of the processes of the worker says so."""
+    found: bool = yield from _inside(process, mine, any)
+    return found
+
+
+def _are_of_one_step(kept: Sequence[Broadcast | None]) -> bool:
+    return len({each and each.progress.step for each in kept}) == 1
+
+
+def _sum_inside(process: Process, vote: Vote) -> Generator[None, Any, Vote]:
+    """Of the votes that each process has summed with its equals."""
+
+    def combine(votes: Sequence[Vote]) -> Vote:
+        leaving, one_state = any(each.leaving for each in votes), all(each.one_state for each in votes)
+        return replace(vote, leaving=leaving, one_state=one_state)
+
+    found: Vote = yield from _inside(process, vote, combine)
+    return found
 
 
 def _reduce(process: Process, world: World, given: Given) -> Generator[None, Any, Reduced | None]:
@@ -308,7 +358,7 @@ def _reduce(process: Process, world: World, given: Given) -> Generator[None, Any
 def combine_step(process: Process, world: World, inputs: dict[int, Given]) -> Reduced:
     """All members' gradients have arrived: what they add up to is what the model becomes."""
     inputs = dict(sorted(inputs.items(), key=lambda item: item[0] != world.root.worker_id))
-    members, checks = list(inputs.values()), process.site.checks
+    members, checks = list(inputs.values()), process.checks
     first, vote = members[0], vote_of(members)
     if not vote.one_batch and not vote.ended:
         found = disagreement(inputs)

@@ -45,9 +45,11 @@ class Site:
         self.order = kind(plan.samples, policy, plan.seed % 1000, drop_last=plan.drop_last)
         self.parts: dict[int, int] = {}  # what was put away last under each number: samples, a bit each
         self.origin = Model()
-        self.handover: Broadcast | None = None
+        self.handover: dict[int, Broadcast] = {}  # by number of the process
         self.store = Store()
-        self.collectives = Collectives(self.clock, self.draw_network)
+        self.collectives = [
+            Collectives(self.clock, self.draw_network) for _ in range(plan.processes)
+        ]  # by number of the process
         self.cluster = SimulatedCluster(self, plan.workers)
         self.checks = Checks(self)
         self.masters: list[Master] = []
@@ -97,11 +99,12 @@ class Site:
         running = [master for master in self.masters if master.alive]
         return running[-1].most if running else self.limits.maximum
 
-    def hand_over(self, given: Broadcast) -> None:
-        if self.handover is None or self.handover.progress.step <= given.progress.step:
-            self.handover = given
+    def hand_over(self, number: int, given: Broadcast) -> None:
+        kept = self.handover.get(number)
+        if kept is None or kept.progress.step <= given.progress.step:
+            self.handover[number] = given
 
-    def master_for(self, process: Process) -> Master | None:
+    def master_for(self) -> Master | None:
         """Whom the master's address leads to: a new master's may take a while to be known everywhere."""
         running = [master for master in self.masters if master.alive]
         if len(running) > 1 and self.draw_network.random() < 0.5:

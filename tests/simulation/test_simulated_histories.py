@@ -31,6 +31,7 @@ def histories(kind: dict[str, bool], quick: int, *slow: range) -> list[Any]:
         *histories({"in_parts": True}, QUICK, range(QUICK, 2 * BLOCK)),
         *histories({"unlike": True}, QUICK, range(QUICK, 2 * BLOCK)),
         *histories({"hostile": True}, QUICK, range(QUICK, 2 * BLOCK)),
+        *histories({"several": True}, QUICK, range(QUICK, BLOCK), range(BLOCK, 2 * BLOCK), range(500, 500 + BLOCK)),
     ],
 )
 def test_promises_hold_whatever_befalls_a_job(seeds: range, kind: dict[str, bool]) -> None:

@@ -37,7 +37,7 @@ class Trace:
             self._tell(process, what)
 
     def order(self, process: Process, instruction: p.Instruction) -> None:
-        self._add(f"worker {process.worker_id}", f"  -> {instruction}")
+        self._add(f"worker {process.name}", f"  -> {instruction}")
 
     def decision(self, master: Master, event: e.Event, instructions: Sequence[e.Instruction]) -> None:
         if not isinstance(event.said if isinstance(event, e.FromWorker) else event, _QUIET_EVENTS):
@@ -48,7 +48,7 @@ class Trace:
 
     def _tell(self, process: Process, what: p.Event | str) -> None:
         step = process.core.position.progress.step
-        self._add(f"worker {process.worker_id}", f"{process.core.state}, step {step}: {what}")
+        self._add(f"worker {process.name}", f"{process.core.state}, step {step}: {what}")
 
     def _add(self, actor: str, text: str) -> None:
         text = text.replace("'", "").replace("world_version=", "world=")

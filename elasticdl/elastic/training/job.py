@@ -524,9 +524,9 @@ class JobContext(ABC):
 
     def is_to_keep(self, stopped: Stopped) -> bool:
         """Whether it is this worker that keeps the last state: rank 0, as all others may leave with it, and who is perhaps the only one
-        to hold it, as its world broke, or all others have left before it."""
+        to hold it, as its world broke, or all others have left before it. All of its processes ask alike: each keeps a part."""
         is_last = self.rank == 0 or self._core.left_broken or self._core.may_be_last
-        return (stopped.drained or stopped.checkpoint) and is_last
+        return self.inside.any((stopped.drained or stopped.checkpoint) and is_last)
 
     def _keep(self, state: Carried) -> None:
         if self.kept is None or state.step == 0:
