@@ -22,6 +22,7 @@ from elasticdl.elastic.torch_kit.refusals import require_plain
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
 from elasticdl.elastic.torch_kit.torch_state import TorchState
 from elasticdl.elastic.training.runtime import ScriptRuntime
+from elasticdl.ga.torch.optim import Optimizer
 
 # -- gradients: what is done with a batch, between two of the loader --
 
@@ -199,6 +200,15 @@ def prepare(*given, **options):
         (
             optimizer(named("DistributedOptimizer", SGD, _allreduce_grad_async=None)),
             "is Horovod's DistributedOptimizer",
+        ),
+        (
+            prepare(
+                LINEAR,
+                Optimizer(SGD(LINEAR.parameters()), 2),
+                DataLoader(DATA, batch_size=4),
+                SGD([torch.zeros(1, requires_grad=True)]),
+            ),
+            "one of several optimizers accumulates gradients; let one optimizer have all",
         ),
         (prepare(LINEAR), r"expected prepare\(model, optimizer, loader\)"),
         (prepare(LINEAR, SGD(LINEAR.parameters())), r"expected prepare\(model, optimizer, loader\)"),

@@ -9,6 +9,7 @@ import urllib3
 from kubernetes.client import ApiClient, Configuration
 
 from elasticdl.kube.client import Client, NoAnswerError, NotDoneError, path_of
+from elasticdl.kube.kubeconfig import ClusterTarget, load
 
 
 @pytest.fixture
@@ -57,3 +58,21 @@ def test_a_refusal_is_one_line_and_says_what_to_do(server, lab, status, body, er
 def test_what_is_not_there_is_no_failure(server, lab):
     server += [(404, b'{"message": "no"}')] * 2
     assert (lab.find("Job", "x"), lab.delete("Job", "x")) == (None, False)
+
+
+KUBECONFIG = """
+clusters: [{name: c, cluster: {server: "https://cluster"}}]
+users: [{name: u, user: {token: t}}]
+contexts:
+- {name: lab, context: {cluster: c, user: u, namespace: mine}}
+- {name: plain, context: {cluster: c, user: u}}
+current-context: lab
+"""
+
+
+@pytest.mark.parametrize(("context", "namespace"), [("", "mine"), ("lab", "mine"), ("plain", "default")])
+def test_a_context_brings_its_namespace(tmp_path, context, namespace):
+    (tmp_path / "config").write_text(KUBECONFIG)
+    place, configuration = ClusterTarget(context=context, file=str(tmp_path / "config")), Configuration()
+    assert load(configuration, place, own_account=False) == namespace
+    assert configuration.host == "https://cluster"

@@ -18,7 +18,18 @@ from elasticdl.cli.__main__ import main
 from elasticdl.cli.commands.look import LiveServer, News
 from elasticdl.job.facts import Facts
 from elasticdl.job.jobdir import create_job_dir, write_aside
-from elasticdl.report.page import MARK, as_json, duration, live_page, page_data, percent, report, sentence
+from elasticdl.report.page import (
+    MARK,
+    MOST_IDS,
+    _some,
+    as_json,
+    duration,
+    live_page,
+    page_data,
+    percent,
+    report,
+    sentence,
+)
 
 NASTY = "</script><script>alert(1)</script>&amp;\"'\u2028<!--"
 
@@ -55,6 +66,11 @@ COMPARED = line(40, "epoch_finished", epoch=0, step=1300, loss=0.5, compared=128
 )
 def test_a_fact_is_said_if_it_is_known(lines, fact, said):
     assert page_data(read(lines))["facts"][fact] == said
+
+
+def test_of_many_workers_some_are_named():
+    assert _some(frozenset(range(MOST_IDS))).endswith(f", {MOST_IDS - 1}")
+    assert _some(frozenset(range(MOST_IDS + 1200))).endswith(f", {MOST_IDS - 1} and 1,200 more")
 
 
 def test_the_page_is_one_file_that_may_load_nothing_and_what_a_job_says_is_never_markup():
