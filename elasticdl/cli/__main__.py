@@ -23,7 +23,9 @@ from elasticdl.cli.parsing import Commands, version_text
 from elasticdl.cli.signals import Interrupted, caught, interrupt
 from elasticdl.common.errors import ElasticDLError, UserError
 
-_START, _JOBS, _LOOK, _ZOO = (f"elasticdl.cli.commands.{name}" for name in ("start", "jobs", "look", "zoo_image"))
+_START, _JOBS, _LOOK, _EXPORT, _ZOO = (
+    f"elasticdl.cli.commands.{name}" for name in ("start", "jobs", "look", "export", "zoo_image")
+)
 TABLE = {
     "train": (_START, "train a model-zoo module on workers that may come and go"),
     "evaluate": (_START, "compute the metrics of a trained module, over all samples of a data set"),
@@ -38,6 +40,7 @@ TABLE = {
     "dashboard": (_LOOK, "the same live, in a browser on this machine, for all jobs"),
     "stop": (_JOBS, "stop a running job"),
     "delete": (_JOBS, "remove a job on a Kubernetes cluster, or one of this machine that is over"),
+    "export": (_EXPORT, "make one file of a checkpoint that many processes have written"),
     "zoo": (_ZOO, "make the image of a model zoo: init, build, push"),
 }
 COMPLETE = "_ELASTICDL_COMPLETE"  # set by a shell, to what it asks (docs/cli.md)
