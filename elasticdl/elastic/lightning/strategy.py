@@ -43,6 +43,10 @@ OF_ONE_PROCESS = (
     "ElasticModelParallelStrategy: the processes among which a model is shared are those of a worker: give `elasticdl run` "
     '--processes_per_worker, or take Trainer(strategy="elastic")'
 )
+BY_HAND = (
+    "ElasticModelParallelStrategy: manual optimization is for workers of one process: take automatic optimization, or a plain loop with "
+    "elastic.prepare"
+)
 
 # The train loader: of each of its batches, which are the global ones, this worker loads its part.
 
@@ -137,6 +141,8 @@ def _make(package: str, runtime: ScriptRuntime[ElasticContext], kind: str) -> ty
             self._host = FitHost(trainer, runtime, job, self._writing)
 
         def setup(self, trainer: Any) -> None:
+            if self.shares_model and self._host is not None and not self.lightning_module.automatic_optimization:
+                raise UserError(BY_HAND)
             super().setup(trainer)
             if trainer.state.fn == "fit":
                 require_module(self.lightning_module, self.optimizers)
