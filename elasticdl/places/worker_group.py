@@ -458,7 +458,9 @@ class WorkerGroup:
                     if code:
                         name = f"signal {-code}" if code < 0 else f"exit code {code}"
                         if code != USAGE:  # the last line is the reason, which the process has said itself
-                            _log.info("process %d of this worker has ended with %s: the others are killed", number, name)
+                            _log.info(
+                                "process %d of this worker has ended with %s: the others are killed", number, name
+                            )
                         return code if code > 0 else 128 - code
                     patience = ALONE_SECONDS if number in self.relay.may_end else UNSAID_SECONDS
             return 0

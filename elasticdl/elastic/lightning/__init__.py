@@ -38,9 +38,15 @@ def _register(runtime: ScriptRuntime[ElasticContext]) -> tuple[type[Any], type[A
     return made[0], make_shared_strategy(packages[0], runtime)
 
 
-ElasticStrategy, ElasticModelParallelStrategy = _register(own)
+_single, _shared = _register(own)
+ElasticStrategy = _single
 """The class behind ``strategy="elastic"``, for ``Trainer(strategy=ElasticStrategy())``; it takes no arguments.
 
 It is made with the package that the script has imported, ``lightning.pytorch`` or ``pytorch_lightning``. What of a
 Trainer can't be had is a `UserError` of one line, raised by ``Trainer(...)`` or ``fit``.
+"""
+ElasticModelParallelStrategy = _shared
+"""As `ElasticStrategy`, for workers of several processes, which share one model: Lightning's ModelParallelStrategy, whose arguments it takes.
+
+See docs/sharded_models.md.
 """
