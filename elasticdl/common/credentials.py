@@ -165,7 +165,7 @@ REFUSED_VARIABLES = ("HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD", "HOROVOD_
 
 SEVERAL = (
     "this worker has several processes (--processes_per_worker), which is for elastic.prepare(model, optimizer, loader) and TorchState of "
-    "elasticdl.elastic.torch: leave the option out, or train so"
+    "elasticdl.elastic.torch, and ElasticModelParallelStrategy of elasticdl.elastic.lightning: leave the option out, or train so"
 )
 
 

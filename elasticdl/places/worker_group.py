@@ -47,7 +47,7 @@ from elasticdl.common.process_group import ProcessGroup
 from elasticdl.job.messages import FACTS
 from elasticdl.job.spec import JobSpec
 from elasticdl.places.preload import how_to_start
-from elasticdl.places.worker_process import Spawner
+from elasticdl.places.worker_process import USAGE, Spawner
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
@@ -468,7 +468,10 @@ class WorkerGroup:
                     code = self._processes[number].code()
                     if code:
                         name = f"signal {-code}" if code < 0 else f"exit code {code}"
-                        _log.info("process %d of this worker has ended with %s: the others are killed", number, name)
+                        if code != USAGE:  # the last line is the reason, which the process has said itself
+                            _log.info(
+                                "process %d of this worker has ended with %s: the others are killed", number, name
+                            )
                         return code if code > 0 else 128 - code
                     patience = ALONE_SECONDS if number in self.relay.may_end else UNSAID_SECONDS
             return 0

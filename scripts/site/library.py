@@ -96,7 +96,12 @@ MODULES = {
         ),
         Module("elasticdl.elastic.keras.models", [Name("Model", members=("compile", "fit", "evaluate", "predict"))]),
     ),
-    "lightning": (Module("elasticdl.elastic.lightning", [Name("ElasticStrategy", has_value=False)]),),
+    "lightning": (
+        Module(
+            "elasticdl.elastic.lightning",
+            [Name(each, has_value=False) for each in ("ElasticStrategy", "ElasticModelParallelStrategy")],
+        ),
+    ),
     "transformers": (
         Module(
             "elasticdl.elastic.transformers",

@@ -29,8 +29,10 @@ FRONT_ENDS = {
     "small": ([SMALL, "elastic"], "torch"),
     "FSDP2": ([SCRIPTS / "trained_shared.py", "fsdp"], "torch"),
     "tensor parallel": ([SCRIPTS / "trained_shared.py", "tensor"], "torch"),
+    "lightning, FSDP2": ([SCRIPTS / "trained_shared_lightning.py", "fsdp"], "torch"),
+    "lightning, tensor parallel": ([SCRIPTS / "trained_shared_lightning.py", "tensor"], "torch"),
 }
-SHARED = ("FSDP2", "tensor parallel")  # by two processes of a worker
+SHARED = ("FSDP2", "tensor parallel", "lightning, FSDP2", "lightning, tensor parallel")  # by two processes of a worker
 
 
 def environment(name):
@@ -123,7 +125,7 @@ def test_workers_that_come_and_go_do_not_show(alone, tmp_path, name):
 
 @pytest.mark.parametrize(
     "name",
-    ["plain", "library", "lightning", "trainer", "keras", "FSDP2"],
+    ["plain", "library", "lightning", "trainer", "keras", "FSDP2", "lightning, FSDP2"],
 )
 @pytest.mark.slow
 def test_the_only_worker_leaves_its_state_to_the_next_and_a_stopped_job_to_another(alone, tmp_path, name):

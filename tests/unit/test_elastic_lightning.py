@@ -16,6 +16,8 @@ from torch.nn.functional import cross_entropy
 from trainer_benches import OwnJob, loader_of, make_strategy, process_is_kept  # noqa: F401
 
 import elasticdl.elastic.lightning as elastic
+from elasticdl.common.credentials import MASTER, PROCESS
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.lightning import strategy
 from elasticdl.elastic.lightning.fit_host import Writing
 
@@ -184,3 +186,21 @@ def test_it_is_found_by_its_name():
     assert trainer.is_global_zero
     assert has_len_all_ranks(loader_of(), trainer.strategy)  # before there is a module
     assert isinstance(pickle.loads(pickle.dumps(trainer)).strategy, elastic.ElasticStrategy)
+
+
+def test_each_strategy_is_for_workers_of_its_own_kind(monkeypatch):
+    monkeypatch.setenv(MASTER, "127.0.0.1:1")
+    with pytest.raises(UserError, match="give `elasticdl run` --processes_per_worker, or take"):
+        elastic.ElasticModelParallelStrategy()
+    monkeypatch.setenv(PROCESS, "0")
+    with pytest.raises(UserError, match="share one model: take ElasticModelParallelStrategy of"):
+        elastic.ElasticStrategy()
+
+
+def test_alone_the_strategy_of_a_shared_model_is_lightnings_own():
+    made = elastic.ElasticModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=1)
+    assert isinstance(made, lightning.strategies.ModelParallelStrategy)
+    trainer = lightning.Trainer(strategy=made, accelerator="cpu", devices=1, logger=False)
+    assert trainer.is_global_zero
+    assert trainer.world_size == 1
+    assert trainer.strategy.reduce_boolean_decision(True)

@@ -207,6 +207,11 @@ class FitHost(MovableHost):
         return self._manual is not None
 
     @property
+    def is_sending(self) -> bool:
+        """Whether Lightning's checkpoint is asked for on behalf of another worker, or of what `elasticdl stop` keeps."""
+        return self._place.is_reading
+
+    @property
     def is_making(self) -> bool:
         """Whether gradients that are made now count."""
         joined = self._joined
@@ -306,7 +311,7 @@ class FitHost(MovableHost):
 
     def _run(self, given: GivenBatch, part: Part, run: Callable[[], Any]) -> Any:
         """The training step on a part of a batch."""
-        collects = self.job.size > 1 or self.participant.is_torn
+        collects = not self.job.is_alone or self.participant.is_torn
         with (
             self.participant.apart(given.batch, FORWARD),
             self._logged.collecting(given, part) if collects else nullcontext(),
@@ -467,7 +472,9 @@ class FitHost(MovableHost):
         if not self._knows_files:
             return
         goes_on = self.is_catching_up or self.participant.state.resumed is not None
-        self._writing.take_rank(self.job.rank, is_first=self.job.world.is_first, goes_on=goes_on)
+        inside = self.job.inside
+        rank = self.job.rank * inside.size + inside.rank
+        self._writing.take_rank(rank, is_first=self.job.world.is_first, goes_on=goes_on)
 
 
 def loss_of(output: Any) -> Any:

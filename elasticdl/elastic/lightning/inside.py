@@ -33,7 +33,7 @@ def cant_be_had(trainer: Any) -> Iterator[str]:
     devices, nodes = len(connector._parallel_devices), connector._num_nodes_flag
     if nodes > 1:
         yield f"num_nodes={nodes}; leave it out, as the job gives each worker its machine"
-    if devices > 1 and devices != trainer.accelerator.auto_device_count():
+    if devices > 1 and not trainer.strategy.shares_model and devices != trainer.accelerator.auto_device_count():
         yield f"devices={devices}; expected one, as the job starts a worker for each device"
     if connector._layer_sync is not None:
         yield "sync_batchnorm=True needs a process group: leave it out"
@@ -260,6 +260,7 @@ class TrainerState(TrainerPlace):
         self._trainer = trainer
         self._logged = logged
         self._is_at_batch = False  # otherwise before the loops, or behind them
+        self.is_reading = False  # what Lightning would save beside weights and optimizers, which travel by themselves
         # Nothing in it changes any more; None: it is read when it is asked for.
         self._noted: dict[str, Any] | None = None
 
@@ -314,7 +315,9 @@ class TrainerState(TrainerPlace):
 
     def _checkpoint(self, callbacks: dict[str, Any]) -> dict[str, Any]:
         """What else Lightning would save."""
+        self.is_reading = True
         checkpoint = self._trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        self.is_reading = False
         for name in ("state_dict", "optimizer_states", "loops", "lr_schedulers"):
             checkpoint.pop(name, None)
         loggers = [(getattr(each, "_name", None), each.version) for each in self._trainer.loggers]

@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from elasticdl.common.credentials import MASTER, PROCESS, SEVERAL
+from elasticdl.common.credentials import MASTER, PROCESS
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.lightning import inside
 from elasticdl.elastic.lightning.fit_host import (
+    NOBODY,
     WHO,
     FitHost,
     Writing,
@@ -33,6 +34,19 @@ from elasticdl.elastic.torch_kit.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.refusals import of_loader, refuse
 from elasticdl.elastic.torch_kit.tensors import ElasticContext, choose_device
 from elasticdl.elastic.training.runtime import ScriptRuntime
+
+OF_SEVERAL = (
+    f"{WHO}: this worker has several processes (--processes_per_worker), which share one model: take ElasticModelParallelStrategy of "
+    "elasticdl.elastic.lightning, or leave the option out"
+)
+OF_ONE_PROCESS = (
+    "ElasticModelParallelStrategy: the processes among which a model is shared are those of a worker: give `elasticdl run` "
+    '--processes_per_worker, or take Trainer(strategy="elastic")'
+)
+BY_HAND = (
+    "ElasticModelParallelStrategy: manual optimization is for workers of one process: take automatic optimization, or a plain loop with "
+    "elastic.prepare"
+)
 
 # The train loader: of each of its batches, which are the global ones, this worker loads its part.
 
@@ -66,50 +80,38 @@ class TrainLoader:
         return self._host.epoch(self.batches)
 
 
-def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[Any]:
-    """The class for ``lightning.pytorch`` or ``pytorch_lightning``."""
-    base: Any = importlib.import_module(f"{package}.strategies").SingleDeviceStrategy
+def _make(package: str, runtime: ScriptRuntime[ElasticContext], kind: str) -> type[Any]:
+    """What every elastic strategy does, over Lightning's own strategy of this ``kind``."""
+    base: Any = getattr(importlib.import_module(f"{package}.strategies"), kind)
     rank_zero_only = importlib.import_module(f"{package}.utilities.rank_zero").rank_zero_only
 
-    class ElasticStrategy(base):  # type: ignore[misc]
-        """A single device's, whose batches are divided among workers that come and go.
-
-        The script believes that it is alone. Where it is, nothing is different from Lightning's own.
-        """
-
-        strategy_name = "elastic"
+    class Elastic(base):  # type: ignore[misc]
         package: str
         takes_part_alone = False  # in a job of its own, for tests
+        shares_model = False  # among the processes of a worker
 
-        def __init__(self, **options: Any) -> None:
-            super().__init__(**options)
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            if MASTER in os.environ and (PROCESS in os.environ) != self.shares_model:
+                raise UserError(OF_ONE_PROCESS if self.shares_model else OF_SEVERAL)
             self._host: FitHost | None = None  # while there may be other workers
             self._writing: Writing | None = None
-            self._devices: list[torch.device] = []
             self._asked = ""  # which loaders were asked for last
             self._train_loaders = 0  # of these
             tell_uncaught_in_one_line()
             if MASTER in os.environ:
-                rank_zero_only.rank = 1
+                rank_zero_only.rank = NOBODY
 
-        # -- which device, which rank --
-
-        @property
-        def parallel_devices(self) -> list[torch.device]:
-            return self._devices
-
-        @parallel_devices.setter
-        def parallel_devices(self, devices: list[torch.device]) -> None:
-            self._devices = devices
-            self._root_device = devices[0]
-            if devices[0].type == "cuda" and MASTER in os.environ:
-                self._root_device = choose_device()
+        # -- which rank --
 
         @property
         def global_rank(self) -> int:
             if self._writing is not None:
                 return self._writing.rank
-            return int(MASTER in os.environ)
+            if MASTER in os.environ:
+                return NOBODY
+            rank: int = getattr(super(), "global_rank", 0)
+            return rank
 
         @global_rank.setter
         def global_rank(self, value: int) -> None:
@@ -132,8 +134,6 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             if self._host is not None:
                 raise UserError(f"{WHO}: trainer.fit was called before: under `elasticdl run` a script trains once")
             refuse(WHO, of_callbacks(trainer))
-            if PROCESS in os.environ:
-                raise UserError(f"{WHO}: {SEVERAL}")
             job = runtime.init_in_place(global_batch_size=1)
             # Processes that load data are forked from one that has imported what takes long.
             multiprocessing.set_forkserver_preload([package, __package__])
@@ -141,11 +141,14 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             self._host = FitHost(trainer, runtime, job, self._writing)
 
         def setup(self, trainer: Any) -> None:
+            if self.shares_model and self._host is not None and not self.lightning_module.automatic_optimization:
+                raise UserError(BY_HAND)
             super().setup(trainer)
             if trainer.state.fn == "fit":
                 require_module(self.lightning_module, self.optimizers)
 
         def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
+            super().barrier(name, *args, **kwargs)
             if name is not None and name.endswith(inside.LOADER_ASKED):
                 self._asked, self._train_loaders = name, 0
             host = self._host
@@ -249,24 +252,97 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
 
         def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean", *args: Any, **kwargs: Any) -> Any:
             host = self._host
-            if host is None or str(reduce_op).lower() not in ("mean", "avg"):
+            if host is None:
+                return super().reduce(tensor, group, reduce_op, *args, **kwargs)
+            if str(reduce_op).lower() not in ("mean", "avg"):
                 return tensor
             module = self.lightning_module
             if inside.is_in_training_step(module) or not module.trainer.training:
                 return tensor
+            tensor = super().reduce(tensor, group, reduce_op, *args, **kwargs)
             return host.mean(tensor) if isinstance(tensor, torch.Tensor) else tensor
 
         def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-            return bool(self.broadcast(decision))
+            own: bool = super().reduce_boolean_decision(decision, all)
+            return own if self._host is None else bool(self.broadcast(decision))
 
         def broadcast(self, obj: Any, src: int = 0) -> Any:
+            obj = super().broadcast(obj, src)
             return obj if self._host is None else self._host.of_first(obj)
+
+    Elastic.package = package
+    return Elastic
+
+
+def _named(made: type[Any]) -> type[Any]:
+    """With a class that is found by its name a trainer can be pickled."""
+    made.__module__, made.__qualname__ = __package__, made.__name__
+    return made
+
+
+def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[Any]:
+    """The class for ``lightning.pytorch`` or ``pytorch_lightning``."""
+    base: Any = _make(package, runtime, "SingleDeviceStrategy")
+
+    class ElasticStrategy(base):  # type: ignore[misc]
+        """A single device's, whose batches are divided among workers that come and go.
+
+        The script believes that it is alone. Where it is, nothing is different from Lightning's own.
+        """
+
+        strategy_name = "elastic"
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self._devices: list[torch.device] = []
+
+        @property
+        def parallel_devices(self) -> list[torch.device]:
+            return self._devices
+
+        @parallel_devices.setter
+        def parallel_devices(self, devices: list[torch.device]) -> None:
+            self._devices = devices
+            self._root_device = devices[0]
+            if devices[0].type == "cuda" and MASTER in os.environ:
+                self._root_device = choose_device()
 
         @classmethod
         def register_strategies(cls, strategy_registry: Any) -> None:
             strategy_registry.register(cls.strategy_name, cls, description=cls.__doc__, override=True)
 
-    ElasticStrategy.package = package
-    # With a class that is found by its name a trainer can be pickled.
-    ElasticStrategy.__module__, ElasticStrategy.__qualname__ = __package__, ElasticStrategy.__name__
-    return ElasticStrategy
+    return _named(ElasticStrategy)
+
+
+def make_shared_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[Any]:
+    """As `make_strategy`, for workers of several processes."""
+    base: Any = _make(package, runtime, "ModelParallelStrategy")
+
+    class ElasticModelParallelStrategy(base):  # type: ignore[misc]
+        """Lightning's ModelParallelStrategy among the processes of one worker; batches are divided among workers that come and go.
+
+        It takes the arguments of ModelParallelStrategy. The script believes that its worker is alone.
+        """
+
+        shares_model = True
+
+        @property
+        def distributed_sampler_kwargs(self) -> dict[str, Any]:
+            """The loader's batches are the global ones in each process, and are divided as they are loaded."""
+            own: dict[str, Any] = super().distributed_sampler_kwargs
+            return own if self._host is None else {**own, "num_replicas": 1, "rank": 0}
+
+        def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+            if self._host is not None and self._host.is_sending:
+                return {}  # it goes along as it is, and torch would make a step with an optimizer that has no state yet
+            state: dict[str, Any] = super().optimizer_state(optimizer)
+            return state
+
+        def save_checkpoint(self, checkpoint: Any, filepath: Any, storage_options: Any = None) -> None:
+            """By all processes of rank 0's worker."""
+            if self._host is None or self._host.is_first:
+                super().save_checkpoint(checkpoint, filepath, storage_options)
+            else:
+                self.broadcast(filepath)  # as those that write do
+
+    return _named(ElasticModelParallelStrategy)
