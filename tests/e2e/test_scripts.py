@@ -123,10 +123,7 @@ def test_workers_that_come_and_go_do_not_show(alone, tmp_path, name):
     require_same(folder, expected, missing=1)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["plain", "library", "lightning", "trainer", "keras", "FSDP2", "lightning, FSDP2"],
-)
+@pytest.mark.parametrize("name", ["plain", "library", "lightning", "trainer", "keras", "FSDP2"])
 @pytest.mark.slow
 def test_the_only_worker_leaves_its_state_to_the_next_and_a_stopped_job_to_another(alone, tmp_path, name):
     expected, folder = alone(name), tmp_path / "parts"
