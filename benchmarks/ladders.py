@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.job import ElasticJob, flags_of
+from benchmarks.loops.records import REPLICA
 from benchmarks.models import worker_batch
-from benchmarks.processes import Failed, scratch
+from benchmarks.peers.systems import TorchFt
+from benchmarks.processes import Failed, Processes, free_port, scratch
 
 SAMPLES = 8192
 TIMEOUT = 120.0  # beyond the measured seconds: start, imports, warm-up
@@ -51,17 +53,21 @@ class Sample:
     step_ms: float
     cpu_ms: float
     laps_ms: dict[str, float]
+    kept: dict[str, float] = field(default_factory=dict)  # bytes, mean over the ranks
 
 
 def measure(loop: Loop, setting: Setting) -> Sample:
     """Run one loop once."""
-    with scratch() as processes:
+    with scratch() as processes, scratch() as others:
         given = {"record": "meter", "model": setting.model, "samples": setting.samples, "warm_up": setting.warm_up}
         given |= {"seconds": setting.seconds, "workers": setting.workers, "way": loop.way, "folder": processes.folder}
         program = ["-m", f"benchmarks.loops.{loop.program}", loop.name, *flags_of(given)]
         if loop.way == ELASTIC:
-            command, workers = [sys.executable, *program], str(setting.workers)
+            each = int(loop.options.get("processes_per_worker", "1"))
+            command, workers = [sys.executable, *program], str(setting.workers // each)
             ElasticJob("throughput", workers, command, loop.options, processes).start()
+        elif loop.way == "torchft":
+            start_torchft(program, setting.workers, processes, others)
         else:
             start = [sys.executable]
             if loop.way == "horovod":
@@ -71,6 +77,16 @@ def measure(loop: Loop, setting: Setting) -> Sample:
             processes.start(loop.name, [*start, *program], {"GLOO_SOCKET_IFNAME": "lo", "HOROVOD_GLOO_IFACE": "lo"})
         processes.wait_all(TIMEOUT + setting.seconds)
         return _read(processes.folder, setting)
+
+
+def start_torchft(program: Sequence[str], workers: int, processes: Processes, others: Processes) -> None:
+    """Two replica groups of half of the processes each; with ``others`` the lighthouse by which they find each other."""
+    address = f"127.0.0.1:{free_port()}"
+    others.start("lighthouse", [str(TorchFt.bin / "torchft_lighthouse"), "--min_replicas", "2", "--bind", address])
+    for number in range(2):
+        own = {"TORCHFT_LIGHTHOUSE": f"http://{address}", REPLICA: str(number), "GLOO_SOCKET_IFNAME": "lo"}
+        command = [str(TorchFt.bin / "python"), *TORCHRUN[1:], str(workers // 2), *program]
+        processes.start(f"replica-{number}", command, own)
 
 
 def _read(folder: Path, setting: Setting) -> Sample:
@@ -84,12 +100,13 @@ def _read(folder: Path, setting: Setting) -> Sample:
         step_ms=1e3 * step,
         cpu_ms=statistics.fmean(rank["cpu_ms_per_step"] for rank in ranks),
         laps_ms={name: statistics.fmean(each[name] for each in laps) for name in laps[0]},
+        kept={name: statistics.fmean(rank["kept"][name] for rank in ranks) for name in ranks[0].get("kept", ())},
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """``references``: those that the others are compared with; ``main``: whether it is measured unless told."""
+    """``references``: those that the others are compared with; ``main``: whether it is measured unless told. ``in_shards``: the model is."""
 
     title: str
     framework: str
@@ -97,6 +114,7 @@ class Ladder:
     references: tuple[str, ...]
     loops: Mapping[str, Loop]
     main: bool = True
+    in_shards: bool = False
 
 
 TORCH, HOROVOD = {"collective": "torch"}, {"collective": "horovod"}
@@ -117,6 +135,19 @@ def _checks(name: str, framework: str, program: str, loop: str) -> Ladder:
     loops = {each: Loop(program, loop, options={**TORCH, "check_state": how}) for each, how in ways.items()}
     title = f"the workers compare their states, or do not: {name}, two workers"
     return Ladder(title, framework, 2, (f"{name}-unchecked",), loops, main=False)
+
+
+def _in_shards() -> Ladder:
+    """torchft where `benchmarks/peers/setup.sh` has been run."""
+    loops = {
+        "groups": Loop("plain", "loop", options={**TORCH, "processes_per_worker": "2"}),
+        "fsdp": Loop("plain", "loop", "fsdp"),
+        "hsdp": Loop("plain", "loop", "hsdp"),
+    }
+    if TorchFt().missing() is None:
+        loops["torchft-hsdp"] = Loop("plain", "loop", "torchft")
+    title = "a model in shards, two workers of two processes beside four processes"
+    return Ladder(title, "torch", 4, ("hsdp", "fsdp"), loops, main=False, in_shards=True)
 
 
 LADDERS = (
@@ -159,6 +190,7 @@ LADDERS = (
             "horovod-tf-grouped": Loop("with_keras", "horovod", "horovod"),
         },
     ),
+    _in_shards(),
     _trainers(1, "alone"),
     _trainers(2, "ddp"),
     _checks("library", "torch", "library", "library"),

@@ -3,7 +3,8 @@
     python -m benchmarks.throughput [--seconds 10] [--rounds 5] [--models 1m,25m] [--loops elasticdl-torch,horovod,ddp]
 
 With PyTorch against the plainest Horovod loop and torch DDP, two workers; with Keras against plain `fit` on one worker,
-and plain Horovod on two. ``--loops all`` adds trainers beside what they do without elasticdl, and what checks of the state cost.
+and plain Horovod on two. ``--loops all`` adds trainers beside what they do without elasticdl, what checks of the state cost, and a
+model in shards on four processes: workers of two (groups) beside PyTorch's FSDP2, its HSDP, and torchft's.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from benchmarks.harness import Parser, Results, Summary, add_out, busy_cores, na
 from benchmarks.ladders import LADDERS, LOOPS, MAIN_LOOPS, SAMPLES, Ladder, Sample, Setting, measure
 from benchmarks.models import LAYERS, TORCH_MODELS
 
+KEPT = ("parameters", "gradients", "optimizer")
 LAPS = ("load", "compute", "reduce", "update", "step", "commit", "check")
 
 
@@ -92,7 +94,7 @@ def ratio(runs: Mapping[str, Sequence[Sample]], name: str, reference: str) -> Su
 
 
 def report(ladder: Ladder, model: str, runs: Mapping[str, Sequence[Sample]], results: Results) -> None:
-    rows, parts = [], []
+    rows, parts, memory = [], [], []
     shown_laps = [lap for lap in LAPS if any(lap in samples[0].laps_ms for samples in runs.values())]
     for name, samples in runs.items():
         rate = summarise(sample.samples_per_second for sample in samples)
@@ -103,6 +105,12 @@ def report(ladder: Ladder, model: str, runs: Mapping[str, Sequence[Sample]], res
         numbers = {"rate": rate, "cpu_ms": cpu, "step_ms": step, "laps_ms": laps}
         if "check" in laps:
             numbers["check_share"] = summarise(sample.laps_ms["check"] / sample.step_ms for sample in samples)
+        if samples[0].kept:
+            numbers["kept"] = kept = {part: summarise(each.kept[part] for each in samples) for part in samples[0].kept}
+            own = sum(kept[part].median for part in KEPT)
+            memory.append(
+                [name, *(f"{kept[part].median / 2**20:.2f}" for part in (*KEPT, "grown")), f"{own / 2**20:.2f}"]
+            )
         over = {f"over_{reference}": value for reference, value in ratios.items()}
         results.add("summary", **identity(ladder, model, name), **numbers, **over)
         shown = [value.show(3) if value else "-" for value in ratios.values()]
@@ -112,6 +120,12 @@ def report(ladder: Ladder, model: str, runs: Mapping[str, Sequence[Sample]], res
     columns = ["loop", "samples/s", *(f"of {name}" for name in ladder.references), "step ms", "CPU ms/step"]
     show_table(f"{model}: {ladder.title}, medians (range)", columns, rows)
     show_table(f"{model}: ms per step, mean", ["loop", *shown_laps, "commit of step"], parts)
+    if memory and ladder.in_shards:
+        show_table(
+            f"{model}: MiB in each process, medians",
+            ["loop", *KEPT, "private memory, growth", "sum of the first three"],
+            memory,
+        )
 
 
 if __name__ == "__main__":

@@ -1,21 +1,25 @@
-"""The loop of every tutorial with PyTorch: alone, elastic, and with the usual ways of reducing gradients."""
+"""The loop of every tutorial with PyTorch: alone, elastic, with the usual ways of reducing gradients, and of a model in shards."""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
-from benchmarks.loops.records import Team, Work, run, team_of_job
+from benchmarks.loops.records import REPLICA, Team, Work, run, team_of_job
 from benchmarks.models import worker_batch
 from benchmarks.torch_models import make_dataset, make_model, make_optimizer, warm_up
 from elasticdl.common.credentials import PROCESS
@@ -44,6 +48,8 @@ class Setup:
     update: Callable[[], object] | None = None
     zero: Callable[[], object] | None = None
     passes_by: Callable[[], bool] = bool
+    begin: Callable[[], object] = bool  # of a step
+    may_step: Callable[[], bool] | None = None
 
 
 def alone(work: Work) -> Setup:
@@ -65,16 +71,75 @@ def elastic(work: Work) -> Setup:
     model, optimizer, loader = library.prepare(model, make_optimizer(model), _loader(work, None))
     work.record.watch_checks()
     team = team_of_job(library.context, functools.partial(wait_for, device))
+    if PROCESS in os.environ:
+        team = _team_of_all(team)
     return Setup(model, optimizer, loader, team, device, passes_by=library.catching_up)
 
 
-def share(model: torch.nn.Module) -> None:
-    """Among the processes of this worker, by FSDP2."""
+def _team_of_all(workers: Team) -> Team:
+    """Of the processes of all workers, each of which has as many."""
+    inside = team_of_torch()
+
+    def agree(number: int) -> int:
+        return inside.agree(workers.agree(number))
+
+    return replace(workers, agree=agree, rank=lambda: workers.rank() * inside.world()[1] + inside.rank())
+
+
+def share(model: torch.nn.Module, mesh: Sequence[int] = ()) -> None:
+    """Among the processes of this worker, by FSDP2, or as the ``mesh`` of all processes says; layer by layer."""
     dist.init_process_group("nccl" if choose_device().type == GPU else "gloo")
-    for each in model.children():
+    how: dict[str, Any] = (
+        {"mesh": init_device_mesh("cpu", tuple(mesh), mesh_dim_names=("across", "within")[-len(mesh) :])}
+        if mesh
+        else {}
+    )
+    layers = [each for each in model.modules() if isinstance(each, torch.nn.TransformerEncoderLayer)]
+    for each in [*layers, *model.children()]:
         if any(True for _ in each.parameters()):
-            fully_shard(each)
-    fully_shard(model)
+            fully_shard(each, **how)
+    fully_shard(model, **how)
+
+
+def shared(work: Work) -> Setup:
+    """FSDP2 over all processes, or native HSDP: over two and two of them."""
+    model = make_model(work.model)
+    share(model, (2, work.workers // 2) if work.way == "hsdp" else (work.workers,))
+    team = team_of_torch()
+    return Setup(model, make_optimizer(model), _loader(work, team), team)
+
+
+def torchft(work: Work) -> Setup:
+    """HSDP of two replica groups. Between them torchft sums, and decides whether a step counts."""
+    from torchft import Manager, ProcessGroupGloo  # type: ignore[import-not-found]
+
+    model = make_model(work.model)
+    share(model)
+    optimizer, replica, limit = make_optimizer(model), int(os.environ[REPLICA]), timedelta(seconds=30)
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=limit),
+        min_replica_size=2,
+        load_state_dict=model.load_state_dict,
+        state_dict=model.state_dict,
+        use_async_quorum=False,
+        timeout=limit,
+        init_sync=False,  # both begin with the same weights
+        replica_id=f"replica-{replica}",
+        hostname="127.0.0.1",
+    )
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_all_reduce_hook(lambda gradient: manager.allreduce(gradient).wait())
+    inside, size = team_of_torch(), dist.get_world_size()
+
+    def agree(steps: int) -> int:
+        told = torch.tensor([inside.agree(steps) if replica == 0 else 0])
+        manager.allreduce(told, reduce_op=dist.ReduceOp.SUM).wait()
+        return int(told)
+
+    team = Team(agree, lambda: replica * size + inside.rank(), lambda: ("1", work.workers))
+    begin, may_step = manager.start_quorum, manager.should_commit
+    return Setup(model, optimizer, _loader(work, team), team, begin=begin, may_step=may_step)
 
 
 def ddp(work: Work) -> Setup:
@@ -130,13 +195,46 @@ def _loader(work: Work, team: Team | None) -> DataLoader[Any]:
     return DataLoader(data, batch_size=batch, sampler=sampler)
 
 
-WAYS = {"alone": alone, "elastic": elastic, "ddp": ddp, "gloo-flat": gloo_flat, "horovod": horovod}
+def kept(model: torch.nn.Module, optimizer: torch.optim.Optimizer, before: int) -> dict[str, int]:
+    """Bytes in this process, its own shards alone; ``grown``: of all its private memory, since that was ``before``."""
+    parameters = list(model.parameters())
+    state = [each for one in optimizer.state.values() for each in one.values() if isinstance(each, torch.Tensor)]
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    own = {"parameters": _bytes(parameters), "gradients": _bytes(gradients), "optimizer": _bytes(state)}
+    return {**own, "grown": private_bytes() - before}
+
+
+def private_bytes() -> int:
+    """Of this process's memory, what no other process shares."""
+    memory = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in memory if line.startswith("Private"))
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Of their storages, each once."""
+    own = [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
+    storages = [each.untyped_storage() for each in own]
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+
+
+WAYS = {
+    "alone": alone,
+    "elastic": elastic,
+    "ddp": ddp,
+    "gloo-flat": gloo_flat,
+    "horovod": horovod,
+    "fsdp": shared,
+    "hsdp": shared,
+    "torchft": torchft,
+}
 
 
 def loop(work: Work) -> None:
     torch.set_num_threads(1)
+    before = private_bytes()
     record, setup = work.record, WAYS[work.way](work)
     model, optimizer = setup.model, setup.optimizer
+    record.watch_memory(functools.partial(kept, model, optimizer, before))
     zero, update = setup.zero or optimizer.zero_grad, setup.update or optimizer.step
     number = 0
     for _ in count():
@@ -144,6 +242,7 @@ def loop(work: Work) -> None:
             if record.team is None:  # a job has its place once training has begun
                 record.begin(setup.team)
             record.lap("load")
+            setup.begin()
             zero()
             if setup.device.type == GPU:
                 images, labels = (each.to(setup.device, non_blocking=True) for each in (images, labels))
@@ -152,7 +251,8 @@ def loop(work: Work) -> None:
             if setup.reduce:
                 setup.reduce()
                 record.lap("reduce")
-            update()
+            if setup.may_step is None or setup.may_step():
+                update()
             record.lap("update")
             number += 1
             if setup.passes_by():

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 RESTING_SECONDS = 0.2  # of a worker that is there to be killed
+REPLICA = "BENCHMARK_REPLICA"  # number of a replica group of torchft's that has several processes
 PARTS_OF_A_CHECK = ("begin", "ballot", "judge", "step_made")
 
 
@@ -64,6 +65,9 @@ class Record:
     def watch_checks(self) -> None:
         """What comparing the workers' states takes is of interest."""
 
+    def watch_memory(self, kept: Callable[[], Mapping[str, int]]) -> None:
+        """``kept``: bytes of what this process has in memory between two steps, by what it is."""
+
     def traces(self, counts: Mapping[str, int]) -> None:
         """How often this process has traced each of its functions."""
 
@@ -96,6 +100,7 @@ class Meter(Record):
         self._spent: dict[str, float] = {}
         self._steps = self._target = 0
         self._started_at = self._cpu_before = self._half_at = self._last = 0.0
+        self._kept: Callable[[], Mapping[str, int]] = dict
 
     def begin(self, team: Team) -> None:
         super().begin(team)
@@ -123,6 +128,9 @@ class Meter(Record):
 
         for name in PARTS_OF_A_CHECK:
             setattr(Check, name, timed(getattr(Check, name)))
+
+    def watch_memory(self, kept: Callable[[], Mapping[str, int]]) -> None:
+        self._kept = kept
 
     def over(self) -> bool:
         self._steps += 1
@@ -156,6 +164,7 @@ class Meter(Record):
             "seconds": time.perf_counter() - self._started_at,
             "cpu_ms_per_step": 1e3 * (time.process_time() - self._cpu_before) / self._target,
             "laps_ms": {name: 1e3 * seconds for name, seconds in (laps | spent).items()},
+            "kept": dict(self._kept()),
         }
         (self._folder / f"rank-{self.team.rank()}.json").write_text(json.dumps(result))
 

@@ -204,21 +204,21 @@ def _own_loopback() -> list[str]:
 class TorchFt(Agents):
     """A lighthouse, and one replica group of one process per worker, with a synchronous quorum each step."""
 
-    _bin = platformdirs.user_cache_path("elasticdl") / "peers" / "torchft" / "bin"
+    bin = platformdirs.user_cache_path("elasticdl") / "peers" / "torchft" / "bin"
 
     def missing(self) -> str | None:
-        program: Path = self._bin / "torchft_lighthouse"
+        program: Path = self.bin / "torchft_lighthouse"
         return None if program.exists() else "run benchmarks/peers/setup.sh"
 
     def versions(self) -> dict[str, str]:
-        packages = [str(folder) for folder in self._bin.parent.glob("lib/*/site-packages")]
+        packages = [str(folder) for folder in self.bin.parent.glob("lib/*/site-packages")]
         return versions(("torchft-nightly", "torch"), packages)
 
     def _begin(self, model: str, workers: int) -> None:
         address = f"127.0.0.1:{free_port()}"
-        self._processes.start("lighthouse", [str(self._bin / "torchft_lighthouse"), *LIGHTHOUSE, "--bind", address])
+        self._processes.start("lighthouse", [str(self.bin / "torchft_lighthouse"), *LIGHTHOUSE, "--bind", address])
         self._environment = {"TORCHFT_LIGHTHOUSE": f"http://{address}", "GLOO_SOCKET_IFNAME": "lo"}
-        self._command = [str(self._bin / "python"), *self._training("peers", "torchft", model)]
+        self._command = [str(self.bin / "python"), *self._training("peers", "torchft", model)]
         for _ in range(workers):
             self.add()
 

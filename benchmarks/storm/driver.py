@@ -22,6 +22,7 @@ from benchmarks.storm.job import HEARTBEAT_TIMEOUT, PROGRESS_TIMEOUT, LastingJob
 from benchmarks.storm.surroundings import MASTER, Disk, Network
 from benchmarks.storm.training import check_journal
 from elasticdl.cli.commands.jobs import parse_workers
+from elasticdl.job.spec import WorkerRange
 
 K = TypeVar("K")
 
@@ -87,11 +88,15 @@ def each_kind_first(rng: random.Random, weights: Mapping[K, float], count: int) 
     return kinds
 
 
-def schedule(seed: int, count: int) -> list[Moment]:
-    """So many disturbances; sometimes a second one comes while the job recovers from the first."""
+def schedule(seed: int, count: int, processes: int = 1) -> list[Moment]:
+    """So many disturbances; sometimes a second one comes while the job recovers from the first.
+
+    Workers of several ``processes`` write no checkpoints.
+    """
     rng = random.Random(seed)
+    weights = {kind: weight for kind, weight in WEIGHTS.items() if processes == 1 or kind is not Kind.FILL_DISK}
     moments: list[Moment] = []
-    for kind in each_kind_first(rng, WEIGHTS, count):
+    for kind in each_kind_first(rng, weights, count):
         calm, second = rng.uniform(SHORTEST_CALM, LONGEST_CALM), rng.random() < SECOND_COMES
         disturbance = Disturbance(kind, rng.random(), rng.random(), rng.uniform(0, LONGEST_DELAY))
         if second and moments and _has_room(moments[-1], kind):
@@ -105,8 +110,11 @@ def _has_room(moment: Moment, kind: Kind) -> bool:
     return len(moment.disturbances) == 1 and moment.disturbances[0].kind is not kind
 
 
-# What the job is scaled to; the last is what it begins with. With 2, a loss has the other one wait for its replacement.
-RANGES = [parse_workers(text) for text in ("2", "1-3", "1-4", "1-5")]
+def ranges_up_to(most: int) -> list[WorkerRange]:
+    """What the job is scaled to; the last is what it begins with. With 2, a loss has the other one wait for its replacement."""
+    return [parse_workers(text) for text in ("2", *(f"1-{number}" for number in range(3, most + 1)))]
+
+
 RECOVERY_SECONDS = 180.0  # nothing takes as long, also on a machine that has much else to do
 # How long each lasts, at least and at most.
 LENGTHS = {
@@ -144,7 +152,15 @@ class Story:
 
 
 class Driver:
-    def __init__(self, job: LastingJob, network: Network, disk: Disk, story: Story, show: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        job: LastingJob,
+        network: Network,
+        disk: Disk,
+        story: Story,
+        ranges: Sequence[WorkerRange],
+        show: Callable[[], None],
+    ) -> None:
         """``show`` is called often, to tell people how far it is."""
         self._job = job
         self._network = network
@@ -154,7 +170,8 @@ class Driver:
         self._ends: list[tuple[float, Callable[[], None]]] = []  # of what lasts for a while
         self._doomed: set[int] = set()  # workers that will not come back
         self._shaken: set[int] = set()  # workers that may not come back
-        self._limits = RANGES[-1]
+        self._ranges = ranges
+        self._limits = ranges[-1]
         self._scaling: subprocess.Popen[bytes] | None = None
 
     def run(self, moments: Sequence[Moment]) -> None:
@@ -190,17 +207,19 @@ class Driver:
                 others = {*self._job.workers()} - {*calm} - self._doomed - self._shaken  # they start, or wait
                 victim = disturbance.choose([*calm, *others])
                 self._doomed.add(victim)
-                self._signal(victim, signal.SIGKILL if kind is Kind.KILL else signal.SIGTERM)
-                what = f"worker {victim}"
+                process = self._process_of(victim, disturbance)
+                self._signal(process, signal.SIGKILL if kind is Kind.KILL else signal.SIGTERM)
+                what = f"worker {victim}, process {process}"
             case Kind.FREEZE | Kind.STOP:
                 victim = disturbance.choose(self._wait_for_calm(2))
                 (self._doomed if kind is Kind.FREEZE else self._shaken).add(victim)
-                self._signal(victim, signal.SIGSTOP)
-                what = f"worker {victim}"
+                process = self._process_of(victim, disturbance)
+                self._signal(process, signal.SIGSTOP)
+                what = f"worker {victim}, process {process}"
                 if kind is Kind.STOP:
-                    self._later(seconds, f"worker {victim} goes on", lambda: self._signal(victim, signal.SIGCONT))
+                    self._later(seconds, f"worker {victim} goes on", lambda: self._signal(process, signal.SIGCONT))
             case Kind.SCALE:
-                self._limits = disturbance.choose([each for each in RANGES if each != self._limits])
+                self._limits = disturbance.choose([each for each in self._ranges if each != self._limits])
                 self._scaling = self._job.scale(self._limits)
                 what = str(self._limits)
             case Kind.KILL_MASTER:
@@ -228,10 +247,15 @@ class Driver:
         self._later(seconds, f"{what} can be reached again", lambda: self._network.heal(one, other))
         return what
 
-    def _signal(self, worker: int, number: signal.Signals) -> None:
-        if placed := self._job.workers().get(worker):
+    def _process_of(self, worker: int, disturbance: Disturbance) -> int:
+        """Its own, or one of those that it has started; 0 if it has left."""
+        found = self._job.processes_of(worker) or [0]
+        return found[int(disturbance.length * len(found))]
+
+    def _signal(self, process: int, number: signal.Signals) -> None:
+        if process:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(placed.pid, number)
+                os.killpg(process, number)
 
     def _later(self, seconds: float, what: str, end: Callable[[], None]) -> None:
         def tell_and_end() -> None:

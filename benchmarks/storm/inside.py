@@ -1,4 +1,4 @@
-"""A storm within namespaces of its own: `python -m benchmarks.storm.inside FOLDER OUT DISTURBANCES SEED`.
+"""A storm within namespaces of its own: `python -m benchmarks.storm.inside FOLDER OUT DISTURBANCES SEED PROCESSES MOST_WORKERS`.
 
 Started by `benchmarks.storm` in a network and a mount namespace, and below a process that collects what is orphaned.
 """
@@ -20,7 +20,7 @@ import psutil
 
 from benchmarks.harness import Results, Summary, show_table, summarise
 from benchmarks.processes import Failed, Processes
-from benchmarks.storm.driver import RANGES, Brought, Driver, Kind, Story, schedule
+from benchmarks.storm.driver import Brought, Driver, Kind, Story, ranges_up_to, schedule
 from benchmarks.storm.job import LastingJob
 from benchmarks.storm.surroundings import Disk, Network
 from benchmarks.storm.training import STEPS_PER_EPOCH, Agreement, check_journal, compare
@@ -37,11 +37,16 @@ INTERRUPTED = 130
 class Run:
     """One storm, from the first worker to the last check."""
 
-    def __init__(self, folder: Path, results: Results, disturbances: int, seed: int) -> None:
+    def __init__(
+        self, folder: Path, results: Results, disturbances: int, seed: int, processes: int, most_workers: int
+    ) -> None:
+        """``processes``: of each worker."""
         self._folder = folder
         self._results = results
         self._count = disturbances
         self._seed = seed
+        self._each = processes
+        self._ranges = ranges_up_to(most_workers)
         self._epochs = -(-disturbances * STEPS_PER_DISTURBANCE // STEPS_PER_EPOCH)
         self._story = Story()
 
@@ -52,10 +57,11 @@ class Run:
         with Processes(self._folder, home) as processes:
             network = Network(HOSTS, processes)
             with closing(Disk(self._folder / "disk")) as disk:
-                job = LastingJob(processes, self._epochs, RANGES[-1], network.hosts, disk.folder)
+                job = LastingJob(processes, self._epochs, self._ranges[-1], self._each, network.hosts, disk.folder)
                 try:
                     self._disturb(job, network, disk)
-                    _check_checkpoints(job.checkpoints, job.steps)
+                    if self._each == 1:
+                        _check_checkpoints(job.checkpoints, job.steps)
                     self._check(job, network, processes, time.monotonic() - began)
                 except Failed as failure:
                     self._tell(failure, job)
@@ -74,11 +80,11 @@ class Run:
                 shown, done = time.monotonic(), f"{story.counts.total()}/{self._count} disturbances"
                 print(f"{done}, {len(job.world()['members'])} workers, step {job.step()}", flush=True)
 
-        driver = Driver(job, network, disk, story, progress)
+        driver = Driver(job, network, disk, story, self._ranges, progress)
         try:
             job.pace(0.0)
             job.start_master()
-            driver.run(schedule(self._seed, self._count))
+            driver.run(schedule(self._seed, self._count, self._each))
         finally:
             driver.close()
         story.tell("the storm is over")
@@ -93,8 +99,8 @@ class Run:
         show(self._story, journal, agreement, self._results)
         worlds = sum(entry["event"] == "world_formed" for entry in journal)
         counts = {kind.name: count for kind, count in self._story.counts.items()}
-        about = {"seed": self._seed, "disturbances": self._count, "counts": counts, "seconds": round(seconds, 1)}
-        self._results.add("storm", **about, worlds=worlds, **asdict(agreement))
+        about = {"seed": self._seed, "processes": self._each, "disturbances": self._count, "counts": counts}
+        self._results.add("storm", **about, seconds=round(seconds, 1), worlds=worlds, **asdict(agreement))
         print(f"seed {self._seed}: {self._count} disturbances, {worlds} worlds in {seconds:.0f} s; all holds")
 
     def _tell(self, failure: Failed, job: LastingJob) -> None:
@@ -172,10 +178,10 @@ def _wait_until_gone(processes: Processes) -> list[str]:
         time.sleep(0.05)
 
 
-def main(folder: str, out: str, disturbances: str, seed: str) -> int:
+def main(folder: str, out: str, *numbers: str) -> int:
     results = Results("storm", Path(out))
     try:
-        holds = Run(Path(folder), results, int(disturbances), int(seed)).run()
+        holds = Run(Path(folder), results, *map(int, numbers)).run()
     except KeyboardInterrupt:
         print("interrupted", flush=True)
         return INTERRUPTED

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ from benchmarks.storm.lasting_master import HOSTS, Host, agents_of
 from benchmarks.storm.surroundings import MASTER
 from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH
 from benchmarks.storm.zoo import watched_softmax
+from benchmarks.storm.zoo.watched_softmax import PIDS
 from elasticdl.common.certificates import issue
 from elasticdl.job.jobdir import JobDir, write_aside
 from elasticdl.job.journal import Entry
@@ -27,6 +29,7 @@ NAME = "storm"
 PORT = 4000  # of a network namespace in which nobody else is
 HEARTBEAT_TIMEOUT = 4.0
 PROGRESS_TIMEOUT = 6.0
+MOST_WORKERS = 5
 CHECKPOINT_STEPS = 10
 END_SECONDS = 120.0
 NO_WORLD: Entry = {"world": 0, "members": [], "step": 0}
@@ -44,14 +47,23 @@ class LastingJob:
     """Trains `watched_softmax`; all that it writes is in the folder of the processes, but for its checkpoints."""
 
     def __init__(
-        self, processes: Processes, epochs: int, workers: WorkerRange, hosts: Sequence[Host], disk: Path
+        self,
+        processes: Processes,
+        epochs: int,
+        workers: WorkerRange,
+        each: int,
+        hosts: Sequence[Host],
+        disk: Path,
     ) -> None:
+        """``each``: processes of a worker."""
         folder, self._processes = processes.folder, processes
         self.dir = JobDir(folder / "jobs" / NAME)
         self.dir.logs.mkdir(parents=True)
         self._hosts = {host.address: host for host in hosts}
         self.losses, self.record = folder / "losses", folder / "record"
         self.losses.mkdir()
+        self._pids = folder / PIDS
+        self._pids.mkdir()
         self.checkpoints = disk / "checkpoints"
         self.steps = epochs * STEPS_PER_EPOCH
         self.journal = Journal(self.dir.journal, self.raise_if_over)
@@ -63,17 +75,23 @@ class LastingJob:
         options = {
             "job_name": NAME,
             "num_workers": str(workers),
+            "sample_record": str(self.record),
+            "heartbeat_timeout": HEARTBEAT_TIMEOUT,
+            "progress_timeout": PROGRESS_TIMEOUT,
+        }
+        module = {
             "model_zoo": str(Path(watched_softmax.__file__).parent),
             "model_def": "watched_softmax",
             "num_epochs": epochs,
             "global_batch_size": BATCH,
             "checkpoint_dir": str(self.checkpoints),
             "checkpoint_steps": CHECKPOINT_STEPS,
-            "sample_record": str(self.record),
-            "heartbeat_timeout": HEARTBEAT_TIMEOUT,
-            "progress_timeout": PROGRESS_TIMEOUT,
         }
-        spec = JobSpec.model_validate(options)
+        script = {
+            "command": (sys.executable, "-m", "benchmarks.storm.in_shards", str(BATCH), str(epochs)),
+            "processes_per_worker": each,
+        }
+        spec = JobSpec.model_validate(options | (module if each == 1 else script))
         self.dir.spec.write_text(spec.to_json())
         (self.dir.path / HOSTS).write_text(json.dumps(hosts))
         for role, files in issue(NAME, datetime.now(UTC)).items():
@@ -111,6 +129,13 @@ class LastingJob:
         started = {entry["worker"]: entry for entry in self.journal.of("worker_started")}
         found = {worker: started[worker] for worker in started.keys() - left}
         return {worker: Placed(entry["pid"], self._hosts[entry["host"]]) for worker, entry in sorted(found.items())}
+
+    def processes_of(self, worker: int) -> list[int]:
+        """Its own, and those that it has started and that have come to the script. Each leads a process group."""
+        placed = self.workers().get(worker)
+        if placed is None:
+            return []
+        return [placed.pid, *(int(file.read_text()) for file in sorted(self._pids.glob(f"{worker}.*")))]
 
     def holders(self) -> list[int]:
         """The members of the newest world that have made a step in it, and so hold the state."""

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks.storm import training
+from benchmarks.storm.driver import Kind, schedule
 from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH, Wrong, check_journal, compare, undisturbed
 from benchmarks.storm.zoo import watched_softmax
 from elasticdl.elastic.core.plan import epoch_order
@@ -89,3 +90,9 @@ def test_a_journal_that_shows_a_crash_or_a_loss():
     ):
         with pytest.raises(Wrong, match=complaint):
             check_journal([*sound, entry])
+
+
+def test_workers_of_several_processes_have_no_disk_to_fill():
+    for processes, kinds in ((1, {*Kind}), (2, {*Kind} - {Kind.FILL_DISK})):
+        moments = schedule(1, 60, processes)
+        assert {each.kind for moment in moments for each in moment.disturbances} == kinds

@@ -13,6 +13,8 @@ an intact world outlives its masters and nobody is told anything (2-4)
   for AWAY in 0-3 away 0, 1 away 14, 0-3 away 14
   wait 2; die; AWAY; rise; wait 9 -> launch 0 1 2 3; world 1: 0 1 2 3
   die; wait 10; AWAY; rise; wait 29 -> nothing; version = 1; members = 0 1 2 3; step = 0
+the journal has that a worker was started while there was no master (1-1)
+  found; tick; die; rise -> launch 0; worker_started worker = 0; worker_started pid = 1
 a master that remembers nothing has all form another world and no step is lost (2-4)
   wait 2; die; rise blank; wait 3 -> ...; world 2: 0 1 2 3; warning = 0
   3 killed; wait 5 -> ...; members = 0 1 2 4

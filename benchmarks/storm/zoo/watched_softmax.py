@@ -3,7 +3,8 @@
 `$WATCHED` is a folder of the storm's, which all workers see:
 
     slow         while it is there, each step takes the seconds that are written in it
-    losses/N     a line `STEP LOSS` for each step that worker N has made
+    losses/N     a line `STEP LOSS` for each step that worker N has made; of its process I other than 0 in losses/N.I
+    pids/N.I     the number of process I of worker N, if it has several
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.nn import functional
 from elasticdl.callbacks import Callback, Logs
 
 SAMPLES, FEATURES, CLASSES = 12_000, 8, 4
+PIDS = "pids"
 _folder = Path(os.environ.get("WATCHED", "/nowhere"))
 
 
@@ -49,10 +51,19 @@ def dataset(mode: str, path: str) -> torch.utils.data.TensorDataset:
     return torch.utils.data.TensorDataset(inputs[cut], labels[cut])
 
 
+def write_pid(process: str) -> None:
+    new = _folder / f"{os.getpid()}.new"
+    new.write_text(str(os.getpid()))
+    new.replace(_folder / PIDS / f"{os.environ['ELASTICDL_WORKER_ID']}.{process}")
+
+
 class Watched(Callback):
+    def __init__(self, process: str = "0") -> None:
+        self._suffix = "" if process == "0" else f".{process}"
+
     def on_train_begin(self) -> None:
         worker = os.environ["ELASTICDL_WORKER_ID"]
-        self._losses = os.open(_folder / "losses" / worker, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._losses = os.open(_folder / "losses" / f"{worker}{self._suffix}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def on_train_batch_end(self, step: int, logs: Logs) -> None:
         os.write(self._losses, f"{step} {logs['loss']!r}\n".encode())  # whole, or not at all

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from elasticdl.job.messages import Ask, Heartbeat, Hello
 from elasticdl.master.core import events
 from elasticdl.master.core.events import ExitCause, Instruction, KillWorker, Record
+from elasticdl.master.core.transitions import started
 from elasticdl.master.core.values import LEAVING, LIVE, STARTING, Settings, WorkerState, World
 from elasticdl.master.core.worker_record import JobSnapshot, Records, WorkerRecord, WorkerSnapshot
 
@@ -72,6 +73,7 @@ class Recovery:
             return []
         self._since = self._news = now
         past, remembered = self._past, {worker.worker_id: worker for worker in self._past.workers}
+        late: list[Instruction] = []
         # Pods of workers that are gone are kept for their logs: an earlier master has dealt with these.
         there = {
             w.worker_id: w for w in found if not w.over or w.worker_id in remembered or w.worker_id >= past.next_id
@@ -83,6 +85,8 @@ class Recovery:
                 record.state = WorkerState.FINISHED if seen or known else WorkerState.COMPLETED
                 record.deadline = None
             self._records[worker_id] = record
+            if known and known.state in STARTING and not known.place and record.state is WorkerState.STARTING:
+                late += [started(record)] if record.pid else []  # it was, while there was no master
             expected = record.ready or record.world_version or worker_id not in remembered
             if record.live and record.host and expected:
                 self._awaited.add(worker_id)
@@ -98,7 +102,7 @@ class Recovery:
                 )
             self.hold(events.WorkerExited(worker_id, cause, -1, reason), now)
         condemned = [r for r in self._records.of(WorkerState.KILLING) if r.worker_id not in gone]
-        return [KillWorker(record.worker_id, record.reason) for record in condemned]
+        return [*late, *(KillWorker(record.worker_id, record.reason) for record in condemned)]
 
     def forgive(self, absence: float) -> None:
         """For so long the master could not hear or act."""

@@ -136,9 +136,7 @@ class Transitions:
         return Record("worker_pending", {"worker": record.worker_id, "reason": context.reason})
 
     def note_started(self, record: WorkerRecord, context: TransitionContext) -> Instruction:
-        of_place = {"place": record.place_id} if record.place_id else {}
-        fields = {"worker": record.worker_id, "host": record.place, "pid": record.pid, **of_place}
-        return Record("worker_started", fields)
+        return started(record)
 
     def note_ready(self, record: WorkerRecord, context: TransitionContext) -> Instruction:
         return Record("worker_ready", {"worker": record.worker_id})
@@ -226,6 +224,12 @@ class Transitions:
         failed = context.said
         if isinstance(failed, Failed) and failed.users:
             self._ending.decide(Outcome(Phase.FAILED, failed.message, failed.traceback))
+
+
+def started(record: WorkerRecord) -> Record:
+    """What the journal says of a worker that has its place."""
+    of_place = {"place": record.place_id} if record.place_id else {}
+    return Record("worker_started", {"worker": record.worker_id, "host": record.place, "pid": record.pid, **of_place})
 
 
 Action = Callable[[Transitions, WorkerRecord, TransitionContext], Instruction | None]
