@@ -58,7 +58,7 @@ SECONDS = 180 + 30 * COUNT  # that long only on a machine that has much else to 
 
 @pytest.mark.skipif(not HAS_NAMESPACES, reason="this machine lets nobody have network and mount namespaces")
 @pytest.mark.timeout(SECONDS)
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("processes", [1, 2])
 def test_a_storm_does_not_show_in_the_training(tmp_path, processes):
     out, how = tmp_path / "storm.jsonl", ["--seed", os.environ.get("ELASTICDL_STORM_SEED", "1")]
     how += ["--disturbances", str(COUNT), "--processes_per_worker", str(processes)]
