@@ -311,3 +311,10 @@ def test_what_comes_twice_at_once_is_one_wish(signals, wishes):
         log.add(number)
     assert [log.take() for _ in range(4)].count(True) == wishes
     assert log.first == signals[0][1]
+
+
+@pytest.mark.parametrize(("columns", "told"), [(80, ("80", "24", "79")), (0, ())])  # some pseudo-terminals have no size
+def test_workers_are_told_how_wide_the_terminal_is(monkeypatch, columns, told):
+    monkeypatch.setattr(os, "isatty", lambda descriptor: descriptor == 2)
+    monkeypatch.setattr(os, "get_terminal_size", lambda descriptor: os.terminal_size((columns, 24)))
+    assert tuple(serve._terminal_size().values()) == told

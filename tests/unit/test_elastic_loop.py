@@ -50,6 +50,13 @@ def test_one_worker_at_most_is_the_first_before_there_is_a_world(worker_id, plac
     if rank is not None:
         job.collective.world = World.of(3, tuple(Member(number, "h", 0, False) for number in range(2)), rank)
     assert job.known_rank == expected
+    optimizer = torch.optim.SGD((model := make_model()).parameters())
+    runtime = ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0)
+    runtime._context = job
+    loop = PlainLoop(runtime)
+    loop._host = LoopHost(job, model, optimizer, OwnLoader(DataLoader(make_data())), {}, lambda: None)
+    # In a world, too: its script has not begun.
+    assert (loop.rank() > 0, loop.catching_up()) == (expected > 0 or place > (0, 0), place > (0, 0))
 
 
 @pytest.mark.parametrize(

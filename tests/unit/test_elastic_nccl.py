@@ -1,8 +1,11 @@
 """Which way tensors on a GPU take, and the communicator of a world: made, waited for, aborted. NCCL itself is a stand-in."""
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -149,6 +152,24 @@ def in_world(monkeypatch, group):
         return made
 
     return make
+
+
+def test_the_settings_are_for_the_constructor_alone(monkeypatch):
+    seen = []
+
+    class Group:
+        Options = partial(SimpleNamespace, config=SimpleNamespace())
+
+        def __init__(self, *_):
+            seen.append({name: os.environ[name] for name in torch_groups.SETTINGS})
+
+    before = {**dict.fromkeys(torch_groups.SETTINGS), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
+    for name, value in before.items():
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch_groups.dist, "ProcessGroupNCCL", Group, raising=False)
+    torch_groups._make_group(None, 0, 2)
+    assert seen == [torch_groups.SETTINGS]
+    assert {name: os.environ.get(name) for name in before} == before
 
 
 def test_a_break_is_not_waited_for_and_wakes_who_waits(in_world, group, pool):

@@ -3,7 +3,7 @@
 import pytest
 from play_kit import PATIENT, Play, launched, tell
 
-from elasticdl.master.core.fleet import LONGEST_OF_NODE
+from elasticdl.master.core.fleet import LONGEST_DELAY, LONGEST_OF_NODE
 from elasticdl.master.core.values import CRASHES_IN_TRAINING
 from tests.stories import told_in
 
@@ -91,6 +91,18 @@ def test_workers_that_have_been_in_a_world_are_replaced_at_once_however_often():
         assert launched(play.do(f"{worker} evicted; 0 asks broken; tick")) == [worker + 1]
         play.do(f"{worker + 1} comes; leap 0.2; 0 asks; leap 2")
     assert play.fact("reason") == ""
+
+
+def test_of_many_that_wait_one_tries_and_the_others_come_one_by_one_behind_it():
+    play = Play(20, 20, **PATIENT)
+    play.do("tick")
+    while play.now < 60:
+        lost = "; ".join(f"{worker} evicted" for worker in sorted(play.there)) or "tick"
+        play.do(f"{lost}; jump {TICK}; tick")
+    while not (first := launched(play.do(f"jump {TICK}; tick"))):
+        pass
+    together = [len(launched(play.do(f"jump {TICK}; tick"))) for _ in range(int(LONGEST_DELAY / TICK))]
+    assert (len(first), sum(together), max(together)) == (1, 19, 1)
 
 
 def test_where_there_is_no_other_node_it_is_tried_less_and_less_and_a_person_sees_it_who_may_scale_the_job():
