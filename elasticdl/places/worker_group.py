@@ -283,14 +283,20 @@ class Relay(pb_grpc.MasterServicer):
             self._pass_on(self._bundle.of_process(stream.number, message))
         stream.ended = True
         self._end_failed()
+        if self.failed and not self._is_failure_taken:
+            return  # it is yet to be told
         if all(each.ended for each in self._streams.values()) and len(self._streams) == self._size:
             self._upward.put_nowait(None)
 
     def _end_failed(self) -> None:
         """Who has failed ends once the master has taken its word. The others would wait for it, or say that it is gone."""
-        for stream in list(self._streams.values()) if self._is_failure_taken else ():
+        if not self._is_failure_taken:
+            return
+        first = next(iter(self.failed))
+        for stream in list(self._streams.values()):
             if stream.ended and stream.number in self.failed:
-                self.kill_others(stream.number)
+                if stream.number == first:  # else two that have failed kill each other, and nobody's exit code counts
+                    self.kill_others(first)
                 stream.outbox.put_nowait(None)
 
     def _look_at_end(self, number: int, is_ending: bool) -> None:
@@ -338,6 +344,8 @@ class Relay(pb_grpc.MasterServicer):
         """One session after another, until it is cancelled."""
         while True:
             await self._all_here.wait()
+            if not self._all_here.is_set():  # one has gone in the moment in which the last came
+                continue
             streams = [self._streams[number] for number in range(self._size)]
             code, why = grpc.StatusCode.UNAVAILABLE, "the master ended the session"
             try:

@@ -191,13 +191,16 @@ class Relay:
         """It says no more."""
         self._ended.add(stream.process.number)
         self._end_failed()
-        if len(self._ended) == self._group.size and self.stream is not None:
+        is_told = not self._failed or self._is_failure_taken
+        if is_told and len(self._ended) == self._group.size and self.stream is not None:
             self.stream.send_up(None)
 
     def _end_failed(self) -> None:
         for number in sorted(self._ended & self._failed.keys()) if self._is_failure_taken else ():
-            self._group.kill(ExitCause.CRASHED, 1, number)
-            self._streams[number].send_down(None)
+            if number == next(iter(self._failed)):
+                self._group.kill(ExitCause.CRASHED, 1, number)
+            if number in self._streams:
+                self._streams[number].send_down(None)
 
     def _pass_on(self, said: Sequence[Said]) -> None:
         for whom, message in said:

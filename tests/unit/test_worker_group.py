@@ -250,6 +250,24 @@ async def test_who_has_failed_ends_when_the_master_has_taken_that_and_the_others
 
 
 @on(relayed)
+async def test_if_all_have_failed_it_is_the_first_that_ends_by_itself(worker):
+    killed = []
+    worker.relay.kill_others = killed.append
+    first, second = await worker.come(0), await worker.come(1)
+    assert [await first.hears(), await second.hears()] == ["welcome", "welcome"]
+    await second.say(pb.Failed(message="no memory"))
+    await asyncio.wait_for(worker.relay.has_failed.wait(), DEADLINE)
+    await first.say(pb.Failed(message="another is gone"))
+    for process in (first, second):
+        await process.call.done_writing()
+    await asyncio.sleep(0.1)
+    worker.relay.tell_failure()
+    for process in (first, second):
+        assert [await process.hears(), await process.hears()] == ["last_word_taken", grpc.StatusCode.OK]
+    assert killed == [1]
+
+
+@on(relayed)
 async def test_a_failure_that_a_lost_master_was_told_is_told_the_next(worker):
     first, second = await worker.come(0), await worker.come(1)
     assert [await first.hears(), await second.hears()] == ["welcome", "welcome"]

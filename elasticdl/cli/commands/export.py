@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,6 +17,7 @@ from elasticdl.common.errors import ElasticDLError, UserError
 
 # A process of its own: the command line knows no framework.
 _CONVERTER = ("-m", "torch.distributed.checkpoint.format_utils", "dcp_to_torch")
+LEAST_FREE = 1 << 20  # bytes; with less the disk is full, of which the converter says something else
 _METADATA = ".metadata"
 _NO_MODULE = "No module named 'torch'"
 
@@ -31,14 +34,16 @@ def export(folder: Path, file: Path) -> int:
         UserError: there is no such checkpoint, or the file can't be written there.
         ElasticDLError: the checkpoint can't be read.
     """
-    _require_checkpoint(folder)
-    if os.path.lexists(file):
-        raise UserError(f"{file} is there: remove it first, or name another file")
+    try:
+        _require_checkpoint(folder)
+    except OSError as error:
+        raise UserError(f"{folder} can't be read: {error.strerror}") from None
+    _require_free(file)
     try:
         with tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.name}.") as aside:
             made = Path(aside, "made")
             done = subprocess.run(
-                [sys.executable, *_CONVERTER, str(folder), str(made)],
+                [sys.executable, *_CONVERTER, str(folder.absolute()), str(made.absolute())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -46,13 +51,21 @@ def export(folder: Path, file: Path) -> int:
                 errors="replace",
                 check=False,
             )
+            if done.returncode != 0 and shutil.disk_usage(aside).free < LEAST_FREE:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if done.returncode != 0:
                 raise _failure(folder, done.stderr)
+            _require_free(file)
             made.replace(file)
     except OSError as error:
         raise UserError(f"{file} can't be written: {error.strerror}") from None
     print(file)
     return 0
+
+
+def _require_free(file: Path) -> None:
+    if os.path.lexists(file):
+        raise UserError(f"{file} is there: remove it first, or name another file")
 
 
 def _require_checkpoint(folder: Path) -> None:
