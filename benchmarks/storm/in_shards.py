@@ -33,7 +33,7 @@ def main(batch_size: str, epochs: str) -> None:
                     loss = watched_softmax.loss(labels, model(inputs))
                     batch.backward(loss)
                 optimizer.step()
-                watched.on_train_batch_end(state.step, {"loss": elastic.mean(loss)})
+                watched.on_train_batch_end(state.step, {"loss": state.loss})
                 state.commit()
 
     watched.on_train_begin()
