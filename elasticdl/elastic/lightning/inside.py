@@ -316,8 +316,10 @@ class TrainerState(TrainerPlace):
     def _checkpoint(self, callbacks: dict[str, Any]) -> dict[str, Any]:
         """What else Lightning would save."""
         self.is_reading = True
-        checkpoint = self._trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        self.is_reading = False
+        try:
+            checkpoint = self._trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        finally:  # a callback may raise, and the next checkpoint is Lightning's own
+            self.is_reading = False
         for name in ("state_dict", "optimizer_states", "loops", "lr_schedulers"):
             checkpoint.pop(name, None)
         loggers = [(getattr(each, "_name", None), each.version) for each in self._trainer.loggers]
