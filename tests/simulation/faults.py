@@ -121,7 +121,7 @@ def _cut(link: Link, site: Site, fault: Fault) -> None:
 
 
 def _strike_group(site: Site, group: Group, struck: Process, fault: Fault) -> None:
-    """The process that speaks for the worker's processes; what does not concern it befalls process 0."""
+    """The process that speaks for the worker's processes. What can't befall it by itself is SIGTERM to the whole worker instead."""
     match fault.kind:
         case Kind.KILL | Kind.CRASH:
             group.kill(ExitCause.KILLED, -9)

@@ -126,7 +126,7 @@ class _Within:
 
 
 class Relay:
-    """The sessions of the processes, to which it is a master, and the one with the master, to which it is a worker."""
+    """As `elasticdl.places.worker_group.Relay`, which is asyncio's and gRPC's: to the processes it is a master, to the master a worker."""
 
     generation = 0
 

@@ -268,12 +268,9 @@ def _asks_at_once(bundle: Bundle, number: int, ask: pb.Ask) -> list[Said]:
     return [(MASTER, pb.WorkerMessage(ask=ask))]
 
 
-def _told_to_one(*kinds: str) -> Planting:
-    def of_master(bundle: Bundle, message: pb.MasterMessage) -> list[Said]:
-        said = _REAL_OF_MASTER(bundle, message)
-        return said[:1] if message.WhichOneof("body") in kinds else said
-
-    return _method(Bundle, "of_master", of_master)
+def _tells_one_of_breaks(bundle: Bundle, message: pb.MasterMessage) -> list[Said]:
+    said = _REAL_OF_MASTER(bundle, message)
+    return said[:1] if message.HasField("broken") else said
 
 
 def _keeps_asks(bundle: Bundle, message: pb.MasterMessage) -> list[Said]:
@@ -354,7 +351,12 @@ PLANTED = (
     ),
     PlantedFault("each process keeps the state by itself", _method(script, "_any", _by_itself), several=True),
     PlantedFault("a worker asks when one of its processes does", _method(Bundle, "_ask", _asks_at_once), several=True),
-    PlantedFault("one process alone hears that the world is broken", _told_to_one("broken"), first=60, several=True),
+    PlantedFault(
+        "one process alone hears that the world is broken",
+        _method(Bundle, "of_master", _tells_one_of_breaks),
+        first=60,
+        several=True,
+    ),
     PlantedFault(
         "a world does not answer who has asked for it again",
         _method(Bundle, "of_master", _keeps_asks),

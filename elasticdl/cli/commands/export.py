@@ -17,7 +17,7 @@ from elasticdl.common.errors import ElasticDLError, UserError
 
 # A process of its own: the command line knows no framework.
 _CONVERTER = ("-m", "torch.distributed.checkpoint.format_utils", "dcp_to_torch")
-LEAST_FREE = 1 << 20  # bytes; with less the disk is full, of which the converter says something else
+_LEAST_FREE = 1 << 20  # bytes; with less the disk is full, of which the converter says something else
 _METADATA = ".metadata"
 _NO_MODULE = "No module named 'torch'"
 
@@ -51,9 +51,9 @@ def export(folder: Path, file: Path) -> int:
                 errors="replace",
                 check=False,
             )
-            if done.returncode != 0 and shutil.disk_usage(aside).free < LEAST_FREE:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if done.returncode != 0:
+                if shutil.disk_usage(aside).free < _LEAST_FREE:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 raise _failure(folder, done.stderr)
             _require_free(file)
             made.replace(file)
