@@ -245,6 +245,8 @@ class Driver:
             what = f"workers {victim} and {peer}"
         self._network.cut(one, other)
         self._later(seconds, f"{what} can be reached again", lambda: self._network.heal(one, other))
+        if other is MASTER:  # steps go on without it, so none shows whether it is given up
+            self._later(seconds + HEARTBEAT_TIMEOUT, f"{what} is heard of again, or given up", lambda: None)
         return what
 
     def _process_of(self, worker: int, disturbance: Disturbance) -> int:
