@@ -212,7 +212,9 @@ class Checks:
             each.state.weights.comes_from(self._head)
             or (each.core.position.has_state and each.core.world.version == world)
             for each in others
-            if not each.session.closing
+            if not (
+                each.session.closing and each.held_when_told
+            )  # else it has come to hold the state, and nobody is asked for more
         )
         known = self._holder_died < process.told_at - HEARTBEAT_TIMEOUT  # the master may have counted on another before
         if not held and known and now - process.told_at < LINGER_SECONDS:

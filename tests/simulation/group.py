@@ -1,17 +1,30 @@
-"""A worker of several processes: the process that speaks for them, with the real `Bundle`, and what the processes agree upon among themselves.
+"""A worker of several processes: the process that speaks for them, with the real `GroupCore`, and what the processes agree upon among themselves.
 
 Each process holds the shards of its number, and has collectives with its equals in the other workers alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from elasticdl.elastic.core.protocol import ALONE
 from elasticdl.master.core.events import ExitCause
-from elasticdl.places.worker_group import MASTER, Bundle, Said
+from elasticdl.places.group_core import (
+    MASTER,
+    Action,
+    Begin,
+    Break,
+    Close,
+    Finish,
+    GroupCore,
+    Kill,
+    Say,
+    Terminate,
+    Waits,
+)
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.simulation.collectives import Collectives
 from tests.simulation.lineage import Model, Violation
@@ -23,9 +36,9 @@ if TYPE_CHECKING:
     from tests.simulation.site import Site
 
 NOTICED = 0.02  # seconds until the end of a process is heard of
-HOLD_SECONDS = 0.1  # of a failure, whose cause may be another process's death
-UNSAID_SECONDS = 0.3  # for the others, where one has ended without a word
-ALONE_SECONDS = 6.0  # more than a process takes to close its session
+WAITS = Waits(
+    hold=0.1, alone=6.0, unsaid=0.3, ending=math.inf
+)  # ``alone``: more than a process takes to close its session
 KEPT_WHOLE = "all processes of a worker keep the state, or none does"
 END_TOGETHER = "the processes of a worker end together"
 ONE_MOMENT = "the processes of a worker hold shards of one model"
@@ -39,22 +52,20 @@ class Group:
         self.worker_id, self.number = worker_id, 0
         self.size = site.plan.processes
         self.processes = [make(number, self) for number in range(self.size)]
+        self.core = GroupCore(self.size, WAITS)
         self.session = Relay(self)
-        self.frozen = False
+        self.frozen = self.over = False
         self._held: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self._inside = Collectives(site.clock, site.draw_network)
         self._world = replace(ALONE, version=1, size=self.size)  # of its processes among themselves
         self._end: tuple[ExitCause, int] | None = None  # of the first process that has failed
-
-    @property
-    def alive(self) -> bool:
-        return any(process.alive for process in self.processes)
+        self._due = math.inf
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Of its own process: a frozen one does it later."""
         if self.frozen:
             self._held.append((function, arguments))
-        elif self.alive:
+        elif not self.over:
             function(*arguments)
 
     def freeze(self, seconds: float) -> None:
@@ -68,40 +79,62 @@ class Group:
         for function, arguments in held:
             self.call(function, *arguments)
 
-    def terminate(self, besides: int | None = None) -> None:
-        for process in self.processes:
-            if process.number != besides:
-                process.call(process.terminated)
+    def terminate(self) -> None:
+        self.do(self.core.told_to_leave())
 
-    def kill(self, cause: ExitCause, code: int, besides: int | None = None) -> None:
-        self._end = self._end or (cause, code)
+    def kill(self, cause: ExitCause, code: int) -> None:
+        """It is gone, and takes what is left of its processes along."""
+        if self.over:
+            return
+        self.over = True
+        self.session.close()
         for process in self.processes:
-            if process.number != besides:
-                process.end(cause, code)
+            process.end(cause, code)
+        self.site.cluster.process_ended(self.processes[0], cause, code)
 
     def ended(self, process: Process, cause: ExitCause, code: int) -> None:
         """One of the processes is gone."""
-        if not self.alive:
-            cause, code = self._end or (cause, code)
-            if code == 0 and len({each.kept for each in self.processes}) > 1:
-                raise Violation(KEPT_WHOLE, f"worker {self.worker_id}: {[each.kept for each in self.processes]}")
-            self.session.close()
-            self.site.cluster.process_ended(self.processes[0], cause, code)
-            return
-        clock = self.site.clock
         if code:
             self._end = self._end or (cause, code)
-            clock.after(NOTICED * self.site.draw_network.random(), self.call, self.kill, cause, code)
-        else:
-            patience = ALONE_SECONDS if process.last_word or process.core.stopping else UNSAID_SECONDS
-            clock.after(patience, self.call, self._end_others, process)
+        after = NOTICED * self.site.draw_network.random()
+        self.site.clock.after(after, self.call, self._exited, process.number, code)
 
-    def _end_others(self, ended: Process) -> None:
-        """They go on, where one has come to the end of its script."""
-        if not ended.to_raise and not any(each.has_frozen for each in self.processes):
-            others = [each.number for each in self.processes if each.alive]
-            raise Violation(END_TOGETHER, f"worker {self.worker_id}: {others} go on without {ended.number}")
-        self.kill(ExitCause.CRASHED, 1)
+    def _exited(self, number: int, code: int) -> None:
+        self.do(self.core.exited(number, code, self.site.clock.now))
+
+    def do(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case Terminate(besides):
+                    for process in self.processes:
+                        if process.number != besides:
+                            process.call(process.terminated)
+                case Kill(besides):
+                    self._end = self._end or (ExitCause.CRASHED, 1)
+                    for process in self.processes:
+                        if process.number != besides:
+                            process.end(ExitCause.CRASHED, 1)
+                case Finish(code):
+                    self._finish(code)
+                case _:
+                    self.session.do(action)
+        if self.core.due < self._due:
+            self._due = self.core.due
+            self.site.clock.after(self._due - self.site.clock.now, self.call, self._pass_time)
+
+    def _pass_time(self) -> None:
+        self._due = math.inf
+        self.do(self.core.pass_time(self.site.clock.now))
+
+    def _finish(self, code: int) -> None:
+        on = [each.number for each in self.processes if each.alive]
+        if code == 0 and len({each.kept for each in self.processes}) > 1:
+            raise Violation(KEPT_WHOLE, f"worker {self.worker_id}: {[each.kept for each in self.processes]}")
+        # One that is frozen, or cut off from this process, may have said in time that it would end.
+        is_odd = any(each.to_raise or each.has_frozen or each.session.blocked_until for each in self.processes)
+        if code and not self._end and not is_odd:
+            raise Violation(END_TOGETHER, f"worker {self.worker_id}: {on} go on, where others have ended")
+        self.kill(*(self._end or ((ExitCause.CRASHED, code) if code else (ExitCause.CLEAN, 0))))
 
     def agree(self, process: Process, ticket: int, given: Any, combine: Callable[[Sequence[Any]], Any]) -> None:
         """All processes come here alike, and hold shards of one model. The process is resumed with what all have given."""
@@ -136,18 +169,48 @@ class Relay:
         self.stream: Stream | None = None  # to the master
         self.cut_from: dict[int, float] = {}
         self._group = group
-        self._bundle = Bundle(group.size)
         self._streams: dict[int, Stream] = {}  # of processes, once they have said hello
-        self._hellos: dict[int, pb.Hello] = {}
-        self._early: list[tuple[Stream, pb.WorkerMessage]] = []  # until the session with the master begins
-        self._ended: set[int] = set()  # processes that say no more
-        self._failed: dict[int, pb.WorkerMessage] = {}
-        self._tells_failure = self._is_failure_taken = False
+        self._was_replaced = False
 
     def close(self) -> None:
         self.alive = False
         if self.stream is not None:
             self.stream.close()
+
+    def do(self, action: Action) -> None:
+        match action:
+            case Say(whom, message):
+                self._send(whom, message.SerializeToString())
+            case Begin():
+                self._begin()
+            case Close(whom):
+                self._send(whom, None)
+                if whom != MASTER:
+                    self._streams.pop(whom).replaced = self._was_replaced
+            case Break(whom):
+                stream = self.stream if whom == MASTER else self._streams.pop(whom)
+                if whom == MASTER:
+                    self.stream = None
+                if stream is not None:
+                    stream.close()
+
+    def _send(self, whom: int, data: bytes | None) -> None:
+        if whom != MASTER:
+            self._streams[whom].send_down(data)
+        elif self.stream is not None:
+            self.stream.send_up(data)
+
+    def _begin(self) -> None:
+        group = self._group
+        is_free = group.site.clock.now >= self.blocked_until
+        master: Master | None = group.site.master_for() if is_free else None
+        self.stream = None if master is None else Stream(group, master)
+        if master is None:
+            group.site.clock.after(0.0, group.call, self._lose_master)
+
+    def _lose_master(self) -> None:
+        if self.stream is None:
+            self._group.do(self._group.core.master_lost(None))
 
     # ---- as streams know it ----
 
@@ -157,112 +220,38 @@ class Relay:
     def lose(self, stream: Stream) -> None:
         self._group.call(self._lose, stream)
 
-    # ---- the processes ----
-
     def _hear_process(self, stream: Stream, data: bytes | None) -> None:
-        number = stream.process.number
+        group, core, number = self._group, self._group.core, stream.process.number
+        now = group.site.clock.now
         if not stream.greeted:
             stream.greeted = True
-            self._drop_all()
-            self._streams[number] = stream
-            self._hellos[number] = pb.WorkerMessage.FromString(data or b"").hello
-            if len(self._streams) == self._group.size:
-                self._begin()
-        elif self._streams.get(number) is stream:
-            if data is None:
-                self._end_of(stream)
-                return
-            message = pb.WorkerMessage.FromString(data)
-            if message.WhichOneof("body") == "failed":
-                self._failed.setdefault(number, message)
-                self._group.site.clock.after(HOLD_SECONDS, self._group.call, self._tell_failure)
-            elif self.stream is None:
-                self._early.append((stream, message))
-            else:
-                self._say(stream, message)
-
-    def _say(self, stream: Stream, message: pb.WorkerMessage) -> None:
-        number = stream.process.number
-        if message.WhichOneof("body") == "draining" and message.draining.lingers:
-            self._group.terminate(number)
-        self._pass_on(self._bundle.of_process(number, message))
-
-    def _end_of(self, stream: Stream) -> None:
-        """It says no more."""
-        self._ended.add(stream.process.number)
-        self._end_failed()
-        is_told = not self._failed or self._is_failure_taken
-        if is_told and len(self._ended) == self._group.size and self.stream is not None:
-            self.stream.send_up(None)
-
-    def _end_failed(self) -> None:
-        for number in sorted(self._ended & self._failed.keys()) if self._is_failure_taken else ():
-            if number == next(iter(self._failed)):
-                self._group.kill(ExitCause.CRASHED, 1, number)
             if number in self._streams:
-                self._streams[number].send_down(None)
-
-    def _pass_on(self, said: Sequence[Said]) -> None:
-        for whom, message in said:
-            stream = self.stream if whom == MASTER else self._streams.get(whom)
-            if stream is not None:
-                (stream.send_up if whom == MASTER else stream.send_down)(message.SerializeToString())
-
-    def _drop_all(self) -> None:
-        """If a session is under way it is over, and the processes come again."""
-        if self.stream is not None:
-            stream, self.stream = self.stream, None
-            stream.close()
-            self._end_all()
-
-    def _end_all(self) -> None:
-        streams, self._streams, self._early = self._streams, {}, []
-        for each in streams.values():
-            each.close()
-
-    # ---- the master ----
-
-    def _begin(self) -> None:
-        group = self._group
-        is_free = group.site.clock.now >= self.blocked_until
-        master: Master | None = group.site.master_for() if is_free else None
-        self._ended.clear()
-        if master is None:
-            self._end_all()
-            return
-        self.stream, self._bundle = Stream(group, master), Bundle(group.size)
-        hello = self._bundle.hello([self._hellos[number] for number in range(group.size)])
-        self.stream.send_up(hello.SerializeToString())
-        if self._tells_failure:
-            self._tell_failure()
-        early, self._early = self._early, []
-        for stream, message in early:
-            if self._streams.get(stream.process.number) is stream:
-                self._say(stream, message)
-
-    def _tell_failure(self) -> None:
-        self._tells_failure = True
-        if self.stream is not None:
-            self.stream.send_up(next(iter(self._failed.values())).SerializeToString())
+                self._lose(self._streams[number])
+            self._streams[number] = stream
+            group.do(core.came(number, pb.WorkerMessage.FromString(data or b"").hello, now))
+        elif self._streams.get(number) is stream:
+            actions = (
+                core.said_all(number) if data is None else core.heard(number, pb.WorkerMessage.FromString(data), now)
+            )
+            group.do(actions)
 
     def _hear_master(self, stream: Stream, data: bytes | None) -> None:
+        core = self._group.core
+        if stream is not self.stream:
+            return
         if data is not None:
-            message = pb.MasterMessage.FromString(data)
-            self._pass_on(self._bundle.of_master(message))
-            if message.HasField("last_word_taken") and self._tells_failure:
-                self._is_failure_taken = True
-                self._end_failed()
+            self._group.do(core.heard_of_master(pb.MasterMessage.FromString(data)))
             return
         self.stream, stream.broken = None, True
-        streams, self._streams, self._early = self._streams, {}, []
-        for each in streams.values():
-            each.replaced = stream.replaced
-            each.send_down(None)
+        self._was_replaced = stream.replaced
+        self._group.do(core.master_closed())
+        self._was_replaced = False
 
     def _lose(self, stream: Stream) -> None:
+        number = stream.process.number
         if stream is self.stream:
             self.stream = None
-            self._end_all()
-        elif self._streams.get(stream.process.number) is stream:
-            del self._streams[stream.process.number]
-            self._drop_all()
+            self._group.do(self._group.core.master_lost(None))
+        elif self._streams.get(number) is stream:
+            del self._streams[number]
+            self._group.do(self._group.core.lost(number))

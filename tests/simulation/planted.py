@@ -25,7 +25,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.fleet import Fleet, Losses, Streak
 from elasticdl.master.core.values import World as MastersWorld
 from elasticdl.master.core.worker_record import JobSnapshot
-from elasticdl.places.worker_group import MASTER, Bundle, Said
+from elasticdl.places.group_core import MASTER, Bundle, GroupCore, Say
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.simulation import script
 from tests.simulation.adapter import MasterCore
@@ -264,26 +264,31 @@ def _by_itself(process: Process, mine: Any) -> Generator[None, Any, Any]:
     return mine
 
 
-def _asks_at_once(bundle: Bundle, number: int, ask: pb.Ask) -> list[Said]:
-    return [(MASTER, pb.WorkerMessage(ask=ask))]
+def _asks_at_once(bundle: Bundle, number: int, ask: pb.Ask) -> list[Say]:
+    return [Say(MASTER, pb.WorkerMessage(ask=ask))]
 
 
-def _tells_one_of_breaks(bundle: Bundle, message: pb.MasterMessage) -> list[Said]:
+def _tells_one_of_breaks(bundle: Bundle, message: pb.MasterMessage) -> list[Say]:
     said = _REAL_OF_MASTER(bundle, message)
     return said[:1] if message.HasField("broken") else said
 
 
-def _keeps_asks(bundle: Bundle, message: pb.MasterMessage) -> list[Said]:
+def _keeps_asks(bundle: Bundle, message: pb.MasterMessage) -> list[Say]:
     asks = bundle._asks
     said = _REAL_OF_MASTER(bundle, message)
     bundle._asks = asks
     return said
 
 
-def _finished_at_once(bundle: Bundle, number: int, message: pb.WorkerMessage) -> list[Said]:
-    return [(MASTER, message)] if message.HasField("finished") else _REAL_OF_PROCESS(bundle, number, message)
+def _finished_at_once(bundle: Bundle, number: int, message: pb.WorkerMessage) -> list[Say]:
+    return [Say(MASTER, message)] if message.HasField("finished") else _REAL_OF_PROCESS(bundle, number, message)
 
 
+def _loses_what_is_early(core: GroupCore, number: int, message: pb.WorkerMessage, now: float) -> Any:
+    return _REAL_HEARD(core, number, message, now) if core._bundle or message.HasField("failed") else []
+
+
+_REAL_HEARD = GroupCore.heard
 _REAL_OF_MASTER, _REAL_OF_PROCESS = Bundle.of_master, Bundle.of_process
 _REAL_PUT_AWAY = _Training._before_vote
 _REAL_COMMIT, _REAL_LEAVE, _REAL_SYNCED = Position.commit, Position.leave, Position.synced
@@ -367,6 +372,11 @@ PLANTED = (
         "a worker has finished when a process has",
         _method(Bundle, "of_process", _finished_at_once),
         first=25,
+        several=True,
+    ),
+    PlantedFault(
+        "what a process says before the others have come is lost",
+        _method(GroupCore, "heard", _loses_what_is_early),
         several=True,
     ),
     # What workers compare.

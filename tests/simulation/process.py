@@ -159,6 +159,8 @@ class Process:
                 process.session.stream.broken = True
         if self.to_master.stream is not None:
             self.to_master.stream.broken = True
+        if self.group is not None:
+            self.group.over = True
         self.site.clock.after(seconds, self.site.cluster.process_ended, self, ExitCause.KILLED, -9)
 
     # ---- its worker ----

@@ -17,8 +17,19 @@ from elasticdl.job import messages as m
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.core.events import FromWorker, WorkerDisconnected
 from elasticdl.master.shell.calls import TokenAccess
-from elasticdl.places import worker_group
-from elasticdl.places.worker_group import MASTER, Bundle, Relay, main
+from elasticdl.places.group_core import (
+    MASTER,
+    Break,
+    Bundle,
+    Close,
+    Finish,
+    GroupCore,
+    Kill,
+    Say,
+    Terminate,
+    Waits,
+)
+from elasticdl.places.worker_group import Relay, main
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 from tests.contract.test_access import DEADLINE, serving
@@ -101,27 +112,166 @@ whatever else the master says is for all
 """
 
 
+# What becomes of the sessions and of the processes.
+CORE = r"""
+the session begins when all have come and nothing is lost that one has said before
+  0 comes; 0: ask { step: 7 } -> nothing
+  1 comes -> begin; master: hello { ... }
+  1: ask { step: 7 } -> master: ask { step: 7 }
+if one of them goes all come again and what was said is not counted (there)
+  0: ask { step: 7 }; 0 is lost -> break master; break 1
+  0: ask { step: 8 }; 0 is lost; 1 comes -> nothing
+  0 comes -> begin; master: hello { ... }
+  1: ask { step: 7 } -> nothing
+if the master goes the processes come again and are told why (there)
+  master is lost -> break 0: gone; break 1: gone
+  1 comes; 0 comes -> begin; ...
+the session ends when none has more to say (there)
+  0 is done -> nothing
+  1 is done -> close master
+  master closes -> close 0; close 1
+who is done before all have come is so in the session
+  0 comes; 0: finished { step: 7 }; 0 is done; 1 comes; 1: finished { step: 7 }
+      -> begin; master: hello { ... }; master: finished { step: 7 }
+  1 is done -> close master
+
+a failure waits for its cause and the one that came first is told (there)
+  1: failed { message: "no memory" } -> due = 1.0
+  tick 0.5; 0: failed { message: "another is gone" }; 0: progress { total_steps: 9 } -> master: progress { ... }
+  tick 0.4 -> nothing
+  tick 0.1 -> master: failed { message: "process 1 of the worker: no memory" }
+who has failed ends when the master has its word and the others are killed (there)
+  1: failed { message: "no memory" }; 1 is done; tick 1 -> master: failed { ... }
+  master: last_word_taken { } -> 0: last_word_taken { }; 1: last_word_taken { }; kill all but 1; close 1; break master; break 0
+  0 exits -9; 1 exits 1 -> finish 1: process 1 of this worker has ended with exit code 1: the others are killed
+it may end later than its word is taken (there)
+  1: failed { message: "no memory" }; tick 1; master: last_word_taken { } -> ...; 1: last_word_taken { }
+  1 is done -> kill all but 1; close 1; break master; break 0
+if all have failed it is the first that ends by itself (there)
+  1: failed { message: "no memory" }; 0: failed { message: "another is gone" }; 0 is done; 1 is done; tick 1
+      -> master: failed { ... }
+  master: last_word_taken { } -> ...; kill all but 1; close 0; close 1; break master
+a failure that a lost master was told is told the next (there)
+  1: failed { message: "no memory" }; tick 1 -> master: failed { ... }
+  master is lost; 0 comes; 1 comes -> ...; begin; master: hello { ... }; master: failed { ... }
+a failure while no master is there is told the next
+  0 comes; 0: failed { message: "no memory" }; tick 1 -> nothing
+  1 comes -> begin; master: hello { ... }; master: failed { ... }
+an answer to somebody else's last word ends nobody (there)
+  1: failed { message: "no memory" }; 1 is done; master: last_word_taken { } -> 0: last_word_taken { }; 1: last_word_taken { }
+
+who is told to leave by a signal while it lingers has all told by one (there)
+  1: draining { reason: "SIGTERM" lingers: true } -> terminate all but 1; master: draining { ... }
+
+the worker ends with the last of its processes
+  1 exits 0 -> nothing
+  0 exits 0 -> finish 0
+the first that fails ends the worker
+  1 exits 3 -> finish 3: process 1 of this worker has ended with exit code 3: the others are killed
+a signal is told as a shell tells it
+  1 exits -9 -> finish 137: process 1 of this worker has ended with signal 9: the others are killed
+who ends without a word has the others end soon
+  1 exits 0 -> due = 2.0
+  tick 2 -> finish 1: processes [0] of this worker go on, where another's script has ended: end all alike
+who has said that it ends gives the others time (there)
+  for WORD in draining { }, finished { }
+  1: WORD; 1 exits 0 -> ...; due = 30.0
+who was told to leave by a signal gives the others time
+  all get SIGTERM -> terminate all
+  1 exits 0 -> due = 30.0
+who was told to leave by the master gives the others time (there)
+  for WORD in drain { }, stop_work { }
+  master: WORD; 1 exits 0 -> ...; due = 30.0
+
+where the script has ended in one alone it has failed there (there)
+  0: heartbeat { ending: true }; 1: heartbeat { } -> ...; due = 90.0
+  tick 90 -> nothing
+  tick 1 -> master: failed { message: "process 0 of the worker: the script has ended here, and goes on in processes [1]: ..." trained: true users: true }
+  master: last_word_taken { } -> 0: last_word_taken { }; 1: last_word_taken { }; finish 1
+those who come to the end one after the other have not (there)
+  0: heartbeat { ending: true }; 1: heartbeat { }; tick 80 -> ...
+  1: heartbeat { ending: true } -> due = inf
+"""
+
+
+def as_told(action):
+    """As the stories have it."""
+    match action:
+        case Say(whom, message):
+            return f"{name_of(whom)}: {text_format.MessageToString(message, as_one_line=True)}"
+        case Close(whom):
+            return f"close {name_of(whom)}"
+        case Break(whom, why):
+            return f"break {name_of(whom)}" + f": {why}" * bool(why)
+        case Kill(besides) | Terminate(besides):
+            return f"{type(action).__name__.lower()} all" + ("" if besides is None else f" but {besides}")
+        case Finish(code, log, last_words):
+            return f"finish {code}" + f": {log}{last_words}" * bool(log or last_words)
+        case _:
+            return type(action).__name__.lower()
+
+
+def name_of(whom):
+    return "master" if whom == MASTER else str(whom)
+
+
 @pytest.mark.parametrize("story", told_in(BUNDLE))
 def test_what_processes_say_as_one(story):
     title, *lines = story
     bundle = Bundle(int(settings_of(title).get("processes", 2)))
     for line in lines:
-        told = []
+        said = []
         for part in parts_of(line.partition("->")[0]):
             who, _, text = part.partition(": ")
             if who == "master":
-                said = bundle.of_master(text_format.Parse(text, pb.MasterMessage()))
+                said += bundle.of_master(text_format.Parse(text, pb.MasterMessage()))
             else:
-                said = bundle.of_process(int(who), text_format.Parse(text, pb.WorkerMessage()))
-            for whom, message in said:
-                text = text_format.MessageToString(message, as_one_line=True)
-                told.append(f"{'master' if whom == MASTER else whom}: {text}")
-        check(line, told)
+                said += bundle.of_process(int(who), text_format.Parse(text, pb.WorkerMessage()))
+        check(line, list(map(as_told, said)))
+
+
+@pytest.mark.parametrize("story", told_in(CORE))
+def test_how_sessions_and_processes_end(story):
+    title, *lines = story
+    core, now = GroupCore(2), 0.0
+
+    def happen(what):
+        nonlocal now
+        who, _, text = what.partition(": ") if ": " in what.partition("{")[0] else what.partition(" ")
+        match who, *text.split():
+            case "tick", seconds:
+                now = round(now + float(seconds), 3)
+                return core.pass_time(now)
+            case "master", "closes":
+                return core.master_closed()
+            case "master", "is", "lost":
+                return core.master_lost("gone")
+            case "all", "get", "SIGTERM":
+                return core.told_to_leave()
+            case "master", *_:
+                return core.heard_of_master(text_format.Parse(text, pb.MasterMessage()))
+            case _, "comes":
+                return core.came(int(who), HELLO, now)
+            case _, "is", "done":
+                return core.said_all(int(who))
+            case _, "is", "lost":
+                return core.lost(int(who))
+            case _, "exits", code:
+                return core.exited(int(who), int(code), now)
+            case _:
+                return core.heard(int(who), text_format.Parse(text, pb.WorkerMessage()), now)
+
+    if "there" in settings_of(title):
+        happen("0 comes"), happen("1 comes")
+    for line in lines:
+        told = [action for part in parts_of(line.partition("->")[0]) for action in happen(part)]
+        check(line, list(map(as_told, told)), lambda name: str(getattr(core, name)))
 
 
 @pytest.mark.parametrize(("worlds", "world"), [((4, 4), 4), ((4, 5), 0), ((0, 4), 0)])
 def test_a_worker_whose_processes_are_in_different_worlds_is_in_none(worlds, world):
-    hello = Bundle(2).hello([pb.Hello(worker_id=3, host="h", world_version=each, pid=1) for each in worlds]).hello
+    said = Bundle(2).hello([pb.Hello(worker_id=3, host="h", world_version=each, pid=1) for each in worlds])
+    hello = said.message.hello
     assert (hello.worker_id, hello.host, hello.pid, hello.world_version) == (3, "h", os.getpid(), world)
 
 
@@ -151,12 +301,13 @@ class Process:
 async def relayed(tmp_path):
     """A worker of two processes between them and a master."""
     with serving(TokenAccess(OF_MASTER), tmp_path / "journal.jsonl") as master:
-        relay = Relay(WorkerEnvironment(f"127.0.0.1:{master.port}", OF_MASTER, 3, "job.json"), 2)
+        killed = []
+        core = GroupCore(2, Waits(hold=0.3))
+        relay = Relay(WorkerEnvironment(f"127.0.0.1:{master.port}", OF_MASTER, 3, "job.json"), core, killed.append)
         server = grpc.aio.server(options=SERVER_OPTIONS)
         pb_grpc.add_MasterServicer_to_server(relay, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        keeping = asyncio.ensure_future(relay.keep())
 
         def said():
             return [each.said for each in master.events if isinstance(each, FromWorker)]
@@ -171,9 +322,10 @@ async def relayed(tmp_path):
                 await process.say(HELLO, *more)
                 return process
 
-            yield SimpleNamespace(master=master, relay=relay, channel=channel, come=come, said=said, has=has)
-        keeping.cancel()
-        await asyncio.wait({keeping})
+            yield SimpleNamespace(
+                master=master, relay=relay, channel=channel, come=come, said=said, has=has, killed=killed
+            )
+        relay.stop()
         await server.stop(0)
 
 
@@ -219,66 +371,15 @@ async def test_if_the_session_of_one_breaks_all_come_anew(worker):
 
 
 @on(relayed)
-async def test_the_failure_that_came_first_is_told_when_it_is_time(worker):
-    first, second = await worker.come(0), await worker.come(1)
-    assert [await first.hears(), await second.hears()] == ["welcome", "welcome"]
-    await second.say(pb.Failed(message="no memory"))
-    await asyncio.wait_for(worker.relay.has_failed.wait(), DEADLINE)
-    await first.say(pb.Failed(message="another is gone"), pb.Progress(total_steps=9))
-    await worker.has(lambda: len(worker.said()) > 1)
-    assert bodies(worker.said()) == ["Hello", "Progress"]
-    worker.relay.tell_failure()
-    assert [await first.hears(), await second.hears()] == ["last_word_taken"] * 2
-    assert worker.said()[2] == m.Failed(False, "process 1 of the worker: no memory")
-
-
-@on(relayed)
 async def test_who_has_failed_ends_when_the_master_has_taken_that_and_the_others_are_killed(worker):
-    killed = []
-    worker.relay.kill_others = killed.append
     first, second = await worker.come(0), await worker.come(1)
     assert [await first.hears(), await second.hears()] == ["welcome", "welcome"]
     await second.say(pb.Failed(message="no memory"))
     await second.call.done_writing()
-    await asyncio.wait_for(worker.relay.has_failed.wait(), DEADLINE)
-    await asyncio.sleep(0.1)
-    assert killed == [], "the master may not be there, and the others are needed for the next session with it"
-    worker.relay.tell_failure()
     heard = [[await each.hears() for _ in range(2)] for each in (second, first)]
     assert heard == [["last_word_taken", grpc.StatusCode.OK], ["last_word_taken", UNAVAILABLE]]
-    assert killed == [1]
-
-
-@on(relayed)
-async def test_if_all_have_failed_it_is_the_first_that_ends_by_itself(worker):
-    killed = []
-    worker.relay.kill_others = killed.append
-    first, second = await worker.come(0), await worker.come(1)
-    assert [await first.hears(), await second.hears()] == ["welcome", "welcome"]
-    await second.say(pb.Failed(message="no memory"))
-    await asyncio.wait_for(worker.relay.has_failed.wait(), DEADLINE)
-    await first.say(pb.Failed(message="another is gone"))
-    for process in (first, second):
-        await process.call.done_writing()
-    await asyncio.sleep(0.1)
-    worker.relay.tell_failure()
-    for process in (first, second):
-        assert [await process.hears(), await process.hears()] == ["last_word_taken", grpc.StatusCode.OK]
-    assert killed == [1]
-
-
-@on(relayed)
-async def test_a_failure_that_a_lost_master_was_told_is_told_the_next(worker):
-    first, second = await worker.come(0), await worker.come(1)
-    assert [await first.hears(), await second.hears()] == ["welcome", "welcome"]
-    await second.say(pb.Failed(message="no memory"))
-    await asyncio.wait_for(worker.relay.has_failed.wait(), DEADLINE)
-    first.call.cancel()
-    assert await second.hears() is UNAVAILABLE
-    worker.relay.tell_failure()
-    first, second = await worker.come(0), await worker.come(1, pb.Failed(message="no memory"))
-    for process in (first, second):
-        assert [await process.hears(), await process.hears()] == ["welcome", "last_word_taken"]
+    assert worker.said()[1] == m.Failed(False, "process 1 of the worker: no memory")
+    assert worker.killed == [Kill(besides=1)]
 
 
 @on(relayed)
@@ -305,7 +406,7 @@ while not all(pathlib.Path(each).exists() for each in '01'): time.sleep(0.01)"""
 def run(tmp_path, monkeypatch, capfd):
     """Run a worker of two such scripts, and no master; returns its exit code. Nothing of them is left."""
 
-    def run_one(script):
+    def run_one(script, waits=None):
         command = (sys.executable, "-c", f"{BEGINS}\n{STARTED}\n{script}")
         spec = JobSpec(command=command, processes_per_worker=2, start_method="spawn")
         path = tmp_path / "job.json"
@@ -313,7 +414,7 @@ def run(tmp_path, monkeypatch, capfd):
         environment = WorkerEnvironment("127.0.0.1:1", Token("secret"), 3, str(path))
         for name, value in {**environment.to_env(), STACKS: "stacks"}.items():
             monkeypatch.setenv(name, value)
-        code = main()
+        code = main(waits)
         pids = [int((tmp_path / each).read_text()) for each in "01"]
         assert not any(map(psutil.pid_exists, pids))
         return code
@@ -326,7 +427,6 @@ def run(tmp_path, monkeypatch, capfd):
     ("script", "code"),
     [
         ("", 0),
-        ("sys.exit(3 if number else 0)", 3),
         ("sys.exit(3) if number == 0 else time.sleep(60)", 3),
         ("os.kill(os.getpid(), signal.SIGKILL) if number else time.sleep(60)", 137),
     ],
@@ -335,9 +435,8 @@ def test_the_first_that_fails_ends_the_others_and_its_exit_code_is_the_workers(r
     assert run(script) == code
 
 
-def test_where_one_goes_on_without_the_others_the_worker_has_failed(run, monkeypatch, capfd):
-    monkeypatch.setattr(worker_group, "ALONE_SECONDS", 0.2)
-    assert run("time.sleep(60) if number else None") == 1
+def test_where_one_goes_on_without_the_others_the_worker_has_failed(run, capfd):
+    assert run("time.sleep(60) if number else None", Waits(unsaid=0.2)) == 1
     assert "elasticdl: processes [1] of this worker go on, where another's script has ended" in capfd.readouterr().err
 
 
