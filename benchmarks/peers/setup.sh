@@ -9,5 +9,6 @@ folder=${XDG_CACHE_HOME:-$HOME/.cache}/elasticdl/peers/torchft
 [ -x "$folder/bin/torchft_lighthouse" ] && { echo "torchft is there: $folder"; exit 0; }
 rm -rf "$folder"
 "$python" -m venv "$folder"
-"$folder/bin/pip" install --quiet torch==2.13.0 numpy torchft-nightly==2026.10.26
+# The measured loops import elasticdl.
+"$folder/bin/pip" install --quiet torch==2.13.0 torchft-nightly==2026.10.26 "$(dirname "$0")/../.."
 echo "torchft is ready: $folder"
