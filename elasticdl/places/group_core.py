@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -216,7 +216,7 @@ class GroupCore:
         """One has gone: all that are left come again."""
         return [Break(MASTER), *(Break(each) for each in self._forget())] if self._bundle else []
 
-    def _forget(self) -> Iterable[int]:
+    def _forget(self) -> list[int]:
         """The session with the master is over. Returns who had come."""
         came = sorted(self._hellos)
         self._bundle = None

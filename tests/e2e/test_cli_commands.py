@@ -6,11 +6,15 @@ import json
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
+from tempfile import mkdtemp
 
 import psutil
 import pytest
 from running_job import DEADLINE, run_cli, start
+
+from tests.waiting import wait_until
 
 SIMULATED = (sys.executable, str(Path(__file__).with_name("simulated_worker.py")))
 FOREVER = "1000000"
@@ -77,17 +81,24 @@ FILLS = "import os, time\nif os.environ['ELASTICDL_WORKER_ID'] == '0': b'1' * (1
 
 
 @pytest.fixture
-def group(tmp_path):
+def group():
     """A control group with half a gigabyte of memory."""
-    made = Path("/sys/fs/cgroup", "memory" if Path("/sys/fs/cgroup/memory").is_dir() else "", tmp_path.name)
+    groups = Path("/sys/fs/cgroup", "memory" if Path("/sys/fs/cgroup/memory").is_dir() else "")
     try:
-        made.mkdir()
-        limit = made / ("memory.limit_in_bytes" if made.parent.name == "memory" else "memory.max")
+        made = Path(mkdtemp(prefix="elasticdl-", dir=groups))
+        limit = made / ("memory.limit_in_bytes" if groups.name == "memory" else "memory.max")
         limit.write_text(str(1 << 29))
     except OSError as error:
         pytest.skip(f"no control group can be made: {error}")
     yield made
-    made.rmdir()
+    # The kernel may be busy with it for a moment, once its last process is gone.
+    wait_until(lambda: _is_removed(made), (made / "cgroup.procs").read_text, 5.0)
+
+
+def _is_removed(group):
+    with suppress(OSError):
+        group.rmdir()
+    return not group.exists()
 
 
 def test_a_worker_out_of_memory_is_told_and_replaced(tmp_path, group):

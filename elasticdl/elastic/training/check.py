@@ -333,16 +333,14 @@ class Check:
         Raises:
             UserError, WorldBroken: this process has found nothing amiss, and another one has.
         """
-        inside = self._collective.inside
         differs = bool(found.model) and not repairs
-        some_differ, some_repair = inside.any(differs), inside.any(repairs)
-        refuses = inside.any(differs and bool(found.refused))
-        is_refused = inside.any(differs and self._worker_id in found.refused)
+        mine = (differs, repairs, differs and bool(found.refused), differs and self._worker_id in found.refused)
+        some_differ, some_repair, refuses, is_refused = self._collective.inside.sum([*map(float, mine)])
         if some_differ and not differs:
             if refuses and not is_refused:
                 raise WorldBroken("a worker is refused, which holds another state")
             raise UserError("another process of this worker holds another state than its equals in the other workers")
-        return some_repair and not some_differ
+        return bool(some_repair and not some_differ)
 
     def _tell_once(self, *what: str, text: str) -> None:
         if not self._told.issuperset(what) and self._collective.world.rank == 0:
