@@ -8,6 +8,7 @@ of processes read it, as does a script without elasticdl.
 """
 
 import argparse
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,7 +66,8 @@ class Checkpoints:
 
     def __init__(self, folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._folder, self._model, self._optimizer = folder, model, optimizer
-        self._group = dist.new_group(backend="gloo")  # of its own: it writes while the default group trains
+        # Of its own: it writes while the default group trains.
+        self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self._writing = None
 
     def write(self, epochs: int) -> None:
@@ -100,13 +102,17 @@ def main() -> None:
     options = parser.parse_args()
 
     has_gpu = torch.cuda.is_available()
-    dist.init_process_group("nccl" if has_gpu else "gloo")
-    device = torch.device("cuda", dist.get_rank()) if has_gpu else torch.device("cpu")
+    is_shared = "RANK" in os.environ  # a worker of one process holds the whole model
+    if is_shared:
+        dist.init_process_group("nccl" if has_gpu else "gloo")
+    process = dist.get_rank() if is_shared else 0
+    device = torch.device("cuda", process) if has_gpu else torch.device("cpu")
     torch.manual_seed(0)
     model = Transformer().to(device)
-    for block in model.blocks:
-        fully_shard(block)
-    fully_shard(model)
+    if is_shared:
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loader = DataLoader(sequences(options.samples), batch_size=options.batch_size, shuffle=True)
     checkpoints = Checkpoints(options.checkpoint_dir, model, optimizer) if options.checkpoint_dir else None
@@ -122,13 +128,14 @@ def main() -> None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
         mean = elastic.mean(loss)
-        if elastic.rank() == dist.get_rank() == 0:
+        if elastic.rank() == process == 0:
             print(f"epoch {epoch + 1}: loss {mean:.4f}", flush=True)
         if checkpoints:
             elastic.on_one(checkpoints.write, epoch + 1)
     if checkpoints:
         checkpoints.wait()
-    dist.destroy_process_group()
+    if is_shared:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
