@@ -127,9 +127,8 @@ class GroupCore:
             self._hold_until, self._is_told = math.inf, True
             actions += self._tell_failure()
         if now >= self._alone_until:
-            self._alone_until, others = math.inf, sorted(self._running)
-            text = f"processes {others} of this worker go on, where another's script has ended: end all alike"
-            actions.append(Finish(1, last_words=text))
+            self._alone_until = math.inf
+            actions.append(self._end_others())
         return actions
 
     # ---- the processes' sessions ----
@@ -201,16 +200,24 @@ class GroupCore:
     def exited(self, number: int, code: int, now: float) -> list[Action]:
         """``code``: negative for the signal that has killed it."""
         self._running.discard(number)
-        if number not in self._killed:
-            if code:
-                name = f"signal {-code}" if code < 0 else f"exit code {code}"
-                log = f"process {number} of this worker has ended with {name}: the others are killed"
-                return [Finish(code if code > 0 else 128 - code, log=log)]
-            waits = self._waits
-            self._alone_until = now + (waits.alone if number in self._may_end else waits.unsaid)
+        if number in self._killed:  # who has failed may wait at its end for what another has left in a collective
+            self._alone_until = now + self._waits.unsaid
+        elif code:
+            name = f"signal {-code}" if code < 0 else f"exit code {code}"
+            log = f"process {number} of this worker has ended with {name}: the others are killed"
+            return [Finish(code if code > 0 else 128 - code, log=log)]
+        else:
+            self._alone_until = now + (self._waits.alone if number in self._may_end else self._waits.unsaid)
         return [] if self._running else [Finish(0)]
 
     # ---- parts ----
+
+    def _end_others(self) -> Finish:
+        others = sorted(self._running)
+        if self._killed:
+            return Finish(1, log=f"process {others[0]} of this worker has failed, and does not end: it is killed")
+        text = f"processes {others} of this worker go on, where another's script has ended: end all alike"
+        return Finish(2, last_words=text)
 
     def _break_off(self) -> list[Action]:
         """One has gone: all that are left come again."""

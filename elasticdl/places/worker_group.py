@@ -5,7 +5,7 @@ speaks for them: each has a session with this process, which has one with the ma
 they ask for the next world when all are ready. When one of them ends otherwise than with status 0, the others are killed.
 
 Exit codes: 0 all have ended with 0; that of the first process which has not, or 128 and the number of the signal that has killed it; 1 a process has
-ended, and the others go on without it.
+failed, and does not end; 2 a process has ended, and the others go on without it.
 """
 
 from __future__ import annotations

@@ -144,6 +144,10 @@ who has failed ends when the master has its word and the others are killed (ther
   1: failed { message: "no memory" }; 1 is done; tick 1 -> master: failed { ... }
   master: last_word_taken { } -> 0: last_word_taken { }; 1: last_word_taken { }; kill all but 1; close 1; break master; break 0
   0 exits -9; 1 exits 1 -> finish 1: process 1 of this worker has ended with exit code 1: the others are killed
+if it does not end it is killed as well (there)
+  1: failed { message: "no memory" }; 1 is done; tick 1; master: last_word_taken { } -> ...
+  0 exits -9 -> due = 3.0
+  tick 2 -> finish 1: process 1 of this worker has failed, and does not end: it is killed
 it may end later than its word is taken (there)
   1: failed { message: "no memory" }; tick 1; master: last_word_taken { } -> ...; 1: last_word_taken { }
   1 is done -> kill all but 1; close 1; break master; break 0
@@ -172,7 +176,7 @@ a signal is told as a shell tells it
   1 exits -9 -> finish 137: process 1 of this worker has ended with signal 9: the others are killed
 who ends without a word has the others end soon
   1 exits 0 -> due = 2.0
-  tick 2 -> finish 1: processes [0] of this worker go on, where another's script has ended: end all alike
+  tick 2 -> finish 2: processes [0] of this worker go on, where another's script has ended: end all alike
 who has said that it ends gives the others time (there)
   for WORD in draining { }, finished { }
   1: WORD; 1 exits 0 -> ...; due = 30.0
@@ -436,7 +440,7 @@ def test_the_first_that_fails_ends_the_others_and_its_exit_code_is_the_workers(r
 
 
 def test_where_one_goes_on_without_the_others_the_worker_has_failed(run, capfd):
-    assert run("time.sleep(60) if number else None", Waits(unsaid=0.2)) == 1
+    assert run("time.sleep(60) if number else None", Waits(unsaid=0.2)) == 2
     assert "elasticdl: processes [1] of this worker go on, where another's script has ended" in capfd.readouterr().err
 
 

@@ -27,7 +27,7 @@ from elasticdl.elastic.core.training_step import Vote
 from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader, ElasticSampler
 from elasticdl.elastic.torch_kit.passes import Remedy, is_alike, least_samples, modules_of, named_buffers
 from elasticdl.elastic.torch_kit.reducer import GradientReducer
-from elasticdl.elastic.torch_kit.refusals import each_of, is_other_kind, of_shared, refuse, require_summable
+from elasticdl.elastic.torch_kit.refusals import each_of, is_other_kind, require_summable
 from elasticdl.elastic.torch_kit.shards import spread_of
 from elasticdl.elastic.torch_kit.tensors import (
     ElasticContext,
@@ -422,7 +422,6 @@ class TorchState(state.TrainingState):
         super().__init__(job, tensors_of(job), GroupSettings(optimizer), sampler, values)
         self._updates_within = updates_within
         if job.inside.size > 1:
-            refuse(type(self).__name__, of_shared())
             job.spread = spread_of(
                 [model, *(each for each in values.values() if isinstance(each, torch.nn.Module))], job.inside
             )
