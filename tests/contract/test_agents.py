@@ -147,9 +147,7 @@ async def test_an_agent_that_is_never_taken_says_so_in_a_line(scene):
 async def test_who_has_no_master_for_too_long_looks_for_none_any_more(scene, readable, told):
     """Nor minds till then, who has had one, a certificate that can't be read."""
     master, orders, can_read, seconds = await scene.master(), asyncio.Queue(), [True], [0.0]
-    moments = itertools.accumulate(
-        iter(lambda: seconds[-1], None)
-    )  # it is as much later whenever the time is asked for
+    moments = itertools.accumulate(iter(lambda: seconds[-1], None))  # so much later whenever the time is asked for
     environment = WorkerEnvironment(f"127.0.0.1:{master.port}", TOKEN, 0, "", master_timeout=600)
 
     def hello():

@@ -253,11 +253,7 @@ async def test_a_worker_that_is_killed_does_not_wait_for_a_process_to_fork_from_
 
 # What a module does that is imported before workers are forked, and what is told of it, once.
 THREAD = "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
-UNSAFE = {
-    "threads": (THREAD, "threads"),
-    "ends": ("import os; os._exit(1)", "is gone"),
-    "raises": ("1 / 0", "is gone"),
-}
+UNSAFE = {"threads": (THREAD, "threads"), "ends": ("import os; os._exit(1)", "is gone"), "raises": ("1 / 0", "is gone")}
 
 
 @pytest.mark.parametrize(("text", "reason"), UNSAFE.values(), ids=UNSAFE)

@@ -30,21 +30,16 @@ def start_echo(pods, name):
 
 
 def say(address, data):
-    """What comes back."""
-    with connected(address) as connection:
+    """What comes back; nothing of a connection that is reset."""
+    with connected(address) as connection, connection.makefile("rb") as answer:
         writer = threading.Thread(target=connection.sendall, args=(data,))
         writer.start()
-        found = b""
-        while len(found) < len(data):
-            try:
-                chunk = connection.recv(1 << 16)
-            except ConnectionResetError:
-                break
-            if not chunk:
-                break
-            found += chunk
-        writer.join()
-        return found
+        try:
+            return answer.read(len(data))
+        except ConnectionResetError:
+            return b""
+        finally:
+            writer.join()
 
 
 def connected(address):

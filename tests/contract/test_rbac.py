@@ -1,5 +1,6 @@
 """Whom a job's pods are to a real API server, and what they may do there: what the Role says, and nothing else."""
 
+import itertools
 from urllib.parse import urlsplit
 
 import pytest
@@ -49,27 +50,16 @@ def master(in_the_masters_pod, place):
 def allowed(api, namespace):
     """All that whoever asks may do there."""
     review = {"spec": {"namespace": namespace}}
-    may = client.AuthorizationV1Api(api).create_self_subject_rules_review(review)
-    assert may.status.incomplete is False
-    return {
-        (verb, group, resource, name)
-        for rule in may.status.resource_rules
-        for verb in rule.verbs
-        for group in rule.api_groups
-        for resource in rule.resources
-        for name in rule.resource_names or [""]
-    }
+    may = client.AuthorizationV1Api(api).create_self_subject_rules_review(review).status
+    assert may.incomplete is False
+    given = ((each.verbs, each.api_groups, each.resources, each.resource_names or [""]) for each in may.resource_rules)
+    return {each for rule in given for each in itertools.product(*rule)}
 
 
 def test_the_masters_account_may_do_what_its_role_says_and_nothing_else(cluster, master, place, tmp_path):
-    said = {
-        (verb, group, resource, name)
-        for rule in manifests.rules(JOB)
-        for verb in rule["verbs"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for name in rule.get("resourceNames", [""])
-    }
+    parts = ("verbs", "apiGroups", "resources", "resourceNames")
+    rules = ([rule.get(part, [""]) for part in parts] for rule in manifests.rules(JOB))
+    said = {each for rule in rules for each in itertools.product(*rule)}
     # An account without a role may ask who it is and what it may do, and on newer clusters list the trust bundles.
     someone = write_kubeconfig(cluster, place.namespace, "default", tmp_path / "someone")
     anybody = allowed(config.new_client_from_config(str(someone)), place.namespace)

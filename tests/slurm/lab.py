@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,10 +18,10 @@ from tests.cluster.build import SLURM, require
 from tests.cluster.control_plane import free_ports
 from tests.cluster.processes import Leashed
 from tests.cluster.recipes import Unavailable
+from tests.waiting import wait_until
 
 KILL_WAIT = 5  # seconds between SIGTERM and SIGKILL
 NODE_TIMEOUT = 10  # seconds until a node that does not answer is given up
-_UP_WITHIN_S = 60.0
 _ANSWERED_WITHIN_S = 30.0
 _LIBRARIES = "usr/lib/x86_64-linux-gnu"
 
@@ -37,11 +36,13 @@ class SlurmLab:
 
     def run(self, *words: str) -> str:
         """Run one of Slurm's programs; returns what it prints."""
-        done = subprocess.run(
-            words, env=self.environment, capture_output=True, text=True, timeout=_ANSWERED_WITHIN_S, check=False
-        )
+        done = self.answer(*words)
         assert done.returncode == 0, (words, done.stderr)
         return done.stdout.strip()
+
+    def answer(self, *words: str) -> subprocess.CompletedProcess[str]:
+        how = {"capture_output": True, "text": True, "timeout": _ANSWERED_WITHIN_S, "check": False}
+        return subprocess.run(words, env=self.environment, **how)
 
 
 @contextmanager
@@ -50,7 +51,7 @@ def slurm_lab(folder: Path, processors: int) -> Iterator[SlurmLab]:
 
     Raises:
         Unavailable, BuildError: its programs are not to be had.
-        TimeoutError: it does not come up.
+        AssertionError: it does not come up.
     """
     if os.geteuid() != 0:
         raise Unavailable("Slurm's node starts jobs as their users, so it must be root's")
@@ -78,22 +79,15 @@ def slurm_lab(folder: Path, processors: int) -> Iterator[SlurmLab]:
         try:
             yield lab
         finally:
-            subprocess.run(
-                ["scancel", "--signal=KILL", "--full", "--me"], env=environment, check=False, timeout=_ANSWERED_WITHIN_S
-            )
+            lab.answer("scancel", "--signal=KILL", "--full", "--me")
 
 
 def _wait_until_up(lab: SlurmLab) -> None:
-    how = {"env": lab.environment, "capture_output": True, "text": True, "timeout": _ANSWERED_WITHIN_S}
-    deadline = time.monotonic() + _UP_WITHIN_S
-    while True:
-        done = subprocess.run(["sinfo", "-h", "-o", "%T"], check=False, **how)
-        if set(done.stdout.split()) == {"idle"}:
-            return
-        if time.monotonic() > deadline:
-            said = done.stdout + done.stderr
-            raise TimeoutError(f"Slurm is not up in {_UP_WITHIN_S:g} s: {said}; its logs: {lab.folder}")
-        time.sleep(0.2)
+    def said() -> str:
+        done = lab.answer("sinfo", "-h", "-o", "%T")
+        return done.stdout + done.stderr
+
+    wait_until(lambda: set(said().split()) == {"idle"}, lambda: f"{said()}; its logs: {lab.folder}", poll=0.2)
 
 
 def _configuration(folder: Path, root: Path, processors: int) -> str:

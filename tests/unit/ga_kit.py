@@ -56,7 +56,7 @@ class SmallTraining:
         """``steps`` and a rate are given only if they are not None."""
         kind = getattr(cls.theirs if steps is None else cls.ready, name)
         rate = {} if rate is None else {cls.rate: rate}
-        return kind(*[steps] * (steps is not None), *cls.given(weights), **rate, **options)
+        return kind(*[steps] * (steps is not None), *[weights] * cls.takes_weights, **rate, **options)
 
     def train(self, stream, samples=False):
         for inputs, labels in stream:
@@ -78,7 +78,7 @@ class SmallTraining:
 
 
 class Torch(SmallTraining):
-    wrap, ready, theirs, rate = optim.Optimizer, optim, torch.optim, "lr"
+    wrap, ready, theirs, rate, takes_weights = optim.Optimizer, optim, torch.optim, "lr", True
     shipped = sorted(
         {name for name in torch.optim.__all__ if isinstance(getattr(torch.optim, name), type)}
         - {"Optimizer", "LBFGS", "SparseAdam"}
@@ -90,10 +90,6 @@ class Torch(SmallTraining):
         # No biases: Muon takes matrices only.
         linear = [torch.nn.Linear(size, 4, bias=False, dtype=getattr(torch, dtype)) for size in (6, 4)]
         return torch.nn.Sequential(linear[0], torch.nn.Tanh(), linear[1])
-
-    @staticmethod
-    def given(weights):
-        return [weights]
 
     @staticmethod
     def weights(*values, dtype="float64"):
@@ -133,6 +129,7 @@ class Torch(SmallTraining):
 
 class Keras(SmallTraining):
     wrap, ready, theirs, rate = optimizers.Optimizer, optimizers, keras.optimizers, "learning_rate"
+    takes_weights = False
     shipped = sorted(set(optimizers.__all__) - {"Optimizer"})
 
     @staticmethod
@@ -141,10 +138,6 @@ class Keras(SmallTraining):
         dense = keras.layers.Dense
         layers = [dense(4, activation="tanh", dtype=dtype), dense(4, use_bias=False, dtype=dtype)]
         return keras.Sequential([keras.Input((6,), dtype=dtype), *layers])
-
-    @staticmethod
-    def given(weights):
-        return []
 
     @staticmethod
     def weights(*values, dtype="float64"):

@@ -4,6 +4,7 @@ import io
 
 import pytest
 import urllib3
+from kubernetes_kit import pod, terminated
 from refusal_kit import refused
 from test_cli_printed import OUT, PrintedScreen
 
@@ -35,25 +36,21 @@ class Log(io.BytesIO):
     def shutdown(self): ...
 
 
+def name(number):
+    return f"digits-worker-{number}"
+
+
 class LogsOfPods:
     """The logs of some workers' pods, which have ended: of each text, or what it is at each reading. ``unread``: those whose logs can't be
     read, with the error; ``entry``: more about where worker 5 was started, by the journal that is kept."""
 
     def __init__(self, *logs, unread=None, entry=None):
-        self._logs = {f"w-{number}": [log] if isinstance(log, str) else list(log) for number, log in enumerate(logs)}
+        self._logs = {name(number): [log] if isinstance(log, str) else list(log) for number, log in enumerate(logs)}
         self._unread, self.read = unread or {}, set()
         self._journal = dump_entry({"time": 1.0, "event": "worker_started", "worker": 5, **(entry or {})})
 
     def list(self, kind, *, label_selector="", field_selector=""):
-        wanted = label_selector.partition("worker=")[2]
-        return [self._pod(name) for name in self._logs if kind == "Pod" and name[2:] in (wanted or name)]
-
-    def _pod(self, name):
-        labels = {"elasticdl.org/role": "worker", "elasticdl.org/worker": name[2:]}
-        about = {"name": name, "uid": name, "labels": labels, "creationTimestamp": ""}
-        about["ownerReferences"] = [{"kind": "Job", "name": "job-master"}]
-        status = {"phase": "Succeeded", "containerStatuses": [{"state": {"terminated": {}}}]}
-        return {"metadata": about, "spec": {}, "status": status}
+        return [pod(number, "Succeeded", terminated(0)) for number in range(len(self._logs)) if kind == "Pod"]
 
     def find(self, kind, name):
         if name.endswith("-state"):
@@ -124,9 +121,9 @@ def test_workers_that_ran_in_one_pod_one_after_another_are_told_apart():
 
 @pytest.mark.parametrize("look", [read, followed])
 def test_of_a_pod_on_a_lost_node_it_is_told_that_it_can_not_be_read_and_the_others_are_shown(capsys, look):
-    lines = look(LogsOfPods(SHARED, SHARED, unread={"w-1": LOST}))
+    lines = look(LogsOfPods(SHARED, SHARED, unread={name(1): LOST}))
     assert {line[-1] for line in lines if line.startswith("worker")} == {"a", "b"}
-    assert capsys.readouterr().err == f"the log of w-1 can't be read now: {LOST}\n"
+    assert capsys.readouterr().err == f"the log of {name(1)} can't be read now: {LOST}\n"
 
 
 def test_a_log_that_breaks_off_is_followed_on_from_there(monkeypatch):
@@ -136,17 +133,15 @@ def test_a_log_that_breaks_off_is_followed_on_from_there(monkeypatch):
 
 
 def test_who_follows_logs_and_may_not_read_them_is_told_so():
-    refused("you may not read the log", lambda: followed(LogsOfPods(SHARED, SHARED, unread={"w-1": FORBIDDEN})))
+    refused("you may not read the log", lambda: followed(LogsOfPods(SHARED, SHARED, unread={name(1): FORBIDDEN})))
 
 
 @pytest.mark.parametrize("follow", [False, True])
-@pytest.mark.parametrize(
-    ("entry", "read"), [({"place": "w-1"}, {"w-1"}), ({}, {"w-0", "w-1"}), ({"place": "removed"}, {"w-0", "w-1"})]
-)
+@pytest.mark.parametrize(("entry", "read"), [({"place": name(1)}, {1}), ({}, {0, 1}), ({"place": "removed"}, {0, 1})])
 def test_of_a_worker_only_its_pod_is_read_if_it_is_known_which_that_is(follow, entry, read):
     pods = LogsOfPods(*FIFTH, entry=entry)
     assert [line[-1] for line in NamespaceJob(pods, "job").logs(5, follow=follow)] == ["c"]
-    assert pods.read == read
+    assert pods.read == set(map(name, read))
 
 
 # ---- what is shown of it ----

@@ -54,9 +54,8 @@ def test_folders_become_absolute_and_a_bare_python_the_one_that_has_elasticdl(tm
 def cluster(**answers):
     """It takes everything, and has nothing of what may be there, if it does not answer otherwise."""
     usual = {"may": lambda *_: True, "serves": lambda group: True, "find": lambda *_: None}
-    return SimpleNamespace(
-        **{"namespace": "lab", "create": lambda manifest, dry_run=False: manifest, **usual, **answers}
-    )
+    usual["create"] = lambda manifest, dry_run=False: manifest
+    return SimpleNamespace(**{"namespace": "lab", **usual, **answers})
 
 
 @pytest.mark.parametrize("there", [True, False, None], ids=["there", "missing", "whoever may not look can use it"])

@@ -463,13 +463,9 @@ class Kueue:
 
     def __init__(self, failure=None):
         self.failure, self.over = failure, []
-        self.pods = {name(number): self.managed(number) for number in range(3)}
-        del self.pods[name(2)]["metadata"]["finalizers"]
-
-    def managed(self, number):
-        made = pod(number, manifest=GANG.manifest(number, number))
-        made["metadata"]["finalizers"] = ["kueue.x-k8s.io/managed"]
-        return made
+        self.pods = {name(number): pod(number, manifest=GANG.manifest(number, number)) for number in range(3)}
+        for number in range(2):
+            self.pods[name(number)]["metadata"]["finalizers"] = ["kueue.x-k8s.io/managed"]
 
     def listing(self, *_, **__):
         return {"items": list(self.pods.values()), "metadata": {"resourceVersion": "1"}}

@@ -29,16 +29,7 @@ from elasticdl.master.shell import cluster_master
 from elasticdl.master.shell import state_config_map as state_module
 from elasticdl.master.shell.cluster_master import require_rights, uncounted
 from elasticdl.master.shell.serve import RelievedError
-from elasticdl.master.shell.state_config_map import (
-    HEAD,
-    HOLDER,
-    JOURNAL,
-    MEMORY,
-    STATUS,
-    ClusterState,
-    pack,
-    unpack_state,
-)
+from elasticdl.master.shell.state_config_map import MEMORY, STATUS, ClusterState, pack, unpack_state
 from elasticdl.places.judge import TRACKING
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.stories import on
@@ -161,7 +152,7 @@ def test_whatever_becomes_of_writes_and_masters_the_next_one_has_what_was_saved_
                     saved = [*saved, (then, is_there)]
                 api.failures = []
             assert (Snapshot.from_json(api.state.memory) if api.state.memory else None, api.state.journal) in saved
-        assert api.there["metadata"]["annotations"][HOLDER] == master.store._holder
+        assert api.there["metadata"]["annotations"][state_module.HOLDER] == master.store._holder
 
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(run(Path(folder)))
@@ -217,8 +208,8 @@ async def test_what_the_first_writes_while_the_second_takes_over_is_not_lost(fir
 
 BROKEN = {
     "memory": {"binaryData": {MEMORY: pack(b"{}")}},
-    "journal": {"binaryData": {JOURNAL: "AAAA"}},
-    "of a later format": {"data": {HEAD: '{"format": 3}'}},
+    "journal": {"binaryData": {state_module.JOURNAL: "AAAA"}},
+    "of a later format": {"data": {state_module.HEAD: '{"format": 3}'}},
 }
 
 
@@ -258,7 +249,7 @@ async def test_of_a_journal_that_is_too_long_the_newest_is_kept_however_often(be
             await bench.store.load()
         if number % 10 == 9:
             await bench.save(number)
-            assert len(bench.api.there["binaryData"][JOURNAL]) <= 4000
+            assert len(bench.api.there["binaryData"][state_module.JOURNAL]) <= 4000
             kept = bench.api.state.journal.splitlines()
             assert kept == bench.journal.read_text().splitlines()[-len(kept) :]
             assert len(kept) > min(number, 200)

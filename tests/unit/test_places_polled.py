@@ -2,20 +2,16 @@
 
 import asyncio
 import itertools
-from contextlib import asynccontextmanager
 from functools import partial
-from types import SimpleNamespace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticdl.common.errors import UnreachableError
 from elasticdl.master.core.events import ExitCause
 from elasticdl.places import polled
 from elasticdl.places.base import Place, PlaceLost, PlaceState
 from elasticdl.places.polled import PolledPlaces
 from tests.contract.places_kit import NOWHERE, FakeProvider, bench_of
-from tests.stories import on
 
 OFTEN = 0.001  # seconds
 ROOM = 2
@@ -52,39 +48,21 @@ def test_whatever_becomes_of_requests_as_many_places_come_as_are_wanted_and_none
     asyncio.run(run())
 
 
-@asynccontextmanager
-async def polled_places(there=()):
-    """With whoever provides them; ``there``: what there is before."""
-    made = SimpleNamespace(provider=FakeProvider(ROOM, itertools.repeat("fine")), reports=asyncio.Queue())
-    made.provider.places.update(there)
-    made.places = PolledPlaces(made.provider, made.reports.put_nowait, OFTEN)
-    async with asyncio.timeout(20):
-        made.found = list(await made.places.found())
-        yield made
-        await made.places.close()
-
-
-def fails(error):
-    async def fail(*asked, **how):
-        raise error
-
-    return fail
-
-
-@on(partial(polled_places, {"7": PlaceLost("7", ExitCause.PREEMPTED, -9, "for another job")}))
-async def test_of_a_place_that_ended_in_the_absence_of_a_master_the_next_hears_why(scene):
-    assert scene.found == [Place("7", state=PlaceState.LOST)]
-    scene.places.want(0, NOWHERE)
-    assert await scene.reports.get() == PlaceLost("7", ExitCause.PREEMPTED, -9, "for another job")
-    await scene.places.close()
-
-
-def test_places_that_stay_do_not_fail_a_job_that_has_ended(monkeypatch, caplog):
+def test_the_next_master_hears_why_a_place_has_ended_and_one_that_stays_does_not_fail_a_job_that_has_ended(
+    monkeypatch, caplog
+):
     monkeypatch.setattr(polled, "CLOSE_SECONDS", 0.01)
+    lost = PlaceLost("7", ExitCause.PREEMPTED, -9, "for another job")
 
-    async def whole():
-        async with polled_places({"7": None}) as opened:
-            opened.provider.end = fails(UnreachableError("no answer"))
+    async def run():
+        provider, reports = FakeProvider(ROOM, itertools.repeat("fine")), asyncio.Queue()
+        provider.places = {"7": lost, "8": None}
+        places = PolledPlaces(provider, reports.put_nowait, OFTEN)
+        assert Place("7", state=PlaceState.LOST) in await places.found()
+        places.want(1, NOWHERE)
+        assert await reports.get() == lost
+        provider._answers = itertools.repeat("is not heard")
+        await places.close()
 
-    asyncio.run(whole())
-    assert "places 7 have not ended" in caplog.text
+    asyncio.run(asyncio.wait_for(run(), 20))
+    assert "places 8 have not ended" in caplog.text

@@ -4,6 +4,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
+from cli_kit import scene_in
 
 from elasticdl.common.credentials import SHARED_GPU
 from elasticdl.places import local
@@ -64,15 +65,8 @@ async def jobs(tmp_path):
 @pytest.fixture
 def driver(tmp_path, monkeypatch):
     """Makes a program of the driver's, given as a script."""
-
-    def make(script):
-        program = tmp_path / "bin" / "nvidia-smi"
-        program.parent.mkdir()
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", str(program.parent), prepend=":")
-
-    return make
+    with scene_in(tmp_path, monkeypatch) as scene:
+        yield lambda script: scene.program(f"nvidia-smi {script}")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +149,7 @@ async def test_a_gpu_is_the_same_one_however_its_name_is_spelt_which_may_be_no_n
     assert [make(1, slices).want(1).visible, make(0, slices).want(1).visible] == [slices[:1], slices[1:]]
 
 
-@pytest.mark.parametrize(("script", "why"), [("exit 9", "exit status 9"), ("exec sleep 600", "timed out")])
+@pytest.mark.parametrize(("script", "why"), [("exit 9", "exit status 9"), ("exec /bin/sleep 600", "timed out")])
 def test_a_driver_that_does_not_answer_counts_as_none_and_is_told(driver, monkeypatch, caplog, script, why):
     driver(script)
     monkeypatch.setattr(local, "QUERY_SECONDS", 0.5)

@@ -18,18 +18,8 @@ from elasticdl.cli.__main__ import main
 from elasticdl.cli.commands.look import LiveServer, News
 from elasticdl.job.facts import Facts
 from elasticdl.job.jobdir import create_job_dir, write_aside
-from elasticdl.report.page import (
-    MARK,
-    MOST_IDS,
-    _some,
-    as_json,
-    duration,
-    live_page,
-    page_data,
-    percent,
-    report,
-    sentence,
-)
+from elasticdl.report import page as pages
+from elasticdl.report.page import as_json, duration, live_page, page_data, percent, report, sentence
 
 NASTY = "</script><script>alert(1)</script>&amp;\"'\u2028<!--"
 
@@ -44,9 +34,8 @@ def read(lines):
 def test_what_is_said_in_words():
     said = "79 % of the 1 min 40 s was training; 11 % went to failures; 10 % went to starting."
     assert (sentence(read(disturbed())), sentence(read([]))) == (said, "Nothing has happened yet.")
-    assert sentence(read(eventful())).endswith(
-        "12 % went to starting (2 times); 10 % went to ending; 7 % went to waiting; 23 % to the rest."
-    )
+    several = "12 % went to starting (2 times); 10 % went to ending; 7 % went to waiting; 23 % to the rest."
+    assert sentence(read(eventful())).endswith(several)
     spoken = {0: "0 s", 0.0123: "0.012 s", 12.3: "12 s", 60: "1 min", 3725: "1 h 2 min", 90_000: "1 d 1 h"}
     assert {seconds: duration(seconds) for seconds in spoken} == spoken
     assert [percent(share) for share in (0, 1, 0.001, 0.999, 0.126)] == ["0 %", "100 %", "< 1 %", "> 99 %", "13 %"]
@@ -69,15 +58,15 @@ def test_a_fact_is_said_if_it_is_known(lines, fact, said):
 
 
 def test_of_many_workers_some_are_named():
-    assert _some(frozenset(range(MOST_IDS))).endswith(f", {MOST_IDS - 1}")
-    assert _some(frozenset(range(MOST_IDS + 1200))).endswith(f", {MOST_IDS - 1} and 1,200 more")
+    assert pages._some(frozenset(range(pages.MOST_IDS))).endswith(f", {pages.MOST_IDS - 1}")
+    assert pages._some(frozenset(range(pages.MOST_IDS + 1200))).endswith(f", {pages.MOST_IDS - 1} and 1,200 more")
 
 
 def test_the_page_is_one_file_that_may_load_nothing_and_what_a_job_says_is_never_markup():
     told = [*disturbed(), line(100, "warning", message=NASTY)]
     told = [each.replace('"killed"', json.dumps(NASTY)).replace('"j"', json.dumps(NASTY)) for each in told]
     page = report(page_data(read(told)))
-    assert MARK in page[:200]
+    assert pages.MARK in page[:200]
     assert "default-src 'none'" in page
     markup = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
     assert not re.findall(r"(?:src|href)=\"(?!data:|#)|url\(", markup)
@@ -200,9 +189,7 @@ def test_who_knows_the_secret_sees_the_jobs_and_what_is_known_is_not_sent_again(
     secret = server.secret
     assert b'data-view="overview"' in ask(server, f"/{secret}/")[1]
     assert b'data-view="job"' in ask(server, "/" + server.url("lab", "a/b <i>").split("/", 3)[3])[1]
-    assert [ask(server, f"/{secret}/{name}")[0] for name in ("plotly.js", "charts.js", "page.js", "page.css")] == [
-        200
-    ] * 4
+    assert {ask(server, f"/{secret}/{name}")[0] for name in ("plotly.js", "charts.js", "page.js", "page.css")} == {200}
     path = f"/{secret}/job/-/j/data.json"
     status, body, headers = ask(server, path)
     assert (status, json.loads(body)["content"]) == (200, {"x": 1})

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
+from cli_kit import scene_in
 
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.master.core.events import ExitCause
@@ -14,12 +14,10 @@ from elasticdl.places.slurm import SlurmProvider, UnknownJobError, ask, number_o
 
 
 @pytest.fixture
-def squeue(tmp_path, monkeypatch) -> Path:
-    """The program, which does nothing yet."""
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    program = tmp_path / "squeue"
-    program.touch(0o755)
-    return program
+def program(tmp_path, monkeypatch):
+    """Makes one of Slurm's: its name, and what it does."""
+    with scene_in(tmp_path, monkeypatch) as scene:
+        yield scene.program
 
 
 @pytest.mark.parametrize(
@@ -32,15 +30,15 @@ def squeue(tmp_path, monkeypatch) -> Path:
         ("", UserError, "Slurm refuses squeue: $"),
     ],
 )
-def test_what_slurm_refuses_is_told_from_what_it_can_not_do_now(squeue, said, kind, told):
-    squeue.write_text(f"#!/bin/sh\nprintf '{said}\\n' >&2; exit 1")
+def test_what_slurm_refuses_is_told_from_what_it_can_not_do_now(program, said, kind, told):
+    program(f"squeue printf '{said}\\n' >&2; exit 1")
     with pytest.raises(kind, match=f"^{told}") as raised:
         run("squeue")
     assert raised.type is kind
 
 
-def test_a_program_that_hangs_is_not_waited_for(squeue):
-    squeue.write_text("#!/bin/sh\nexec sleep 600")
+def test_a_program_that_hangs_is_not_waited_for(program):
+    program("squeue exec /bin/sleep 600")
     with pytest.raises(UnreachableError, match=r"^Slurm does not answer: squeue took more than 0\.1 s$"):
         asyncio.run(ask("squeue", within=0.1))
 
@@ -51,17 +49,16 @@ def test_what_the_user_asks_for_comes_last():
     assert number_of("12;cluster\n") == "12"
 
 
-def test_the_processes_of_a_worker_share_its_processors(squeue, monkeypatch):
-    squeue.with_name("sbatch").write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "${last#--wrap=}"')
-    squeue.with_name("sbatch").chmod(0o755)
+def test_the_processes_of_a_worker_share_its_processors(program, monkeypatch):
+    program('sbatch for last; do :; done\nexec /bin/sh -c "${last#--wrap=}"')
     monkeypatch.setenv("SLURM_CPUS_ON_NODE", "5")
-    told = ("sh", "-c", "echo $OMP_NUM_THREADS")
+    told = ("/bin/sh", "-c", "echo $OMP_NUM_THREADS")
     for given, processes, threads in [(None, 1, "5"), (None, 2, "3"), (None, 8, "1"), ("7", 2, "7")]:
         monkeypatch.setenv("OMP_NUM_THREADS", given) if given else monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         assert asyncio.run(SlurmProvider("job", told, "out", (), processes).ask(frozenset())) == threads
 
 
-def test_what_slurm_says_of_its_queue_is_read_and_fails_no_job(squeue):
+def test_what_slurm_says_of_its_queue_is_read_and_fails_no_job(program):
     lines = [
         "0|REQUEUED||None",
         "1|RUNNING|n1|None",
@@ -69,7 +66,7 @@ def test_what_slurm_says_of_its_queue_is_read_and_fails_no_job(squeue):
         "3|TIMEOUT|n1|None",
         "4|PENDING||(Priority)",
     ]
-    squeue.write_text("#!/bin/sh\necho 'squeue: a warning'\n" + "".join(f"echo '{each}'\n" for each in lines))
+    program("squeue echo 'squeue: a warning'\n" + "".join(f"echo '{each}'\n" for each in lines))
     provider = SlurmProvider("job", ("agent",), "out")
     assert asyncio.run(provider.list()) == {
         "0": Place("0", reason="Slurm has not looked at it yet"),
@@ -79,6 +76,6 @@ def test_what_slurm_says_of_its_queue_is_read_and_fails_no_job(squeue):
         "4": Place("4", reason="Slurm has no place for it yet: Priority"),
     }
     assert state_of("") is PlaceState.LOST
-    squeue.write_text("#!/bin/sh\necho something new >&2; exit 1")
+    program("squeue echo something new >&2; exit 1")
     with pytest.raises(UnreachableError, match="something new"):
         asyncio.run(provider.list())

@@ -11,13 +11,7 @@ from test_kubernetes_state import FakeApi, Holder
 from elasticdl.job.messages import Member
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.values import Crashes, Outcome, Phase, WorkerState, World
-from elasticdl.master.core.worker_record import (
-    JobSnapshot,
-    Snapshot,
-    TrainingSnapshot,
-    UnwrittenSteps,
-    WorkerSnapshot,
-)
+from elasticdl.master.core.worker_record import JobSnapshot, Snapshot, TrainingSnapshot, UnwrittenSteps, WorkerSnapshot
 from elasticdl.master.shell.state_config_map import MEMORY, pack
 
 KEPT = Path(__file__).with_name("job_state_format_1.json")
