@@ -75,7 +75,7 @@ FAILED, RUNS = pod(phase="Failed", state=terminated(2, message="a\nb\n")), pod(p
 NOT_YET, ANSWERS_NOT = "its master's pod is not there yet", "its master does not answer at the moment"
 QUOTA = "the cluster does not take its master's pod: exceeded quota: q"
 NO_START, IMAGE = "its container can't be started on node n0: ", "the image can't be pulled: "
-ENDED = "its master ended: b, exit code 2; its log: kubectl logs -n lab digits-worker-0"
+ENDED = "its master ended: exit code 2: b; its log: kubectl logs -n lab digits-worker-0"
 
 
 @pytest.mark.parametrize(
