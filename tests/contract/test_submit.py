@@ -1,4 +1,4 @@
-"""Submitting a job to a real API server: all of its objects, or none; and who its pods are there."""
+"""A job on a real API server: that all of its objects are made, or none, who its pods are there, and how its master is reached."""
 
 import base64
 import itertools
@@ -7,7 +7,9 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -23,6 +25,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube import kubeconfig, manifests
 from elasticdl.kube.client import Client, connect
+from elasticdl.kube.job_pods import forwarded
 from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.names import labels
 from elasticdl.places.judge import MOST_CRASHES
@@ -34,6 +37,14 @@ pytest_plugins = ["tests.cluster.fixtures"]
 
 JOB = "digits"
 KINDS = ("Job", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "ConfigMap", "NetworkPolicy")
+
+
+@pytest.fixture
+def place(cluster, namespace, monkeypatch, tmp_path):
+    """A client in a namespace of the test's own, as the command line makes it, of whoever may do everything."""
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path / "home"))
+    return connect(ClusterTarget(namespace))
 
 
 def parts_of_job(place, image="local/host", **options):
@@ -432,3 +443,67 @@ def test_a_job_whose_masters_crash_again_and_again_has_failed(elasticdl, own_clu
     wait_until_given_up(own_cluster, place)
     told = f"job digits: failed: its master crashed {MOST_CRASHES} times in a row: out of luck, exit code 1"
     assert elasticdl("status", "digits")[1].startswith(told)
+
+
+# ---- a port of this machine that leads through the API server into a pod ----
+
+ECHO = """
+import os, socket, threading
+def echo(connection):
+    while data := connection.recv(1 << 16):
+        connection.sendall(data)
+    connection.close()
+server = socket.create_server((os.environ["IP"], 50001))
+print("listening", flush=True)
+while True:
+    threading.Thread(target=echo, args=(server.accept()[0],), daemon=True).start()
+"""
+
+
+def start_echo(pods, name):
+    env = [{"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+    pods.create(name, {"command": ["python", "-c", ECHO], "env": env}, labels=labels("j", Role.MASTER))
+    pods.said(name, "listening")
+
+
+def say(address, data):
+    """What comes back; nothing of a connection that is reset."""
+    with connected(address) as connection, connection.makefile("rb") as answer:
+        writer = threading.Thread(target=connection.sendall, args=(data,))
+        writer.start()
+        try:
+            return answer.read(len(data))
+        except ConnectionResetError:
+            return b""
+        finally:
+            writer.join()
+
+
+def connected(address):
+    host, _, port = address.rpartition(":")
+    connection = socket.create_connection((host, int(port)), 10)
+    connection.settimeout(10)
+    return connection
+
+
+def test_it_leads_to_the_master_and_to_its_successor_and_ends_with_what_goes_through_it(place, pods):
+    start_echo(pods, "first")
+    with forwarded(place, "j") as address:
+        assert say(address, b"hello") == b"hello"
+        big = bytes(range(256)) * 4096
+        assert say(address, big) == big
+        pods.delete("first", grace_period_seconds=0)
+        pods.gone("first")
+        assert say(address, b"hello") == b""
+        start_echo(pods, "second")
+        connection = connected(address)
+        connection.sendall(b"x")
+        assert connection.recv(1) == b"x"
+    with connection:
+        assert connection.recv(1) == b""
+    with pytest.raises(ConnectionRefusedError):
+        connected(address)
+    mine = [thread for thread in threading.enumerate() if "port" in thread.name or "process_request" in thread.name]
+    for thread in mine:
+        thread.join(10)
+    assert not [thread.name for thread in mine if thread.is_alive()]
