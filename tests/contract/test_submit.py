@@ -306,11 +306,7 @@ def train(*options):
         # What a cluster says by itself is not said twice.
         ("--volume", "host_path=/a,mount_path=/a;host_path=/b,mount_path=/a/", "the cluster refuses the "),
         ("--pod_template", '{"spec": {"initContainers": [{"name": "x"}]}}', "the cluster refuses the worker's pod: "),
-        (
-            "--master_pod_template",
-            '{"spec": {"tolerations": [{"operator": "X"}]}}',
-            "the cluster refuses the master's ",
-        ),
+        ("--master_pod_template", "spec: {tolerations: [{operator: X}]}", "the cluster refuses the master's pod: "),
     ],
 )
 def test_what_the_cluster_does_not_take_is_told_before_anything_is_made(elasticdl, place, tmp_path, flag, value, line):

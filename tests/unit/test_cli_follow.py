@@ -146,25 +146,19 @@ def test_an_image_is_waited_for_as_long_as_told_and_from_the_beginning_after_it_
 BUSY = "the cluster is busy"
 AGAIN = f"its master can't be reached: {BUSY}; it is tried again"
 UNHEARD = UnreachableError(BUSY)
+TAKE_TURNS = enumerate(map(NoMasterError, [Waiting("quota"), *[missing("E", "x"), missing("ErrImagePull", "y")] * 2]))
+FOR_LONG = [*((now, UNHEARD) for now in (5.0, 15.0, 17.0, 100.0)), (101.0, None), (102.0, None), (106.0, UNHEARD)]
 
 
 @pytest.mark.parametrize(
     ("hears", "over", "told"),
     [
         # An image is tried for again and again, and two reasons take turns.
-        (
-            enumerate(map(NoMasterError, [Waiting("quota"), *[missing("E", "x"), missing("ErrImagePull", "y")] * 2])),
-            "",
-            ["quota", f"its master waits: {NO_START}x", f"{IMAGE}y"],
-        ),
+        (TAKE_TURNS, "", ["quota", f"its master waits: {NO_START}x", f"{IMAGE}y"]),
         # One that runs and is not reached is tried again all the time: its first seconds are no news.
         ([(5.0, UNHEARD), (14.9, UNHEARD)], "", []),
         ([(5.0, UNHEARD), (15.0, UNHEARD), (16.0, None)], "it has ended", []),
-        (
-            [*((now, UNHEARD) for now in (5.0, 15.0, 17.0, 100.0)), (101.0, None), (102.0, None), (106.0, UNHEARD)],
-            "",
-            [AGAIN, "its master is reached again"],
-        ),
+        (FOR_LONG, "", [AGAIN, "its master is reached again"]),
     ],
 )
 def test_why_a_master_is_not_heard_is_told_once_and_again_when_it_changes(hears, over, told):
@@ -179,13 +173,13 @@ def entry(number, **fields):
 
 
 class Masters(JobHandle):
-    """A job with one master after another: each tells how it is and what happened, and leaves it to the next. ``kept``: the phase at its
-    end, and what its journal has then, or an error that asking for it raises."""
+    """A job with one master after another: each tells how it is and what happened, and leaves it to the next. ``kept``: what
+    its journal has at its end, or an error that asking for it raises."""
 
     look_seconds = 0.0
 
-    def __init__(self, monkeypatch, *masters, phase="succeeded", kept=((),)):
-        self._masters, self._phase, self._kept = list(masters), phase, iter(kept)
+    def __init__(self, monkeypatch, *masters, kept=((),)):
+        self._masters, self._kept = list(masters), iter(kept)
         self._journals = iter([lines for _, lines in masters])
         monkeypatch.setattr(job_handle, "AGAIN_SECONDS", 0.0)
 
@@ -214,7 +208,7 @@ class Masters(JobHandle):
         return "" if self._masters else "it has ended"
 
     def kept_status(self):
-        return pb.JobStatus(phase=self._phase)
+        return pb.JobStatus(phase="succeeded")
 
 
 def test_a_job_is_followed_through_a_change_of_masters_each_entry_once_and_at_its_end_what_was_kept(monkeypatch):

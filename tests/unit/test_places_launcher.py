@@ -12,14 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticdl.master.core.events import (
-    ExitCause,
-    FoundWorker,
-    LauncherFailed,
-    WorkerExited,
-    WorkerPending,
-    WorkerPlaced,
-)
+from elasticdl.master.core import events
+from elasticdl.master.core.events import ExitCause, LauncherFailed, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.places.base import Place, PlaceChanged, PlaceEnding, PlaceLost, PlacesRefused, PlaceState
 from elasticdl.places.launcher import IDLE_SECONDS, KILL_SECONDS, PlaceLauncher, Seconds
 from elasticdl.places.worker_process import judge_exit
@@ -185,7 +179,7 @@ class PlayedLauncher:
             self.places.left += (Place(f"place-{name}", *node, state=PlaceState(state)),)
         for number, name, *over in map(str.split, workers):
             host = () if over else ("host", 1000 + int(number))
-            self.starter.left += (FoundWorker(int(number), *host, over=bool(over), place=f"place-{name}"),)
+            self.starter.left += (events.FoundWorker(int(number), *host, over=bool(over), place=f"place-{name}"),)
         before = {int(number): f"place-{name}" for number, name in map(str.split, remembered)}
         for each in now(self.launcher.find(before)):
             over = " over" * each.over
