@@ -11,7 +11,7 @@ from agent_kit import DEADLINE, TOKEN, acting, end_of, place
 
 from elasticdl.common.credentials import Token, WorkerEnvironment
 from elasticdl.common.errors import UserError
-from elasticdl.master.core.events import ExitCause, FoundWorker, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.master.core.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.places.agent import Link
 from elasticdl.places.base import PlaceEnding
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -28,9 +28,6 @@ async def test_workers_start_end_and_start_again_in_one_place(scene, tmp_path):
     assert (placed.worker_id, placed.host) == (0, "127.0.0.1")
     os.kill(placed.pid, 0)
     await scene.up(0)
-    master.agents.read_stacks(0)
-    assert (await master.next(StacksFound)).worker_id == 0
-
     scene.tell(0, 3)
     exited = await master.next(WorkerExited)
     assert (exited.worker_id, exited.cause, exited.code) == (0, ExitCause.CRASHED, 3)

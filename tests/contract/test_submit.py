@@ -63,16 +63,6 @@ def until_there_is(place, expected=frozenset()):
     wait_until(lambda: objects_of_job(place) == set(expected), lambda: objects_of_job(place))
 
 
-def add_user(cluster, namespace, name, role):
-    """With one of the roles that every cluster has."""
-    api = cluster.client()
-    client.CoreV1Api(api).create_namespaced_service_account(namespace, {"metadata": {"name": name}})
-    subjects = [{"kind": "ServiceAccount", "name": name, "namespace": namespace}]
-    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
-    binding = {"metadata": {"name": name}, "roleRef": reference, "subjects": subjects}
-    client.RbacAuthorizationV1Api(api).create_namespaced_role_binding(namespace, binding)
-
-
 def token_of(cluster, namespace, account):
     core = client.CoreV1Api(cluster.client())
     return core.create_namespaced_service_account_token(account, namespace, {"spec": {"audiences": []}}).status.token
@@ -324,7 +314,12 @@ def as_user(cluster, place, tmp_path, monkeypatch):
     """Commands are those of a user with one of the roles that every cluster has."""
 
     def become(role):
-        add_user(cluster, place.namespace, "user", role)
+        api, metadata = cluster.client(), {"name": "user"}
+        client.CoreV1Api(api).create_namespaced_service_account(place.namespace, {"metadata": metadata})
+        subjects = [{"kind": "ServiceAccount", "name": "user", "namespace": place.namespace}]
+        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
+        binding = {"metadata": metadata, "roleRef": reference, "subjects": subjects}
+        client.RbacAuthorizationV1Api(api).create_namespaced_role_binding(place.namespace, binding)
         monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(cluster, place.namespace, "user", tmp_path / "config")))
 
     return become

@@ -511,14 +511,14 @@ def test_what_is_damaged_or_unknown_is_left_out_and_remarked():
 
 def test_advice_and_trouble_are_kept_as_they_come():
     row = {"workers": 2, "speedup": 1.8, "measured": True}
-    lines = [*START, line(6, "collective", worker=0, engine="torch"),
+    lines = [*START, line(6, "collective", worker=0, engine="gloo"),
              line(6, "advice", text="4 would do", curve=[row, [1], {"workers": 3}]),
              line(7, "worker_stuck", worker=0, host="h", seconds=31, where="train.py:31 in load", stack=["a"]),
              line(8, "worker_recovered", worker=0), line(9, "decision", workers=2, reason="enough")]  # fmt: skip
     history = read(lines)
     assert (history.advice, history.speedup) == ("4 would do", [SpeedupRow(**row)])
     assert (history.target, history.decision, history.wanted) == (2, "enough", "1-4")
-    assert history.collective == read([*lines, finished(20)]).collective == "torch"  # as the end of an older version
+    assert history.collective == read([*lines, finished(20)]).collective == "gloo"  # as the end of an older version
     told = {"collective": "horovod", "compared": 8, "compared_workers": 2}
     over = read([*lines, line(20, "job_finished", phase="succeeded", steps=9, **told)])
     assert (over.collective, over.compared) == ("horovod", (8, 2))
