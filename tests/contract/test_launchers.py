@@ -214,7 +214,8 @@ async def test_terminate_and_kill_end_a_worker_from_outside(bench):
 async def test_close_ends_everything_and_tells_each_end_and_of_who_is_gone_nothing_is_told(bench):
     await bench.placed(0)
     bench.launcher.read_stacks(0)
-    assert (await bench.next(StacksFound)).worker_id == 0
+    stacks = await bench.next(StacksFound)
+    assert (stacks.worker_id, "does not answer" in stacks.state) == (0, False)
     bench.end(0, 0)
     await bench.ended(0)
     for worker_id in (0, 7):  # gone, and unknown
