@@ -100,9 +100,8 @@ class Agency:
         (folder / "worker.py").write_text(worker)
         (folder / "packages").mkdir()
         (folder / "packages" / f"{PRELOADED}.py").write_text("")
-        spec = JobSpec.model_validate(
-            {"num_workers": "1", "command": (sys.executable, str(folder / "worker.py")), "job_name": "digits"}
-        )
+        program = sys.executable, str(folder / "worker.py")
+        spec = JobSpec.model_validate({"num_workers": "1", "command": program, "job_name": "digits"})
         (folder / "job.json").write_text(spec.to_json())
 
     async def master(self, port=0, find=()):

@@ -11,7 +11,7 @@ from agent_kit import DEADLINE, TOKEN, acting, end_of, place
 
 from elasticdl.common.credentials import Token, WorkerEnvironment
 from elasticdl.common.errors import UserError
-from elasticdl.master.core.events import ExitCause, FoundWorker, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.master.core.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.places.agent import Link
 from elasticdl.places.base import PlaceEnding
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -28,9 +28,6 @@ async def test_workers_start_end_and_start_again_in_one_place(scene, tmp_path):
     assert (placed.worker_id, placed.host) == (0, "127.0.0.1")
     os.kill(placed.pid, 0)
     await scene.up(0)
-    master.agents.read_stacks(0)
-    assert (await master.next(StacksFound)).worker_id == 0
-
     scene.tell(0, 3)
     exited = await master.next(WorkerExited)
     assert (exited.worker_id, exited.cause, exited.code) == (0, ExitCause.CRASHED, 3)
@@ -147,9 +144,7 @@ async def test_an_agent_that_is_never_taken_says_so_in_a_line(scene):
 async def test_who_has_no_master_for_too_long_looks_for_none_any_more(scene, readable, told):
     """Nor minds till then, who has had one, a certificate that can't be read."""
     master, orders, can_read, seconds = await scene.master(), asyncio.Queue(), [True], [0.0]
-    moments = itertools.accumulate(
-        iter(lambda: seconds[-1], None)
-    )  # it is as much later whenever the time is asked for
+    moments = itertools.accumulate(iter(lambda: seconds[-1], None))  # so much later whenever the time is asked for
     environment = WorkerEnvironment(f"127.0.0.1:{master.port}", TOKEN, 0, "", master_timeout=600)
 
     def hello():

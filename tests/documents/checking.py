@@ -170,9 +170,8 @@ def check_names(code: str, names: dict[str, str]) -> None:
     Raises:
         Wrong: there is no such name.
     """
-    for found in re.findall(
-        r"(?<![\w.\"'/])((?:" + "|".join(map(re.escape, ("elasticdl", *names))) + r")(?:\.\w+)+)", code
-    ):
+    heads = "|".join(map(re.escape, ("elasticdl", *names)))
+    for found in re.findall(rf"(?<![\w.\"'/])((?:{heads})(?:\.\w+)+)", code):
         head, *rest = found.split(".")
         target = [*names.get(head, head).split("."), *rest]
         if not target[-1].endswith(("py", "md")):

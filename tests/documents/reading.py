@@ -152,11 +152,10 @@ def _whole_lines(block: str) -> Iterator[tuple[int, str]]:
         begun += line.strip() if begun else line
         if begun.endswith("\\"):
             begun = begun[:-1]
-        elif begun.strip():
+            continue
+        if begun.strip():
             yield start, begun
-            begun = ""
-        else:
-            begun = ""
+        begun = ""
 
 
 def changed(program: str, difference: str, *, undone: bool = False) -> str:

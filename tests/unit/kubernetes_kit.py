@@ -33,7 +33,8 @@ def pod(worker_id=0, phase="Pending", state=None, *, node="n0", conditions=(), d
     """A pod of the job; ``state`` is that of its container."""
     made = copy.deepcopy(manifest or PODS.manifest(worker_id, worker_id))
     extra = {"deletionTimestamp": "2024-01-01T00:00:30Z"} if deleted else {}
-    metadata = {"uid": f"uid-{worker_id}", **made["metadata"], "resourceVersion": "1", **extra}
+    given = {"uid": f"uid-{worker_id}", "creationTimestamp": "1"}
+    metadata = {**given, **made["metadata"], "resourceVersion": "1", **extra}
     spec = {**made["spec"], **({"nodeName": node} if node else {})}
     known = {"podIP": "10.0.0.7", "containerStatuses": [{"name": "elasticdl", "state": state}]} if state else {}
     status = {"phase": phase, "conditions": list(conditions), **known, **status}

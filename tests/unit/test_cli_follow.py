@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+from kubernetes_kit import condition, pod, terminated, waiting
 from refusal_kit import refused
 
 from elasticdl.cli import follow, job_handle
@@ -46,14 +47,6 @@ def one_job(**about):
     return NamespaceJob(OneJob(**about), "digits")
 
 
-def pod(status):
-    spec = {} if "conditions" in status else {"nodeName": "n"}
-    return {"metadata": {"name": "m", "uid": "u", "creationTimestamp": "1"}, "spec": spec, "status": status}
-
-
-RUNNING = pod({"phase": "Running"})
-
-
 @pytest.fixture
 def deaf(monkeypatch):
     """Its master does not answer."""
@@ -73,50 +66,42 @@ def event(when, reason, message="", kind="Warning"):
     return {"lastTimestamp": f"2026-01-01T00:00:{when:02}Z", "type": kind, "reason": reason, "message": message}
 
 
-def stands(phase="Pending", **state):
-    return {"phase": phase, "containerStatuses": [{"name": "elasticdl", "state": state}]}
-
-
-def waits(reason, message=""):
-    return stands(waiting={"reason": reason, "message": message})
-
-
 MADE = event(1, "SuccessfulCreate", kind="Normal")
 REFUSED = event(2, "FailedCreate", 'Error creating: pods "m-x" is forbidden: exceeded quota: q')
 UNMOUNTED = event(3, "FailedMount", "the server is not there")
-STARTING, EVICTED = waits("ContainerCreating"), {"phase": "Failed", "reason": "Evicted"}
-UNSCHEDULED = {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes"}]}
+STARTING, EVICTED = pod(state=waiting("ContainerCreating")), pod(phase="Failed", reason="Evicted")
+UNSCHEDULED = pod(node="", conditions=[condition("PodScheduled", "False", message="0/2 nodes")])
+FAILED, RUNS = pod(phase="Failed", state=terminated(2, message="a\nb\n")), pod(phase="Running")
 NOT_YET, ANSWERS_NOT = "its master's pod is not there yet", "its master does not answer at the moment"
 QUOTA = "the cluster does not take its master's pod: exceeded quota: q"
-NO_START, IMAGE = "its container can't be started on node n: ", "the image can't be pulled: "
-ENDED = "its master ended: exit code 2: b; its log: kubectl logs -n default m"
+NO_START, IMAGE = "its container can't be started on node n0: ", "the image can't be pulled: "
+ENDED = "its master ended: exit code 2: b; its log: kubectl logs -n lab digits-worker-0"
 
 
 @pytest.mark.parametrize(
-    ("status", "events", "reason"),
+    ("master", "events", "reason"),
     [
-        (waits("E", "no key"), [], f"its master waits: {NO_START}no key"),
-        (stands("Failed", terminated={"exitCode": 2, "message": "a\nb\n"}), [], ENDED),
+        (FAILED, [], ENDED),
         (UNSCHEDULED, [], "its master has no place yet: 0/2 nodes"),
         # Where only an event says it.
         (None, [MADE, REFUSED], QUOTA),
         (None, [REFUSED, {**MADE, "lastTimestamp": "2026-01-01T00:00:09Z"}], NOT_YET),
         (EVICTED, [MADE, REFUSED], QUOTA),
-        (STARTING, [UNMOUNTED], "its master waits: it can't be started on node n: the server is not there"),
+        (STARTING, [UNMOUNTED], "its master waits: it can't be started on node n0: the server is not there"),
         (STARTING, [UNMOUNTED, event(4, "Pulling", "Pulling image", "Normal")], "its master is starting"),
     ],
 )
-def test_why_there_is_no_master_is_told(status, events, reason):
-    assert one_job(master=status and pod(status), events=events).status().reason == reason
+def test_why_there_is_no_master_is_told(master, events, reason):
+    assert one_job(master=master, events=events).status().reason == reason
 
 
 @pytest.mark.parametrize(
     ("kept", "master", "phase", "reason"),
     [
-        ("", RUNNING, "starting", ANSWERS_NOT),
+        ("", RUNS, "starting", ANSWERS_NOT),
         ("running", None, "running", f"there is no master at the moment: {NOT_YET}; showing"),
-        ("running", RUNNING, "running", f"{ANSWERS_NOT}; showing the last saved status"),
-        ("stopped", RUNNING, "stopped", ""),
+        ("running", RUNS, "running", f"{ANSWERS_NOT}; showing the last saved status"),
+        ("stopped", RUNS, "stopped", ""),
     ],
 )
 def test_a_job_without_a_master_is_shown_as_it_was_last(deaf, kept, master, phase, reason):
@@ -127,7 +112,7 @@ def test_a_job_without_a_master_is_shown_as_it_was_last(deaf, kept, master, phas
 
 def test_who_may_not_reach_a_master_and_who_has_none_is_told_what_helps(deaf):
     line = "you may not reach the master: it takes the right to get pods/portforward in namespace lab"
-    refused(line, one_job(master=RUNNING).status)
+    refused(line, one_job(master=RUNS).status)
     line = f"job digits has no master at the moment: {NOT_YET}; `elasticdl status digits` tells when it has; "
     refused(f"{line}`elasticdl delete digits` ends it without one", one_job().master().__enter__)
 
@@ -141,11 +126,11 @@ def test_the_job_of_a_master_that_was_told_to_stop_is_complete(phase, code):
 
 
 def missing(why, message=""):
-    return why_no_master(pod(waits(why, message)))
+    return why_no_master(pod(state=waiting(why, message)))
 
 
 def test_an_image_is_waited_for_as_long_as_told_and_from_the_beginning_after_it_was_there():
-    late, starting = missing("ErrImagePull", "Back-off"), why_no_master(pod(STARTING))
+    late, starting = missing("ErrImagePull", "Back-off"), why_no_master(STARTING)
     view, given_up = MasterWatch(one_job(), image_timeout=60.0), []
     for now, why in ((5, late), (64, late), (65, late), (70, starting), (71, late), (130, late), (131, late)):
         try:
@@ -161,25 +146,19 @@ def test_an_image_is_waited_for_as_long_as_told_and_from_the_beginning_after_it_
 BUSY = "the cluster is busy"
 AGAIN = f"its master can't be reached: {BUSY}; it is tried again"
 UNHEARD = UnreachableError(BUSY)
+TAKE_TURNS = enumerate(map(NoMasterError, [Waiting("quota"), *[missing("E", "x"), missing("ErrImagePull", "y")] * 2]))
+FOR_LONG = [*((now, UNHEARD) for now in (5.0, 15.0, 17.0, 100.0)), (101.0, None), (102.0, None), (106.0, UNHEARD)]
 
 
 @pytest.mark.parametrize(
     ("hears", "over", "told"),
     [
         # An image is tried for again and again, and two reasons take turns.
-        (
-            enumerate(map(NoMasterError, [Waiting("quota"), *[missing("E", "x"), missing("ErrImagePull", "y")] * 2])),
-            "",
-            ["quota", f"its master waits: {NO_START}x", f"{IMAGE}y"],
-        ),
+        (TAKE_TURNS, "", ["quota", f"its master waits: {NO_START}x", f"{IMAGE}y"]),
         # One that runs and is not reached is tried again all the time: its first seconds are no news.
         ([(5.0, UNHEARD), (14.9, UNHEARD)], "", []),
         ([(5.0, UNHEARD), (15.0, UNHEARD), (16.0, None)], "it has ended", []),
-        (
-            [*((now, UNHEARD) for now in (5.0, 15.0, 17.0, 100.0)), (101.0, None), (102.0, None), (106.0, UNHEARD)],
-            "",
-            [AGAIN, "its master is reached again"],
-        ),
+        (FOR_LONG, "", [AGAIN, "its master is reached again"]),
     ],
 )
 def test_why_a_master_is_not_heard_is_told_once_and_again_when_it_changes(hears, over, told):
@@ -194,13 +173,13 @@ def entry(number, **fields):
 
 
 class Masters(JobHandle):
-    """A job with one master after another: each tells how it is and what happened, and leaves it to the next. ``kept``: the phase at its
-    end, and what its journal has then, or an error that asking for it raises."""
+    """A job with one master after another: each tells how it is and what happened, and leaves it to the next. ``kept``: what
+    its journal has at its end, or an error that asking for it raises."""
 
     look_seconds = 0.0
 
-    def __init__(self, monkeypatch, *masters, phase="succeeded", kept=((),)):
-        self._masters, self._phase, self._kept = list(masters), phase, iter(kept)
+    def __init__(self, monkeypatch, *masters, kept=((),)):
+        self._masters, self._kept = list(masters), iter(kept)
         self._journals = iter([lines for _, lines in masters])
         monkeypatch.setattr(job_handle, "AGAIN_SECONDS", 0.0)
 
@@ -229,7 +208,7 @@ class Masters(JobHandle):
         return "" if self._masters else "it has ended"
 
     def kept_status(self):
-        return pb.JobStatus(phase=self._phase)
+        return pb.JobStatus(phase="succeeded")
 
 
 def test_a_job_is_followed_through_a_change_of_masters_each_entry_once_and_at_its_end_what_was_kept(monkeypatch):

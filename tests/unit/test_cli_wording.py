@@ -100,9 +100,7 @@ def test_news_are_said_in_words(event, fields, told):
 
 
 def test_a_long_reason_stands_once_in_the_panel_and_among_news_with_whatever_numbers():
-    missing = (
-        "crashed: exit code 1: train.py:3: RuntimeError: the folder of the data is not there; it has to be mounted"
-    )
+    missing = "crashed: exit code 1: train.py:3: RuntimeError: the folder of data is not there; it has to be mounted"
     again = "crashed: exit code 1: train.py:3: RuntimeError: the folder o... (as above)"
     workers = [pb.WorkerStatus(worker_id=n, state="pending", reason=f"{missing}; worker-{n}.log") for n in range(3)]
     status = status_of(workers=workers, max_workers=3, reason=f"3 in a row, the last {missing}; worker-2.log; goes on")

@@ -11,23 +11,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from grpc._cython import cygrpc
 from refusal_kit import refused
 
+from elasticdl.common import credentials as c
 from elasticdl.common.certificates import issue
 from elasticdl.common.channel import CLIENT_OPTIONS, SERVER_OPTIONS, identify
-from elasticdl.common.credentials import (
-    CA,
-    CERTIFICATE,
-    KEY,
-    MASTER,
-    TLS,
-    TOKEN,
-    Identity,
-    Role,
-    TlsFiles,
-    TlsFolder,
-    Token,
-    WorkerEnvironment,
-    interface_of,
-)
+from elasticdl.common.credentials import Identity, Role, TlsFiles, TlsFolder, Token, WorkerEnvironment
 
 NOW = datetime.now(UTC)
 SECRET = TlsFiles(ca=b"authority", certificate=b"certificate", key=b"hidden")
@@ -46,13 +33,13 @@ def test_a_worker_reads_what_its_launcher_wrote(credentials):
 
 
 def test_credentials_that_are_missing_are_one_clear_line():
-    given = {**environment(Token("hidden")).to_env(), TOKEN: ""}
-    refused(rf"^{MASTER} is set but {TOKEN} \(or {TLS}\) is not: ", lambda: WorkerEnvironment.from_env(given))
+    given = {**environment(Token("hidden")).to_env(), c.TOKEN: ""}
+    refused(rf"^{c.MASTER} is set but {c.TOKEN} \(or {c.TLS}\) is not: ", lambda: WorkerEnvironment.from_env(given))
 
 
 def test_secrets_do_not_show_but_in_a_secret_of_kubernetes():
     assert "hidden" not in f"{SECRET!r} {environment(Token('hidden'))!r}"
-    assert SECRET.to_mapping() == {CA: b"authority", CERTIFICATE: b"certificate", KEY: b"hidden"}
+    assert SECRET.to_mapping() == {c.CA: b"authority", c.CERTIFICATE: b"certificate", c.KEY: b"hidden"}
     assert TlsFiles.from_mapping(SECRET.to_mapping()) == SECRET
 
 
@@ -99,17 +86,17 @@ def test_the_authority_signs_nothing_but_these_and_its_key_is_nowhere(job):
 def test_a_folder_without_a_jobs_certificate_is_one_clear_line(tmp_path, job):
     job[Role.WORKER].write(tmp_path)
     for content in (issue("not.a.label", NOW)[Role.WORKER].certificate, b"nonsense"):
-        (tmp_path / CERTIFICATE).write_bytes(content)
+        (tmp_path / c.CERTIFICATE).write_bytes(content)
         refused("was not made for a job of elasticdl: take all of ", lambda: identify(TlsFolder(tmp_path)))
-    (tmp_path / CERTIFICATE).unlink()
-    refused(f"can't read .*/{CERTIFICATE}: .* should hold {CA}, ", lambda: identify(TlsFolder(tmp_path)))
+    (tmp_path / c.CERTIFICATE).unlink()
+    refused(f"can't read .*/{c.CERTIFICATE}: .* should hold {c.CA}, ", lambda: identify(TlsFolder(tmp_path)))
 
 
 def test_nobody_else_can_read_what_is_written(tmp_path, job):
     new, old = tmp_path / "new" / "tls", tmp_path / "old"
     old.mkdir()
-    (old / KEY).write_text("of an earlier job")
-    (old / KEY).chmod(0o644)
+    (old / c.KEY).write_text("of an earlier job")
+    (old / c.KEY).chmod(0o644)
     for folder in (new, old):
         job[Role.OWNER].write(folder)
         assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
@@ -118,5 +105,5 @@ def test_nobody_else_can_read_what_is_written(tmp_path, job):
 
 
 def test_the_interface_of_an_address():
-    assert interface_of("127.0.0.1") == interface_of("127.3.2.1") == "lo"
-    refused(r"no network interface of this machine has the address 203\.0\.113\.7", lambda: interface_of("203.0.113.7"))
+    assert c.interface_of("127.0.0.1") == c.interface_of("127.3.2.1") == "lo"
+    refused(r"no network interface of this machine has the address 203\.", lambda: c.interface_of("203.0.113.7"))

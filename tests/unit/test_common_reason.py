@@ -5,19 +5,8 @@ import sys
 
 import pytest
 
-from elasticdl.common.reason import (
-    MOST_LINES,
-    PACKAGE,
-    Line,
-    Stack,
-    describe,
-    last_exception,
-    last_line,
-    last_words,
-    one_line,
-    parse,
-    reason,
-)
+from elasticdl.common import reason as reasons
+from elasticdl.common.reason import Line, Stack, describe, last_exception, last_line, last_words, one_line, parse
 
 LOADER = """Caught ValueError in DataLoader worker process 0.
 Original Traceback (most recent call last):
@@ -46,7 +35,7 @@ def test_a_reason_is_the_place_the_type_what_was_said_and_what_helps(code, line,
     script.write_text(code)
     with pytest.raises(Exception) as caught:  # noqa: PT011 - any
         exec(compile(code, str(script), "exec"), {})
-    assert reason(caught.value) == line
+    assert reasons.reason(caught.value) == line
 
 
 def wrapped(text):
@@ -70,9 +59,7 @@ def test_one_line_holds_what_was_said(error, line):
 # ---- what a process that has ended by an exception has printed of it ----
 
 TORCHRUN = 'the script is written for torchrun: docs/migration.md has under "From torchrun" what becomes of each line'
-NESTED = (
-    'import json\ndef load(text):\n    return json.loads(text)\ntry:\n    {}["x"]\nexcept KeyError:\n    load("")\n'
-)
+NESTED = 'import json\ndef load():\n    return json.loads("")\ntry:\n    {}["x"]\nexcept KeyError:\n    load()\n'
 
 
 @pytest.mark.parametrize(
@@ -119,11 +106,7 @@ AFTER = "/lib/resource_tracker.py:224: UserWarning: 14 leaked ones\n  warnings.w
 
 @pytest.mark.parametrize(
     ("log", "told"),
-    [
-        (CRASH + AFTER, WORDS),
-        ("\n".join([*WHY, CRASH]), [*WHY[-5:], *WORDS]),
-        (f"{CRASH}goes on\n", []),
-    ],
+    [(CRASH + AFTER, WORDS), ("\n".join([*WHY, CRASH]), [*WHY[-5:], *WORDS]), (f"{CRASH}goes on\n", [])],
 )
 def test_the_last_words_of_a_log_are_the_crash_with_which_it_ends(log, told):
     assert last_words(log) == told
@@ -134,7 +117,7 @@ def test_the_last_words_of_a_log_are_the_crash_with_which_it_ends(log, told):
 USERS = "/home/me/train.py"
 WAIT = Line("/usr/lib/python3.11/threading.py", 320, "wait")
 FORWARD = Line("/venv/lib/python3.11/site-packages/torch/nn/module.py", 7, "forward")
-TRAINER, FROZEN = Line(str(PACKAGE / "worker" / "trainer.py"), 5, "step"), Line("<frozen runpy>", 9, "run")
+TRAINER, FROZEN = Line(str(reasons.PACKAGE / "worker" / "trainer.py"), 5, "step"), Line("<frozen runpy>", 9, "run")
 LOAD, MAIN = Line(USERS, 31, "load"), Line(USERS, 99, "main")
 
 
@@ -150,7 +133,7 @@ LOAD, MAIN = Line(USERS, 31, "load"), Line(USERS, 99, "main")
 def test_the_innermost_line_is_where_it_stands(lines, where):
     assert Stack(lines).where == where
     many = describe(Stack((WAIT, *(Line(USERS, n, "f") for n in range(200)))))
-    assert (many[0], len(many)) == ("/home/me/train.py:0 in f", MOST_LINES), "the user's come first"
+    assert (many[0], len(many)) == ("/home/me/train.py:0 in f", reasons.MOST_LINES), "the user's come first"
 
 
 def test_only_the_last_dump_counts_and_what_others_print_in_between_is_passed_over():

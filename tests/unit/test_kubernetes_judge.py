@@ -9,16 +9,8 @@ from elasticdl.job.quantities import Priority
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.kube.manifests import worker_template
 from elasticdl.master.core.events import ExitCause
-from elasticdl.places.judge import (
-    MOST_CRASHES,
-    SOON_SECONDS,
-    Ended,
-    Waiting,
-    crash_loop,
-    judge_end,
-    judge_pod,
-    last_crashes,
-)
+from elasticdl.places import judge
+from elasticdl.places.judge import MOST_CRASHES, Ended, Waiting, crash_loop, judge_end, judge_pod, last_crashes
 from elasticdl.places.worker_pods import WorkerPods, index_of, number_of, owner_references
 
 C = ExitCause
@@ -224,7 +216,7 @@ def masters(count=MOST_CRASHES, **more):
         ([], False),
         (masters(MOST_CRASHES - 1), False),
         (masters(100, code=137), False),
-        (masters(100, seconds=SOON_SECONDS), False),
+        (masters(100, seconds=judge.SOON_SECONDS), False),
         (masters(100, job="one of the same name, before"), False),
         ([*masters(MOST_CRASHES - 1), master(50, seconds=86400), *masters(0)], False),
         ([*masters(), master(50, code=143)], False),

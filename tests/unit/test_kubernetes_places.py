@@ -199,20 +199,6 @@ class PlacesAndHands:
             pass
         return report
 
-    async def show(self, number, phase="Running", state=RUNNING, **more):
-        """The cluster sets the status of a worker's pod, which is there or about to be."""
-        await self.until(lambda: name(number) in self.pods.there)
-        self.pods.put(pod(number, phase, state, manifest=self.pods.there[name(number)], **more))
-
-    def remove(self, number):
-        self.pods.put(self.pods.there[name(number)], "DELETED")
-
-    async def ready(self, count):
-        self.want(count)
-        for number in range(count):
-            await self.show(number)
-            assert await self.next() == f"{number} ready on n0"
-
 
 def scene(workers=PODS, **timeouts):
     @asynccontextmanager
@@ -254,7 +240,8 @@ async def happens(scene, line):
     """``want 2``, ``1 run``, ``pod 0 fails``, ``refuse create x2: 403 why``; others are below."""
     match line.split():
         case [count, "run"]:
-            await scene.ready(int(count))
+            scene.want(int(count))
+            await play(scene, [f"pod {number} runs -> {number} ready on n0" for number in range(int(count))])
         case ["want", most, *avoid]:
             scene.places.want(int(most), frozenset(avoid[-1:]))
         case ["give", "back", number, *at_once]:
@@ -265,7 +252,7 @@ async def happens(scene, line):
         case ["warning", number, *why]:
             scene.pods.warnings[name(number)] = " ".join(why)
         case ["pod", number, "is", "gone"]:
-            scene.remove(number)
+            scene.pods.put(scene.pods.there[name(number)], "DELETED")
         case ["pod", number, "comes"]:  # late, asked for by somebody before
             scene.pods.made(PODS.manifest(int(number), 1))
         case ["pod", number, "has", "another", "container"]:
@@ -463,13 +450,9 @@ class Kueue:
 
     def __init__(self, failure=None):
         self.failure, self.over = failure, []
-        self.pods = {name(number): self.managed(number) for number in range(3)}
-        del self.pods[name(2)]["metadata"]["finalizers"]
-
-    def managed(self, number):
-        made = pod(number, manifest=GANG.manifest(number, number))
-        made["metadata"]["finalizers"] = ["kueue.x-k8s.io/managed"]
-        return made
+        self.pods = {name(number): pod(number, manifest=GANG.manifest(number, number)) for number in range(3)}
+        for number in range(2):
+            self.pods[name(number)]["metadata"]["finalizers"] = ["kueue.x-k8s.io/managed"]
 
     def listing(self, *_, **__):
         return {"items": list(self.pods.values()), "metadata": {"resourceVersion": "1"}}
@@ -516,7 +499,7 @@ GONE = ApiError(410, "too old resource version")
 )
 @on(scene())
 async def test_what_happens_between_two_watches_is_told_once(scene, failure, forgotten, meanwhile):
-    await scene.ready(2)
+    await happens(scene, "2 run")
     lists, (happening, following) = scene.pods.calls.count(("list",)), meanwhile.split(" -> ")
     with scene.pods.lock:
         scene.pods.interrupt(failure, forget=forgotten)
@@ -559,7 +542,7 @@ async def test_all_workers_wait_for_a_quota_behind_one_back_off_and_follow_when_
 
 @on(scene())
 async def test_at_the_end_all_pods_are_deleted_though_other_requests_wait_for_their_turn(scene):
-    await scene.ready(REQUESTS_AT_ONCE + 1)
+    await happens(scene, f"{REQUESTS_AT_ONCE + 1} run")
     delete, delete_all, may_go_on = scene.pods.delete, scene.pods.delete_all, threading.Event()
     scene.pods.delete = lambda *asked: may_go_on.wait(30) and delete(*asked)
     scene.pods.delete_all = lambda grace: (delete_all(grace), may_go_on.set())

@@ -12,14 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticdl.master.core.events import (
-    ExitCause,
-    FoundWorker,
-    LauncherFailed,
-    WorkerExited,
-    WorkerPending,
-    WorkerPlaced,
-)
+from elasticdl.master.core import events
+from elasticdl.master.core.events import ExitCause, LauncherFailed, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.places.base import Place, PlaceChanged, PlaceEnding, PlaceLost, PlacesRefused, PlaceState
 from elasticdl.places.launcher import IDLE_SECONDS, KILL_SECONDS, PlaceLauncher, Seconds
 from elasticdl.places.worker_process import judge_exit
@@ -185,7 +179,7 @@ class PlayedLauncher:
             self.places.left += (Place(f"place-{name}", *node, state=PlaceState(state)),)
         for number, name, *over in map(str.split, workers):
             host = () if over else ("host", 1000 + int(number))
-            self.starter.left += (FoundWorker(int(number), *host, over=bool(over), place=f"place-{name}"),)
+            self.starter.left += (events.FoundWorker(int(number), *host, over=bool(over), place=f"place-{name}"),)
         before = {int(number): f"place-{name}" for number, name in map(str.split, remembered)}
         for each in now(self.launcher.find(before)):
             over = " over" * each.over
@@ -214,9 +208,7 @@ class PlayedLauncher:
         """What was asked and told since, in words; of what was wanted the last."""
         new, self.asked[:] = [each.replace("place-", "") for each in self.asked], []
         last = max((number for number, each in enumerate(new) if each.startswith("want ")), default=0)
-        return parts_of(
-            "; ".join(each for each in new[:last] if not each.startswith("want ")) + "; " + "; ".join(new[last:])
-        )
+        return parts_of("; ".join([*(each for each in new[:last] if not each.startswith("want ")), *new[last:]]))
 
 
 def told(report):
@@ -337,18 +329,15 @@ def test_what_follows(story):
 def may_happen(scene, launched):
     """Each as a line of a story."""
     there, workers = sorted(scene.places.places), scene.starter.started
-    yield from (
-        [f"launch {launched}", f"launch {launched} not on n1"],
-        [f"after {KILL_SECONDS}", f"after {IDLE_SECONDS}", "after 600"],
-    )
+    yield [f"launch {launched}", f"launch {launched} not on n1"]
+    yield [f"after {KILL_SECONDS}", f"after {IDLE_SECONDS}", "after 600"]
     yield [f"worker {number} {end}" for number in range(launched + 1) for end in ("kill", "terminate")]
     yield [f"{place} {state} on {node}" for place in there for state in (READY, ENDING) for node in ("n1", "n2")]
     yield [f"{place} waiting: {why}" for place in scene.places.waiting() for why in ("full", "it is pulled")]
     yield [f"{place} is told to end" for place in sorted(workers.values())]
     yield [f"{place} is lost as {cause}" for place in sorted({*there, *scene.places.given_back}) for cause in CAUSES]
-    yield [
-        f"worker {number} {what}" for number in sorted(workers) for what in ("runs", "exits 0", "exits 1", "exits -9")
-    ]
+    does = ("runs", "exits 0", "exits 1", "exits -9")
+    yield [f"worker {number} {what}" for number in sorted(workers) for what in does]
 
 
 @given(st.data())
@@ -371,8 +360,7 @@ def test_whatever_happens_in_any_order_every_worker_ends_once_and_no_place_stays
         assert len(scene.launcher._workers) == launched - len(exits)
         assert len(scene.places.waiting()) == len(scene.launcher._pending), "each that is pending has one"
     scene.happens("master closes")
-    assert sorted(report.worker_id for report in scene.reports if isinstance(report, WorkerExited)) == list(
-        range(launched)
-    )
+    ended = sorted(report.worker_id for report in scene.reports if isinstance(report, WorkerExited))
+    assert ended == [*range(launched)]
     scene.happens("after 1000")
     assert (scene.places.places, scene.places.given_back, scene.starter.started) == ({}, set(), {})

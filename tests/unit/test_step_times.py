@@ -13,11 +13,10 @@ from elasticdl.elastic.torch_kit.tensors import PassTimer
 
 PHASES = (Activity.DATA, Activity.COMPUTE, Activity.WAIT, Activity.UPDATE)
 spans = st.lists(st.tuples(st.sampled_from([*PHASES, Activity.ALIVE]), st.floats(0, 100)), max_size=8)
+step = st.tuples(spans, st.none() | st.floats(0, 1000), st.floats(0, 50), st.booleans())
 
 
-@given(
-    st.lists(st.tuples(spans, st.none() | st.floats(0, 1000), st.floats(0, 50), st.booleans()), min_size=1, max_size=8)
-)
+@given(st.lists(step, min_size=1, max_size=8))
 def test_each_moment_of_a_step_counts_as_what_was_done_and_the_median_of_the_last_steps_is_told(steps):
     """What a device was still at is not waiting. Between two steps an evaluation may lie, or the world is another."""
     clock, made, now = StepClock(), [], 0.0

@@ -1,14 +1,22 @@
-"""Slots of this machine: which GPUs a place has, and who else may have them."""
+"""Slots of this machine: which GPUs a place has, and who else may have them; and places that can only be asked for."""
 
+import asyncio
+import itertools
 from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
+from cli_kit import scene_in
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from elasticdl.common.credentials import SHARED_GPU
-from elasticdl.places import local
+from elasticdl.master.core.events import ExitCause
+from elasticdl.places import local, polled
+from elasticdl.places.base import Place, PlaceLost, PlaceState
 from elasticdl.places.local import Slots, find_gpus
-from tests.contract.places_kit import PlacesBench
+from elasticdl.places.polled import PolledPlaces
+from tests.contract.places_kit import NOWHERE, FakeProvider, PlacesBench, bench_of
 from tests.stories import on
 
 GPUS = ["GPU-a", "GPU-b"]
@@ -64,15 +72,8 @@ async def jobs(tmp_path):
 @pytest.fixture
 def driver(tmp_path, monkeypatch):
     """Makes a program of the driver's, given as a script."""
-
-    def make(script):
-        program = tmp_path / "bin" / "nvidia-smi"
-        program.parent.mkdir()
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", str(program.parent), prepend=":")
-
-    return make
+    with scene_in(tmp_path, monkeypatch) as scene:
+        yield lambda script: scene.program(f"nvidia-smi {script}")
 
 
 @pytest.mark.parametrize(
@@ -155,9 +156,66 @@ async def test_a_gpu_is_the_same_one_however_its_name_is_spelt_which_may_be_no_n
     assert [make(1, slices).want(1).visible, make(0, slices).want(1).visible] == [slices[:1], slices[1:]]
 
 
-@pytest.mark.parametrize(("script", "why"), [("exit 9", "exit status 9"), ("exec sleep 600", "timed out")])
+@pytest.mark.parametrize(("script", "why"), [("exit 9", "exit status 9"), ("exec /bin/sleep 600", "timed out")])
 def test_a_driver_that_does_not_answer_counts_as_none_and_is_told(driver, monkeypatch, caplog, script, why):
     driver(script)
     monkeypatch.setattr(local, "QUERY_SECONDS", 0.5)
     assert find_gpus({}) == []
     assert why in caplog.text
+
+
+# ---- places that can only be asked for: what comes late, is refused or is not answered ----
+
+OFTEN = 0.001  # seconds
+ROOM = 2
+HAPPENS = st.sampled_from(["want 0", "want 1", "want 3", "give back", "give back at once", "lost", "nothing"])
+ANSWERS = st.sampled_from(["fine", "fine", "is not heard", "is done without an answer"])
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(HAPPENS, st.integers(0, 3)), max_size=12), st.lists(ANSWERS, max_size=12), st.booleans())
+def test_whatever_becomes_of_requests_as_many_places_come_as_are_wanted_and_none_stays(history, answers, settles):
+    """`PlacesBench` sees that none is lost twice, or changes when it is lost."""
+
+    async def run():
+        provider, most = FakeProvider(ROOM, answers), 0
+        async with asyncio.timeout(30), bench_of(partial(PolledPlaces, provider, seconds=OFTEN)) as bench:
+            for happens, passes in history:
+                first = min(bench.now, default="")
+                if happens.startswith("want"):
+                    most = int(happens[-1])
+                    bench.places.want(most, NOWHERE)
+                elif happens == "lost" and provider.live():
+                    provider.lose(provider.live()[0])
+                elif happens.startswith("give back"):
+                    bench.places.give_back(first, at_once=happens.endswith("once"))
+                await asyncio.sleep(passes * OFTEN)
+                while not bench.nothing_more():
+                    bench.take(bench.reports.get_nowait())
+            if settles:
+                bench.places.want(max(most, ROOM), NOWHERE)
+                await bench.until(lambda bench: len(bench.now) == max(most, ROOM) == len(provider.live()))
+        assert provider.live() == []
+        assert {each.detail for each in bench.lost.values()} <= {"as told", "its node has failed"}
+
+    asyncio.run(run())
+
+
+def test_the_next_master_hears_why_a_place_has_ended_and_one_that_stays_does_not_fail_a_job_that_has_ended(
+    monkeypatch, caplog
+):
+    monkeypatch.setattr(polled, "CLOSE_SECONDS", 0.01)
+    lost = PlaceLost("7", ExitCause.PREEMPTED, -9, "for another job")
+
+    async def run():
+        provider, reports = FakeProvider(ROOM, itertools.repeat("fine")), asyncio.Queue()
+        provider.places = {"7": lost, "8": None}
+        places = PolledPlaces(provider, reports.put_nowait, OFTEN)
+        assert Place("7", state=PlaceState.LOST) in await places.found()
+        places.want(1, NOWHERE)
+        assert await reports.get() == lost
+        provider._answers = itertools.repeat("is not heard")
+        await places.close()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    assert "places 8 have not ended" in caplog.text
