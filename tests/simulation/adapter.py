@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 from unittest.mock import patch
@@ -51,15 +51,14 @@ def make_settings(workers: WorkerRange, *, policy: bool = False, folder: bool = 
 class MasterCore:
     """What the loop takes for its `Job`."""
 
-    def __init__(self, settings: Settings, snapshot: JobSnapshot | None) -> None:
+    def __init__(self, settings: Settings, snapshot: JobSnapshot | None, watch: Callable[..., None]) -> None:
         self.job = Job(settings, snapshot)
-        self.watch: Callable[[e.Event, Sequence[e.Instruction]], None] | None = None
+        self.watch = watch
 
     def step(self, event: e.Event, now: float) -> list[e.Instruction]:
         instructions = self.job.step(event, now)
         check_job(self.job)
-        if self.watch is not None:
-            self.watch(event, instructions)
+        self.watch(event, instructions)
         return instructions
 
     def snapshot(self) -> JobSnapshot:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from elasticdl.master.core.values import CRASHES_AT_START, Phase
 from tests.simulation.adapter import HEARTBEAT_TIMEOUT, LINGER_SECONDS
 from tests.simulation.lineage import Model, Violation
 from tests.simulation.plan import Kind
+from tests.simulation.trace import Silent
 from tests.simulation.unlike import Given
 
 if TYPE_CHECKING:
@@ -346,7 +346,7 @@ class Checks:
             raise Violation(NOTHING_LEFT, f"the job has {phase}, and workers {running} run")
 
 
-class Unchecked:
+class Unchecked(Silent):
     """In the place of `Checks` for the other processes of a worker: what the checks know of a worker they know of process 0. But
     each ends with the model that all epochs have made."""
 
@@ -354,6 +354,3 @@ class Unchecked:
 
     def __init__(self, site: Site) -> None:
         self.finished = site.checks.finished
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *given, **named: None

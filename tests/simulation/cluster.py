@@ -123,9 +123,7 @@ class SimulatedCluster:
 
     def _exit(self, pod: _Pod, exited: e.WorkerExited) -> None:
         pod.exited = exited
-        if self._site.trace is not None:
-            text = f"the process of worker {pod.worker_id} has ended: {exited.cause}, code {exited.code}"
-            self._site.trace.note(text)
+        self._site.trace.note(f"the process of worker {pod.worker_id} has ended: {exited.cause}, code {exited.code}")
         self._report(pod, exited)
 
     def _place_pending(self) -> None:

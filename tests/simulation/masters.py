@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from elasticdl.job.spec import WorkerRange
@@ -97,10 +98,7 @@ class Master:
         self.fuse: int | None = None  # instructions to its death
         self.streams = _Streams(self)
         settings = make_settings(limits, policy=site.plan.policy, folder=site.plan.handover)
-        self._core = core = MasterCore(settings, snapshot)
-        if site.trace is not None:
-            trace = site.trace
-            core.watch = lambda event, instructions: trace.decision(self, event, instructions)
+        self._core = core = MasterCore(settings, snapshot, partial(site.trace.decision, self))
         self._loop = LoopDriver(
             core, self.streams, cast(Launcher, _Launcher(self)), self._request_save, lambda: site.clock.now
         )
@@ -270,8 +268,7 @@ class Master:
             return
         self.alive = False
         site = self.site
-        if site.trace is not None:
-            site.trace.note(f"master {self.generation} ends: {reason}")
+        site.trace.note(f"master {self.generation} ends: {reason}")
         for stream in self.streams.open_streams.values():
             stream.close()
         self.streams.open_streams.clear()

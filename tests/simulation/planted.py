@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -40,12 +39,9 @@ Planting = Callable[[], AbstractContextManager[None]]
 class PlantedFault:
     name: str
     plant: Planting
+    kind: str = ""  # of the histories that show it
     first: int = 0  # of the seeds, of which one must show it: for a rare one shortly before the first that does
     slow: bool = False  # it takes many histories, and another breaks the same promise sooner
-    unlike: bool = False  # in histories whose workers differ from each other
-    hostile: bool = False  # in histories in which one worker after another is taken away
-    in_parts: bool = False  # in histories of a pass over data
-    several: bool = False  # in histories of workers of several processes
 
     @property
     def seeds(self) -> range:
@@ -54,13 +50,10 @@ class PlantedFault:
 
 def find(fault: PlantedFault, seeds: range) -> tuple[int, Failure] | None:
     """How many histories were needed, and the one that shows it: without the fault it holds. None if none does."""
-    run_one = partial(
-        run_seed, unlike=fault.unlike, hostile=fault.hostile, in_parts=fault.in_parts, several=fault.several
-    )
     for number, seed in enumerate(seeds, 1):
         with fault.plant():
-            failure = run_one(seed)
-        if failure and run_one(seed) is None:
+            failure = run_seed(seed, [fault.kind])
+        if failure and run_seed(seed, [fault.kind]) is None:
             return number, failure
     return None
 
@@ -302,7 +295,7 @@ PLANTED = (
     PlantedFault(
         "the last ones that hold the state leave at once",
         _method(WorkerCore, "_terminated", lambda core, reason, now: core._drain(reason)),
-        hostile=True,
+        "hostile",
     ),
     PlantedFault("the only one that holds the state stays for ever", _method(WorkerCore, "_tick", _lingers_for_ever)),
     PlantedFault("a worker sends no heartbeats", _method(Reporting, "tick", lambda *_: [])),
@@ -326,15 +319,15 @@ PLANTED = (
     PlantedFault(
         "a part is put away once its step is closed",
         lambda: patch.multiple(_Training, _before_vote=lambda *_: None, _after_vote=_puts_away_late),
-        in_parts=True,
+        "in_parts",
     ),
     PlantedFault(
         "a part is counted before its step is closed",
         lambda: patch.multiple(_Training, _before_vote=_counts_early, _after_vote=lambda *_: None),
-        in_parts=True,
+        "in_parts",
     ),
     PlantedFault(
-        "parts are cut by the number of workers", _method(PartOrder, "batches", SampleOrder.batches), in_parts=True
+        "parts are cut by the number of workers", _method(PartOrder, "batches", SampleOrder.batches), "in_parts"
     ),
     # The master's.
     PlantedFault("the finish of a draining worker is ignored", _drains_are_not_heard),
@@ -346,54 +339,52 @@ PLANTED = (
     PlantedFault("workers are not told that the job ends", _without(m.StopWork), slow=True),
     PlantedFault("the world is not remembered over a restart", _method(MasterCore, "snapshot", _forgets_world)),
     PlantedFault("workers are not looked for after a restart", _stepping(MasterCore, _finds_nobody)),
-    PlantedFault("no replacement ever waits", _replaces_at_once, hostile=True),
+    PlantedFault("no replacement ever waits", _replaces_at_once, "hostile"),
     # What the processes of a worker do as one.
     PlantedFault(
-        "a step that failed in one process is made by the others", _method(script, "_agree", _by_itself), several=True
+        "a step that failed in one process is made by the others", _method(script, "_agree", _by_itself), "several"
     ),
     PlantedFault(
-        "votes are not summed over the processes", _method(script, "_sum_inside", _by_itself), first=80, several=True
+        "votes are not summed over the processes", _method(script, "_sum_inside", _by_itself), "several", first=80
     ),
-    PlantedFault("each process keeps the state by itself", _method(script, "_any", _by_itself), several=True),
-    PlantedFault("a worker asks when one of its processes does", _method(Bundle, "_ask", _asks_at_once), several=True),
+    PlantedFault("each process keeps the state by itself", _method(script, "_any", _by_itself), "several"),
+    PlantedFault("a worker asks when one of its processes does", _method(Bundle, "_ask", _asks_at_once), "several"),
     PlantedFault(
         "one process alone hears that the world is broken",
         _method(Bundle, "of_master", _tells_one_of_breaks),
+        "several",
         first=60,
-        several=True,
     ),
     PlantedFault(
         "a world does not answer who has asked for it again",
         _method(Bundle, "of_master", _keeps_asks),
+        "several",
         first=520,
-        several=True,
     ),
     PlantedFault(
         "a worker has finished when a process has",
         _method(Bundle, "of_process", _finished_at_once),
+        "several",
         first=25,
-        several=True,
     ),
     PlantedFault(
         "what a process says before the others have come is lost",
         _method(GroupCore, "heard", _loses_what_is_early),
-        several=True,
+        "several",
     ),
     # What workers compare.
-    PlantedFault("the batches of a step are not compared", _votes_for_one("one_batch"), unlike=True),
-    PlantedFault("the states of workers are not compared", _votes_for_one("one_state"), unlike=True),
+    PlantedFault("the batches of a step are not compared", _votes_for_one("one_batch"), "unlike"),
+    PlantedFault("the states of workers are not compared", _votes_for_one("one_state"), "unlike"),
     PlantedFault(
         "a newcomer that alone differs ends the job",
         _method(agreement, "newcomers_alone", lambda members, differing: ()),
-        unlike=True,
+        "unlike",
     ),
-    PlantedFault(
-        "who has trained is refused alone", _method(agreement, "newcomers_alone", _all_that_differ), unlike=True
-    ),
-    PlantedFault("who has trained fails as one that could not start", _each(WorkerCore, _says_it_is_new), unlike=True),
+    PlantedFault("who has trained is refused alone", _method(agreement, "newcomers_alone", _all_that_differ), "unlike"),
+    PlantedFault("who has trained fails as one that could not start", _each(WorkerCore, _says_it_is_new), "unlike"),
     PlantedFault(
         "a newcomer that cannot start is taken for the user's code",
         _method(Fleet, "failed", lambda fleet, record, event: event),
-        unlike=True,
+        "unlike",
     ),
 )

@@ -204,8 +204,7 @@ class Process:
     def tell(self, event: p.Event) -> None:
         """Let the core know, and do what it wants."""
         site = self.site
-        if site.trace is not None:
-            site.trace.event(self, event)
+        site.trace.event(self, event)
         if event in (p.Trigger.READY, p.Trigger.CLOSED):
             self.asked_at = site.clock.now
         elif isinstance(event, p.Said):
@@ -226,8 +225,7 @@ class Process:
     def has_done(self, what: str) -> None:
         """A part of a step, of which the core is told without an event."""
         check_worker(self.core)
-        if self.site.trace is not None:
-            self.site.trace.step(self, what)
+        self.site.trace.step(self, what)
         self._burn()
 
     def _burn(self) -> None:
@@ -254,8 +252,7 @@ class Process:
                 fields = {"where": "train.py:1 in train", "stack": ["train.py:1 in train"], "moves": False}
                 self.tell(p.Said(m.Notice("worker_stuck", {**fields, "collectives": 0, "last_collectives": []})))
             case _:
-                if self.site.trace is not None:
-                    self.site.trace.order(self, instruction)
+                self.site.trace.order(self, instruction)
                 self.orders.append(instruction)
 
     def save(self, scope: p.SaveScope) -> None:

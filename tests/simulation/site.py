@@ -22,7 +22,7 @@ from tests.simulation.script import Broadcast
 from tests.simulation.unlike import Reading, other_order
 
 if TYPE_CHECKING:
-    from tests.simulation.trace import Trace
+    from tests.simulation.trace import Silent, Trace
 
 STARTUP_SECONDS = 0.5
 RESTART_SECONDS = 0.3
@@ -32,7 +32,7 @@ ENDS = "once the faults stop, the job ends"
 
 
 class Site:
-    def __init__(self, plan: Plan, trace: Trace | None = None) -> None:
+    def __init__(self, plan: Plan, trace: Trace | Silent) -> None:
         self.plan = plan
         self.trace = trace
         self.clock = Clock()
@@ -62,8 +62,7 @@ class Site:
 
     def run(self) -> Phase:
         """How the job has ended; raises `Violation`."""
-        if self.trace is not None:
-            self.trace.clock = self.clock
+        self.trace.clock = self.clock
         self.start_master(None)
         latest = self.plan.calm + LIVENESS_SECONDS
         while self.ended is None and self.clock.now < latest and self.clock.advance():
@@ -122,8 +121,7 @@ class Site:
     def start_master(self, snapshot: JobSnapshot | None) -> None:
         if self.ended is None:
             self.masters.append(Master(self, self.limits, snapshot))
-            if self.trace is not None:
-                self.trace.note(f"master {self.masters[-1].generation} starts")
+            self.trace.note(f"master {self.masters[-1].generation} starts")
 
     def master_ended(self) -> None:
         """Unless there is another already, one is started."""
