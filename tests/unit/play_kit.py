@@ -30,8 +30,7 @@ PATIENT = {"progress_timeout": LONG, "heartbeat_timeout": LONG, "join_window": 0
 DUMP = 'Timeout (0:00:04)!\nThread 0x1 (most recent call first):\n  File "/job/train.py", line {} in load\n'
 BOOKS = (e.Record, e.NewSteps, e.SaveState, e.AdoptWorld)
 # What may stand after a verb, alone or before a value.
-FLAGS = {"broken", "lingering", "together", "trained", "itself", "stateless", "moving", "session", "ending"}
-FLAGS |= {"blank", "over"}
+FLAGS = {"broken", "lingering", "trained", "itself", "stateless", "moving", "session", "ending", "blank", "over"}
 NAMED = {"on", "in", "world", "left", "step", "synced", "code", "of", "begun", "after"}
 
 
@@ -245,7 +244,7 @@ class Play:
             case "drain":
                 self.say(worker, m.Draining(text or "SIGTERM", "lingering" in given))
             case "finish":
-                self.say(worker, m.Finished(9, 1, {}, "together" in given))
+                self.say(worker, m.Finished(9, 1, {}))
             case "fail":
                 self.say(worker, m.Failed("itself" not in given, text, "Why", trained="trained" in given))
             case "step":  # it tells of these
