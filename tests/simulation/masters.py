@@ -16,7 +16,8 @@ from elasticdl.master.shell.loop import SLOW_SAVE_SECONDS
 from elasticdl.places.base import Launcher
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.simulation.adapter import HEARTBEAT_SECONDS, LoopDriver, MasterCore, SaveRequest, make_settings
-from tests.simulation.network import Stream, require_hello
+from tests.simulation.lineage import Violation
+from tests.simulation.network import Stream
 
 if TYPE_CHECKING:
     from tests.simulation.site import Site
@@ -219,7 +220,8 @@ class Master:
         message, worker_id = pb.WorkerMessage.FromString(data), stream.process.worker_id
         body = message.WhichOneof("body")
         if not stream.greeted:
-            require_hello(body)
+            if body != "hello":
+                raise Violation("a session begins with Hello", f"it began with {body}")
             stream.greeted = True
             self._open_session(stream, message)
         elif body == "kv_put":

@@ -20,10 +20,11 @@ from tests.simulation.checks import Unchecked
 from tests.simulation.collectives import CONNECT_TIMEOUT
 from tests.simulation.job_invariants import check_worker
 from tests.simulation.lineage import State, Violation
-from tests.simulation.network import Answerer, Link, Session
+from tests.simulation.network import Session
 
 if TYPE_CHECKING:
     from tests.simulation.group import Group
+    from tests.simulation.network import Answerer, Link
     from tests.simulation.site import Site
 
 Steps = Generator[None, Any, None]
