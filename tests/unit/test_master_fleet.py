@@ -51,9 +51,6 @@ of several things that befell a worker one is its end (1-6)
       worker_left reason = ..., deleted: x, why
   4 fails itself trained: no; 4 clean -> worker_left cause = ..., crashed; worker_left reason = ..., no
   5 silent; wait 310; 5 deleted -> worker_left cause = ..., frozen; worker_left reason = ..., no heartbeat for 300 s
-one that was given up as it was late has crashed (1-1, start_timeout=20)
-  tick; 0 connects; wait 22; 0 deleted -> worker_left cause = crashed;
-      worker_left reason = not ready 20 s after its start
 one that has finished has finished whatever comes (1-2)
   0 1 train; 1 finishes; 1 evicted: x -> worker_left cause = finished; worker_left reason = finished
 
