@@ -12,19 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticdl.elastic.core.protocol import ALONE
 from elasticdl.master.core.events import ExitCause
-from elasticdl.places.group_core import (
-    MASTER,
-    Action,
-    Begin,
-    Break,
-    Close,
-    Finish,
-    GroupCore,
-    Kill,
-    Say,
-    Terminate,
-    Waits,
-)
+from elasticdl.places import group_core as g
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.simulation.collectives import Collectives
 from tests.simulation.lineage import Model, Violation
@@ -36,9 +24,8 @@ if TYPE_CHECKING:
     from tests.simulation.site import Site
 
 NOTICED = 0.02  # seconds until the end of a process is heard of
-WAITS = Waits(
-    hold=0.1, alone=6.0, unsaid=0.3, ending=math.inf
-)  # ``alone``: more than a process takes to close its session
+# ``alone``: more than a process takes to close its session.
+WAITS = g.Waits(hold=0.1, alone=6.0, unsaid=0.3, ending=math.inf)
 KEPT_WHOLE = "all processes of a worker keep the state, or none does"
 END_TOGETHER = "the processes of a worker end together"
 ONE_MOMENT = "the processes of a worker hold shards of one model"
@@ -52,7 +39,7 @@ class Group:
         self.worker_id, self.number = worker_id, 0
         self.size = site.plan.processes
         self.processes = [make(number, self) for number in range(self.size)]
-        self.core = GroupCore(self.size, WAITS)
+        self.core = g.GroupCore(self.size, WAITS)
         self.session = Relay(self)
         self.frozen = self.over = False
         self._held: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
@@ -102,19 +89,19 @@ class Group:
     def _exited(self, number: int, code: int) -> None:
         self.do(self.core.exited(number, code, self.site.clock.now))
 
-    def do(self, actions: Iterable[Action]) -> None:
+    def do(self, actions: Iterable[g.Action]) -> None:
         for action in actions:
             match action:
-                case Terminate(besides):
+                case g.Terminate(besides):
                     for process in self.processes:
                         if process.number != besides:
                             process.call(process.terminated)
-                case Kill(besides):
+                case g.Kill(besides):
                     self._end = self._end or (ExitCause.CRASHED, 1)
                     for process in self.processes:
                         if process.number != besides:
                             process.end(ExitCause.CRASHED, 1)
-                case Finish(code):
+                case g.Finish(code):
                     self._finish(code)
                 case _:
                     self.session.do(action)
@@ -177,25 +164,25 @@ class Relay:
         if self.stream is not None:
             self.stream.close()
 
-    def do(self, action: Action) -> None:
+    def do(self, action: g.Action) -> None:
         match action:
-            case Say(whom, message):
+            case g.Say(whom, message):
                 self._send(whom, message.SerializeToString())
-            case Begin():
+            case g.Begin():
                 self._begin()
-            case Close(whom):
+            case g.Close(whom):
                 self._send(whom, None)
-                if whom != MASTER:
+                if whom != g.MASTER:
                     self._streams.pop(whom).replaced = self._was_replaced
-            case Break(whom):
-                stream = self.stream if whom == MASTER else self._streams.pop(whom)
-                if whom == MASTER:
+            case g.Break(whom):
+                stream = self.stream if whom == g.MASTER else self._streams.pop(whom)
+                if whom == g.MASTER:
                     self.stream = None
                 if stream is not None:
                     stream.close()
 
     def _send(self, whom: int, data: bytes | None) -> None:
-        if whom != MASTER:
+        if whom != g.MASTER:
             self._streams[whom].send_down(data)
         elif self.stream is not None:
             self.stream.send_up(data)
