@@ -120,9 +120,7 @@ def storm(worlds=1000, workers=500, job="storm"):
             for worker in rng.sample(members, rng.randint(1, 3)):
                 members.remove(worker)
                 cause = "preempted" if kind == "failure" else "drained"
-                entries.append(
-                    line(now + 0.05, "worker_left", worker=worker, cause=cause, reason="on its node", code=-9)
-                )
+                entries.append(line(now + 0.05, "worker_left", worker=worker, cause=cause, reason=cause, code=-9))
         elif len(members) < workers:
             for worker in range(next_id, next_id + 4):
                 entries += launched(worker, now - 25, rng.uniform(8, 20))
@@ -133,9 +131,7 @@ def storm(worlds=1000, workers=500, job="storm"):
         entries.append(formed(now - 0.2, world, members, step, "new workers are ready", 0.1))
         entries += [pause(now, world, kind, total * rng.uniform(0.9, 1), worker) for worker in rng.sample(members, 3)]
         if world % 97 == 0:
-            entries.append(
-                line(now, "worker_slow", worker=members[1], host="h", phase="data", factor=1.8, seconds=0.05)
-            )
+            entries.append(line(now, "worker_slow", worker=members[1], host="h", phase="data", factor=2, seconds=0.05))
             entries.append(line(now, "warning", message=f"worker {members[0]} has been silent for 12 s"))
     entries.append(line(now + 3, "job_finished", phase="succeeded", reason="training is complete", steps=step))
     return sorted(entries, key=lambda text: json.loads(text)["time"])

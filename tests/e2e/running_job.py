@@ -23,9 +23,7 @@ from elasticdl.job.spec import WorkerRange
 REPOSITORY = Path(__file__).resolve().parents[2]
 ZOO = Path(__file__).parent / "zoo"
 # For jobs with Keras: their processes start in two thirds of the time.
-QUICK_KERAS = {
-    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "startup"), os.environ.get("PYTHONPATH", "")])
-}
+QUICK_KERAS = {"PYTHONPATH": os.pathsep.join([str(ZOO.parent / "startup"), os.environ.get("PYTHONPATH", "")])}
 ELASTICDL = [sys.executable, "-m", "elasticdl.cli"]
 # Nothing should take this long, even on a busy machine; a test that waits for less would only be flaky.
 DEADLINE = 120.0

@@ -103,9 +103,7 @@ def test_a_preempted_worker_comes_back(journal, full_cluster, pods):
     assert len({pod.status.pod_ip for pod in before.values()}) == 2
     high = f"high-{pods.namespace}"
     with priority_class(full_cluster, high, 100_000):
-        pods.create(
-            "important", shell("trap 'exit 0' TERM; while :; do sleep 0.1; done"), gpus=2, priorityClassName=high
-        )
+        pods.create("important", shell("trap exit TERM; while :; do sleep 0.1; done"), gpus=2, priorityClassName=high)
         try:
             told, left = journal.next("worker_draining"), journal.next("worker_left")
             assert told["worker"] == left["worker"]  # it was heard to leave, and was not lost

@@ -47,12 +47,11 @@ def walked(folder):
     of_command = [path for each in folder.glob("status.*") for _, path, _ in calls(each)]
     # Once the job runs its command only follows it.
     death = [path for at, path, _ in of_job if killed <= at <= replaced["time"] and path != "cli/folder_run.py"]
+    status = [*of_command, *(path for _, path, call in of_job if call == "Status")]
     return {
         "death": acting(death, LISTENERS),
         "start": acting([path for at, path, _ in of_job if at <= first["time"]], LISTENERS),
-        "status": acting(
-            [*of_command, *(path for _, path, call in of_job if call == "Status")], "cli/signals.py job/journal.py"
-        ),
+        "status": acting(status, "cli/signals.py job/journal.py"),
     }
 
 

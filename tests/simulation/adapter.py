@@ -83,11 +83,10 @@ def impatient(draw: random.Random, measures: Callable[[], bool]) -> Iterator[Non
             does *= draw.choice((1.0, 0.9, 0.5))
         return tuple(found)
 
+    enough = property(lambda steps: steps.workers > 0 and measures())
     with (
         patch.multiple(sizing, FIRST_BACKOFF=0.1, NEXT_BACKOFF=0.3, SHORT=0.0, FIRST_SECONDS=0.05, LONGEST_SECONDS=0.8),
-        patch.multiple(
-            MeasuredSteps, enough=property(lambda steps: steps.workers > 0 and measures()), observations=observations
-        ),
+        patch.multiple(MeasuredSteps, enough=enough, observations=observations),
     ):
         yield
 

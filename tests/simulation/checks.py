@@ -315,17 +315,12 @@ class Checks:
 
     def _require_parts(self, process: Process) -> None:
         size, samples = self._site.order.policy.batch_size(1), self._site.plan.samples
-        expected = {
-            first // size: (1 << min(first + size, samples)) - (1 << first) for first in range(0, samples, size)
-        }
+        expected = {at // size: (1 << min(at + size, samples)) - (1 << at) for at in range(0, samples, size)}
+        ended = f"worker {process.worker_id} has finished"
         if wrong := [number for number, part in expected.items() if self._site.parts.get(number) != part]:
-            raise Violation(
-                PARTS, f"worker {process.worker_id} has finished, and parts {wrong} are not what they should be"
-            )
+            raise Violation(PARTS, f"{ended}, and parts {wrong} are not what they should be")
         if process.state.counted != samples:
-            raise Violation(
-                PARTS, f"worker {process.worker_id} has counted {process.state.counted} of {samples} samples"
-            )
+            raise Violation(PARTS, f"{ended}, and has counted {process.state.counted} of {samples} samples")
 
     def ended(self, phase: Phase, reason: str) -> None:
         if self.saves_lost and self._crashes + self._stopped >= CRASHES_AT_START:

@@ -209,18 +209,15 @@ class Relay:
 
     def _hear_process(self, stream: Stream, data: bytes | None) -> None:
         group, core, number = self._group, self._group.core, stream.process.number
-        now = group.site.clock.now
+        message, now = pb.WorkerMessage.FromString(data or b""), group.site.clock.now
         if not stream.greeted:
             stream.greeted = True
             if number in self._streams:
                 self._lose(self._streams[number])
             self._streams[number] = stream
-            group.do(core.came(number, pb.WorkerMessage.FromString(data or b"").hello, now))
+            group.do(core.came(number, message.hello, now))
         elif self._streams.get(number) is stream:
-            actions = (
-                core.said_all(number) if data is None else core.heard(number, pb.WorkerMessage.FromString(data), now)
-            )
-            group.do(actions)
+            group.do(core.said_all(number) if data is None else core.heard(number, message, now))
 
     def _hear_master(self, stream: Stream, data: bytes | None) -> None:
         core = self._group.core

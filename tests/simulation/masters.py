@@ -100,9 +100,8 @@ class Master:
         self.streams = _Streams(self)
         settings = make_settings(limits, policy=site.plan.policy, folder=site.plan.handover)
         self._core = core = MasterCore(settings, snapshot, partial(site.trace.decision, self))
-        self._loop = LoopDriver(
-            core, self.streams, cast(Launcher, _Launcher(self)), self._request_save, lambda: site.clock.now
-        )
+        launcher = cast(Launcher, _Launcher(self))
+        self._loop = LoopDriver(core, self.streams, launcher, self._request_save, lambda: site.clock.now)
         self._version = site.store.claim()
         self._early: list[e.Event | Mark] | None = []  # until it is known what workers there are
         self._requests: list[SaveRequest] = []  # not yet being saved

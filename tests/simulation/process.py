@@ -270,10 +270,8 @@ class Process:
     def require_one_moment(self, step: int, when: str) -> None:
         state = self.state
         if not (state.weights is state.buffers is state.values) or state.weights.step != step:
-            found = ", ".join(
-                f"{name} of step {getattr(state, name).step}" for name in ("weights", "buffers", "values")
-            )
-            raise Violation(ONE_MOMENT, f"worker {self.worker_id} {when}: {found}, progress says step {step}")
+            held = ", ".join(f"{name} of step {getattr(state, name).step}" for name in ("weights", "buffers", "values"))
+            raise Violation(ONE_MOMENT, f"worker {self.worker_id} {when}: {held}, progress says step {step}")
 
     def _tick(self) -> None:
         self.tell(p.Trigger.TICK)

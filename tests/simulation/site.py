@@ -36,10 +36,8 @@ class Site:
         self.plan = plan
         self.trace = trace
         self.clock = Clock()
-        self.draw_network, self.draw_cluster, self.draw_master = (
-            random.Random(plan.seed * 1000 + number) for number in (997, 998, 999)
-        )
-        self.draw_policy = random.Random(plan.seed * 1000 + 996)
+        draws = (random.Random(plan.seed * 1000 + number) for number in (996, 997, 998, 999))
+        self.draw_policy, self.draw_network, self.draw_cluster, self.draw_master = draws
         policy = BatchPolicy(plan.global_batch, plan.worker_batch, plan.micro_batch)
         kind = PartOrder if plan.in_parts else SampleOrder
         self.order = kind(plan.samples, policy, plan.seed % 1000, drop_last=plan.drop_last)
@@ -47,9 +45,8 @@ class Site:
         self.origin = Model()
         self.handover: dict[int, Broadcast] = {}  # by number of the process
         self.store = Store()
-        self.collectives = [
-            Collectives(self.clock, self.draw_network) for _ in range(plan.processes)
-        ]  # by number of the process
+        # By number of the process.
+        self.collectives = [Collectives(self.clock, self.draw_network) for _ in range(plan.processes)]
         self.cluster = SimulatedCluster(self, plan.workers)
         self.checks = Checks(self)
         self.masters: list[Master] = []

@@ -87,11 +87,10 @@ def test_crashes_in_training_have_a_budget_that_training_restores():
     assert "10 workers crashed in training" in play.do(f"{worker + 1} crashed")[-1]
 
 
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["killed", "connects", "drains", "scale", "wait"]), st.integers(0, 9)), max_size=25
-    )
-)
+ACTIONS = st.sampled_from(["killed", "connects", "drains", "scale", "wait"])
+
+
+@given(st.lists(st.tuples(ACTIONS, st.integers(0, 9)), max_size=25))
 def test_levels_hold_whatever_happens(history):
     """Never more live workers than asked for, and after quiet time exactly as many as asked for."""
     play, maximum = Play(1, 4, **PATIENT), 4

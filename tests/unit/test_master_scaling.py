@@ -88,9 +88,8 @@ def of(seconds, samples=64):
     return sizing.SpeedupCurve(tuple(sizing.Observation(n, samples, each) for n, each in seconds.items()))
 
 
-seen = st.dictionaries(
-    st.integers(1, 12) | st.just(MOST_WORKERS), st.tuples(st.integers(1, 2**53), st.floats(1e-9, 1e9)), min_size=2
-)
+numbers = st.integers(1, 12) | st.just(MOST_WORKERS)
+seen = st.dictionaries(numbers, st.tuples(st.integers(1, 2**53), st.floats(1e-9, 1e9)), min_size=2)
 
 
 @given(seen)
@@ -130,9 +129,7 @@ def test_estimates_of_jobs_of_another_form_are_near():
         draw = np.random.default_rng(seed)
         job = made_up(draw)
         seen = ((n, *job(n)) for n in range(1, 5))
-        noisy = [
-            sizing.Observation(n, batch, each * math.exp(0.01 * draw.standard_normal())) for n, batch, each in seen
-        ]
+        noisy = [sizing.Observation(n, batch, each * math.exp(draw.normal(0, 0.01))) for n, batch, each in seen]
         (ones, alone), (fives, seconds) = job(1), job(5)
         estimate = sizing.SpeedupCurve(tuple(noisy)).at(5).speedup
         errors.append(abs(math.log(estimate / (fives / seconds / (ones / alone)))))
