@@ -100,12 +100,9 @@ def storm(worlds=1000, workers=500, job="storm"):
             took = rng.uniform(2, 8)
             now, made = now + took, int(took / 0.12)
             step += made
-            told = {
-                "loss": rng.random(),
-                "again": max(0, min(made, last - step + made)),
-                "slowest": rng.choice((0, 0.004)),
-            }
-            entries.append(steps(now, step, made, world=world - 1, seconds=took, **told))
+            again, loss, slowest = max(0, min(made, last - step + made)), rng.random(), rng.choice((0, 0.004))
+            told = {"world": world - 1, "seconds": took, "again": again, "slowest": slowest, "loss": loss}
+            entries.append(steps(now, step, made, **told))
             last = max(last, step)
         if world % 10 == 0:
             about = {"epoch": world // 10, "samples": 10_000, "seconds": 1.5, "worker": members[0]}

@@ -172,14 +172,9 @@ def start(home: Path, *arguments: str, name: str = "job", **env: str) -> Iterato
     options = ["--job_name", name, "--sample_record", str(home / "record")] if head == "train" else ["--job_name", name]
     command = [*ELASTICDL, head, *options, *tail]
     with output.open("w") as sink:
-        process = subprocess.Popen(
-            tethered(command),  # a test that is killed leaves no job behind
-            env={**os.environ, "ELASTICDL_HOME": str(home), **env},
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=REPOSITORY,
-        )
+        how = {"stdout": sink, "stderr": subprocess.STDOUT, "text": True, "cwd": REPOSITORY}
+        # A test that is killed leaves no job behind.
+        process = subprocess.Popen(tethered(command), env={**os.environ, "ELASTICDL_HOME": str(home), **env}, **how)
         job = RunningJob(process, JobDir(home / "jobs" / name), output)
         try:
             yield job

@@ -102,10 +102,13 @@ class SaveRequest:
         """Nobody waits for this one."""
 
 
+Save = Callable[[SaveRequest], None]
+
+
 class _Saver:
     store = NoStore()
 
-    def __init__(self, save: Callable[[SaveRequest], None]) -> None:
+    def __init__(self, save: Save) -> None:
         self._save = save
 
     def save(self, make: Callable[[], Snapshot]) -> SaveRequest:
@@ -126,12 +129,7 @@ class LoopDriver:
     """The real loop without its tasks."""
 
     def __init__(
-        self,
-        core: MasterCore,
-        sessions: Sessions,
-        launcher: Launcher,
-        save: Callable[[SaveRequest], None],
-        clock: Callable[[], float],
+        self, core: MasterCore, sessions: Sessions, launcher: Launcher, save: Save, clock: Callable[[], float]
     ) -> None:
         def snapshot() -> Snapshot:
             return Snapshot(core.snapshot(), 0.0)
@@ -139,7 +137,6 @@ class LoopDriver:
         journal, saver = cast(Journal, _Journal()), cast(StateSaver, _Saver(save))
         self._loop = Loop(cast(Job, core), Mailbox(), launcher, sessions, journal, saver, Observer(), clock, snapshot)
         self._acts = cast("asyncio.Queue[Act]", self._loop.pending)
-
         self.decide = self._loop.decide
 
     def put(self, mark: Callable[[], None]) -> None:

@@ -151,7 +151,7 @@ class SimulatedCluster:
         """The processes of a worker, of which the first stands for it."""
 
         def make(number: int, group: Group | None) -> Process:
-            return Process(self._site, worker_id, f"h{worker_id}", life, number, group)
+            return Process(self._site, worker_id, life, number, group)
 
         if self._site.plan.processes == 1:
             return [make(0, None)]

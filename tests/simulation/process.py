@@ -45,24 +45,18 @@ class Process:
     """Everything that happens to it comes through `call`, which a frozen process answers later and a dead one never."""
 
     def __init__(
-        self,
-        site: Site,
-        worker_id: int,
-        host: str,
-        life: Callable[[Process], Steps],
-        number: int = 0,
-        group: Group | None = None,
+        self, site: Site, worker_id: int, life: Callable[[Process], Steps], number: int, group: Group | None
     ) -> None:
         """``group``: it is the process of this number of a worker of several; what the checks know of a worker they know of process 0."""
         self.site = site
         self.worker_id = worker_id
-        self.host = host
+        self.host = f"h{worker_id}"
         self.number = number
         self.group = group
         self.checks = Unchecked(site) if number else site.checks
         self.collectives = site.collectives[number]
         self.draw = random.Random(site.plan.seed * 1000 + worker_id + number * 500)
-        self.environment = WorkerEnvironment("master:1", Token(""), worker_id, "", host)
+        self.environment = WorkerEnvironment("master:1", Token(""), worker_id, "", self.host)
         self.core = WorkerCore(worker_id, linger_seconds=LINGER_SECONDS)
         self.session = Session(self)
         self.state = State(site.origin, site.origin, site.origin)
