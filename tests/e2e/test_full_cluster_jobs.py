@@ -123,13 +123,3 @@ def test_a_worker_out_of_memory_is_told_and_replaced(journal, pods):
     opened.close()
     assert left["cause"] == "out_of_memory", left
     journal.both()
-
-
-def test_a_lost_node_is_told_and_its_worker_replaced(journal, full_cluster, pods):
-    (master,) = of_job(now(pods), "long", "master")
-    lost = next(node for node in workers(pods, "long") if node != master.spec.node_name)
-    full_cluster.lose_node(lost)
-    left = journal.next("worker_left")
-    assert left["cause"] == "node_lost", left
-    full_cluster.add_node(lost, 3)
-    journal.both()

@@ -42,12 +42,8 @@ class Given:
     @property
     def ballot(self) -> list[float]:
         ballot = [0.0] * agreement.VOTE_SIZE
-        count = self.samples.bit_count()
-        ballot[agreement.LEAVING], ballot[agreement.SAMPLES], ballot[agreement.LOSS] = (
-            float(self.leaving),
-            float(count),
-            float(count),
-        )
+        count = float(self.samples.bit_count())
+        ballot[agreement.LEAVING], ballot[agreement.SAMPLES], ballot[agreement.LOSS] = float(self.leaving), count, count
         ballot[agreement.ENDED] = float(self.plan is None)
         weights = zlib.crc32(str(id(self.weights)).encode()) if self.compares else 0
         agreement.mark(ballot, self.plan.checksum if self.plan else 0, weights)
