@@ -123,7 +123,7 @@ class Group:
             raise Violation(END_TOGETHER, f"worker {self.worker_id}: {on} go on, where others have ended")
         self.kill(*(self._end or ((ExitCause.CRASHED, code) if code else (ExitCause.CLEAN, 0))))
 
-    def agree(self, process: Process, ticket: int, given: Any, combine: Callable[[Sequence[Any]], Any]) -> None:
+    def agree(self, process: Process, given: Any, combine: Callable[[Sequence[Any]], Any]) -> None:
         """All processes come here alike, and hold shards of one model. The process is resumed with what all have given."""
 
         def together(inputs: dict[int, tuple[Model, Any]]) -> Any:
@@ -133,16 +133,8 @@ class Group:
                 raise Violation(ONE_MOMENT, f"worker {self.worker_id}: {text}")
             return combine([inputs[number][1] for number in range(self.size)])
 
-        member, weights = _Within(process), process.state.weights
-        self._inside.take_part(member, ticket, self._world, "inside", (weights, given), together)
-
-
-class _Within:
-    """A process among those of its worker."""
-
-    def __init__(self, process: Process) -> None:
-        self.worker_id = process.number
-        self.resume = process.resume
+        member, resume, given = process.number, process.next_value(), (process.state.weights, given)
+        self._inside.take_part(member, resume, self._world, "inside", given, together)
 
 
 class Relay:

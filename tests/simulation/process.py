@@ -6,6 +6,7 @@ import contextlib
 import random
 from collections import deque
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from elasticdl.common.credentials import Token, WorkerEnvironment
@@ -316,6 +317,10 @@ class Process:
         if self._awaits_close:
             self._awaits_close = False
             self._run(None)
+
+    def next_value(self) -> Callable[[Any], None]:
+        """Resumes the main thread, if it still waits for that."""
+        return partial(self.resume, self.new_ticket())
 
     def new_ticket(self) -> int:
         """For what the main thread waits for next; what an earlier ticket stands for comes too late."""
