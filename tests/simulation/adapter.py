@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import cast
 from unittest.mock import patch
 
 from elasticdl.job.spec import WorkerRange
@@ -26,6 +26,7 @@ from elasticdl.master.shell.loop import Loop, NoStore, StateSaver
 from elasticdl.master.shell.observers import Observer
 from elasticdl.places.base import Launcher
 from tests.simulation.job_invariants import check_job
+from tests.simulation.trace import Silent
 
 HEARTBEAT_SECONDS = 0.4
 HEARTBEAT_TIMEOUT = 2.0
@@ -117,11 +118,6 @@ class _Saver:
         return request
 
 
-class _Journal:
-    def append(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Nobody reads it."""
-
-
 Act = e.Instruction | SaveRequest | Callable[[], None]
 
 
@@ -134,7 +130,7 @@ class LoopDriver:
         def snapshot() -> Snapshot:
             return Snapshot(core.snapshot(), 0.0)
 
-        journal, saver = cast(Journal, _Journal()), cast(StateSaver, _Saver(save))
+        journal, saver = cast(Journal, Silent()), cast(StateSaver, _Saver(save))
         self._loop = Loop(cast(Job, core), Mailbox(), launcher, sessions, journal, saver, Observer(), clock, snapshot)
         self._acts = cast("asyncio.Queue[Act]", self._loop.pending)
         self.decide = self._loop.decide
