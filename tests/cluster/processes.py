@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.cluster import leash
 
@@ -35,18 +36,10 @@ class Leashed:
         """
         more = [f"--afterwards={json.dumps(afterwards)}"] if afterwards else []
         leashed = [sys.executable, "-I", "-S", leash.__file__, *more, *command]
+        how: Any = {"stdin": subprocess.PIPE, "env": env, "cwd": folder}
         with log.open("ab") if log else contextlib.nullcontext() as sink:
-            return cls(  # in a session of its own: a terminal's Ctrl-C is for us alone
-                subprocess.Popen(
-                    leashed,
-                    stdin=subprocess.PIPE,
-                    stdout=sink,
-                    stderr=sink,
-                    env=env,
-                    cwd=folder,
-                    start_new_session=True,
-                )
-            )
+            # In a session of its own: a terminal's Ctrl-C is for us alone.
+            return cls(subprocess.Popen(leashed, stdout=sink, stderr=sink, start_new_session=True, **how))
 
     @property
     def running(self) -> bool:

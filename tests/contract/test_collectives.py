@@ -153,9 +153,7 @@ def test_who_has_not_asked_tells_what_another_waits_for(group: Group, are_asked:
     members[0].tell("ask", 1.0)
     members[1].tell("sum", np.ones(1000, np.float32), "gradients")
     told = str(members[1].result())
-    assert (
-        "worker 0 waits for all workers at elastic.mean(), and worker 1 has gone on to gradients: their scripts" in told
-    )
+    assert "worker 0 waits for all workers at elastic.mean(), and worker 1 has gone on to gradients: " in told
     group.break_world(members)
     require_broken([members[0].result()])
     group.all(members, "stop")

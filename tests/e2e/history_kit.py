@@ -100,12 +100,9 @@ def storm(worlds=1000, workers=500, job="storm"):
             took = rng.uniform(2, 8)
             now, made = now + took, int(took / 0.12)
             step += made
-            told = {
-                "loss": rng.random(),
-                "again": max(0, min(made, last - step + made)),
-                "slowest": rng.choice((0, 0.004)),
-            }
-            entries.append(steps(now, step, made, world=world - 1, seconds=took, **told))
+            again, loss, slowest = max(0, min(made, last - step + made)), rng.random(), rng.choice((0, 0.004))
+            told = {"world": world - 1, "seconds": took, "again": again, "slowest": slowest, "loss": loss}
+            entries.append(steps(now, step, made, **told))
             last = max(last, step)
         if world % 10 == 0:
             about = {"epoch": world // 10, "samples": 10_000, "seconds": 1.5, "worker": members[0]}
@@ -120,9 +117,7 @@ def storm(worlds=1000, workers=500, job="storm"):
             for worker in rng.sample(members, rng.randint(1, 3)):
                 members.remove(worker)
                 cause = "preempted" if kind == "failure" else "drained"
-                entries.append(
-                    line(now + 0.05, "worker_left", worker=worker, cause=cause, reason="on its node", code=-9)
-                )
+                entries.append(line(now + 0.05, "worker_left", worker=worker, cause=cause, reason=cause, code=-9))
         elif len(members) < workers:
             for worker in range(next_id, next_id + 4):
                 entries += launched(worker, now - 25, rng.uniform(8, 20))
@@ -133,9 +128,7 @@ def storm(worlds=1000, workers=500, job="storm"):
         entries.append(formed(now - 0.2, world, members, step, "new workers are ready", 0.1))
         entries += [pause(now, world, kind, total * rng.uniform(0.9, 1), worker) for worker in rng.sample(members, 3)]
         if world % 97 == 0:
-            entries.append(
-                line(now, "worker_slow", worker=members[1], host="h", phase="data", factor=1.8, seconds=0.05)
-            )
+            entries.append(line(now, "worker_slow", worker=members[1], host="h", phase="data", factor=2, seconds=0.05))
             entries.append(line(now, "warning", message=f"worker {members[0]} has been silent for 12 s"))
     entries.append(line(now + 3, "job_finished", phase="succeeded", reason="training is complete", steps=step))
     return sorted(entries, key=lambda text: json.loads(text)["time"])

@@ -23,9 +23,7 @@ from elasticdl.job.spec import WorkerRange
 REPOSITORY = Path(__file__).resolve().parents[2]
 ZOO = Path(__file__).parent / "zoo"
 # For jobs with Keras: their processes start in two thirds of the time.
-QUICK_KERAS = {
-    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "startup"), os.environ.get("PYTHONPATH", "")])
-}
+QUICK_KERAS = {"PYTHONPATH": os.pathsep.join([str(ZOO.parent / "startup"), os.environ.get("PYTHONPATH", "")])}
 ELASTICDL = [sys.executable, "-m", "elasticdl.cli"]
 # Nothing should take this long, even on a busy machine; a test that waits for less would only be flaky.
 DEADLINE = 120.0
@@ -174,14 +172,9 @@ def start(home: Path, *arguments: str, name: str = "job", **env: str) -> Iterato
     options = ["--job_name", name, "--sample_record", str(home / "record")] if head == "train" else ["--job_name", name]
     command = [*ELASTICDL, head, *options, *tail]
     with output.open("w") as sink:
-        process = subprocess.Popen(
-            tethered(command),  # a test that is killed leaves no job behind
-            env={**os.environ, "ELASTICDL_HOME": str(home), **env},
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=REPOSITORY,
-        )
+        how = {"stdout": sink, "stderr": subprocess.STDOUT, "text": True, "cwd": REPOSITORY}
+        # A test that is killed leaves no job behind.
+        process = subprocess.Popen(tethered(command), env={**os.environ, "ELASTICDL_HOME": str(home), **env}, **how)
         job = RunningJob(process, JobDir(home / "jobs" / name), output)
         try:
             yield job

@@ -17,11 +17,10 @@ from running_job import DEADLINE, run_cli, start
 from tests.waiting import wait_until
 
 SIMULATED = (sys.executable, str(Path(__file__).with_name("simulated_worker.py")))
-FOREVER = "1000000"
 
 
 def test_a_running_job_is_looked_at_scaled_and_stopped_from_another_terminal(tmp_path):
-    with start(tmp_path, "run", "--num_workers", "1-2", "--", *SIMULATED, FOREVER) as job:
+    with start(tmp_path, "run", "--num_workers", "1-2", "--", *SIMULATED) as job:
         job.wait_for_world(size=2)
         assert "job job: running" in run_cli(tmp_path, "status", "job").stdout
         listed = run_cli(tmp_path, "status").stdout.splitlines()
@@ -49,7 +48,7 @@ def test_a_running_job_is_looked_at_scaled_and_stopped_from_another_terminal(tmp
 
 def test_ctrl_c_stops_the_job_and_a_command_that_is_killed_leaves_no_process(tmp_path):
     (temporary := tmp_path / "temporary").mkdir()
-    arguments = ("run", "--num_workers", "2", "--", *SIMULATED, FOREVER)
+    arguments = ("run", "--num_workers", "2", "--", *SIMULATED)
     with start(tmp_path, *arguments, name="stopped", TMPDIR=str(temporary)) as job:
         job.wait_for_world(size=2)
         job.process.send_signal(signal.SIGINT)
@@ -67,7 +66,7 @@ def test_ctrl_c_stops_the_job_and_a_command_that_is_killed_leaves_no_process(tmp
 
 
 def test_sigterm_stops_the_job_and_a_second_signal_at_once(tmp_path):
-    with start(tmp_path, "run", "--num_workers", "2", "--stop_grace", "1000", "--", *SIMULATED, FOREVER) as job:
+    with start(tmp_path, "run", "--num_workers", "2", "--stop_grace", "1000", "--", *SIMULATED) as job:
         world = job.wait_for_world(size=2)
         job.signal(world["members"][1], signal.SIGSTOP)  # it would use up the grace period
         job.process.send_signal(signal.SIGTERM)

@@ -20,10 +20,8 @@ COMMITS = 3  # of each member, after 2 batches each, before the next disturbance
 def commits_of(job, worker):
     """Of each commit the batches before it, and the size of the world."""
     path = job.job.worker_log(worker)
-    return [
-        (int(batches), int(size))
-        for batches, size in re.findall(r"^commit (\d+) size (\d+)", path.read_text() if path.exists() else "", re.M)
-    ]
+    told = re.findall(r"^commit (\d+) size (\d+)", path.read_text() if path.exists() else "", re.M)
+    return [(int(batches), int(size)) for batches, size in told]
 
 
 def wait_for_commits(job, world):

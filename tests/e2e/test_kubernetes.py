@@ -21,16 +21,8 @@ from tests.cluster.kit import Pods, is_running, shell, until
 pytest_plugins = ["tests.cluster.fixtures"]
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULE = [
-    "--image",
-    "local/host",
-    "--job_name",
-    "digits",
-    "--model_zoo",
-    str(ROOT / "model_zoo"),
-    "--model_def",
-    "digits.mlp_torch",
-]
+MODULE = ["--image", "local/host", "--job_name", "digits", "--model_def", "digits.mlp_torch"]
+MODULE += ["--model_zoo", str(ROOT / "model_zoo")]
 TRAIN = ["train", *MODULE, "--num_workers", "1-2", "--global_batch_size", "64"]
 # For a third worker there is no place then.
 ONE_A_NODE = ["--num_workers", "1-3", "--worker_resource_request", "cpu=0.1,memory=256Mi,gpu=3"]

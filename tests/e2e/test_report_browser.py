@@ -17,9 +17,7 @@ from tests.waiting import wait_until
 
 webdriver = pytest.importorskip("selenium.webdriver")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="no Chromium: apt-get install chromium chromium-driver"
-)
+pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="no Chromium: apt install chromium chromium-driver")
 PATIENCE = 60.0
 RANGE = "new Date(document.querySelector('#curves')._fullLayout.xaxis.range[0] + 'Z').getTime()"
 OFF = ("gpu", "quic", "background-networking", "component-update", "sync", "dev-shm-usage")

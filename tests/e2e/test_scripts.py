@@ -1,6 +1,5 @@
 """Scripts of every front end as whole jobs: whatever becomes of the workers and of the job, the model is that of one device."""
 
-import json
 import re
 import shutil
 import signal
@@ -163,45 +162,6 @@ def test_a_checkpoint_of_lightnings_is_resumed_as_by_lightning_itself(alone, tmp
     with start_script(tmp_path, "lightning", "2", folders[1]) as job:
         assert job.finish() == 0, job.describe()
     require_same(folders[1], folders[0], missing=0)
-
-
-@pytest.mark.slow
-def test_the_last_checkpoint_is_written_though_its_writer_was_lost_over_it(alone, tmp_path):
-    expected, folder = alone("trainer"), tmp_path / "elastic"
-    folder.mkdir()
-    (folder / "dies").touch()
-    (folder / "slow").touch()
-    with start_script(tmp_path, "trainer", "1-2", folder) as job:
-        job.wait_for_world(size=2)  # else the first may have made all steps
-        (folder / "slow").unlink()
-        assert job.finish() == 0, job.describe()
-        assert not job.entries("warning"), "states and random streams are those of one device on all workers"
-    assert not (folder / "dies").exists()
-    ours, theirs = (
-        [(row["step"], row["loss"]) for row in json.loads(path.read_text())["log_history"] if "loss" in row]
-        for each in (folder, expected)
-        for path in (each / "out").glob("checkpoint-120/trainer_state.json")
-    )
-    assert ours == [(step, pytest.approx(loss, rel=1e-4, abs=1e-5)) for step, loss in theirs] != []
-
-
-@pytest.mark.slow
-def test_a_newcomer_that_sets_another_rate_is_refused_and_the_job_goes_on(alone, tmp_path):
-    expected, folder = alone("plain"), tmp_path / "elastic"
-    folder.mkdir()
-    (folder / "slow").touch()
-    with start_script(tmp_path, "plain", "1-2", folder) as job:
-        job.wait_for_world(size=2)
-        job.wait_for_rows(folder)
-        (folder / "other").touch()
-        job.signal(1, signal.SIGKILL)
-        job.wait_for("a refusal", lambda: [each for each in job.entries("worker_left") if each["worker"] > 1])
-        refused = next(each for each in job.entries("worker_left") if each["worker"] > 1)
-        (folder / "slow").unlink()
-        assert job.finish() == 0, job.describe()
-    assert "refused: after step" in refused["reason"]
-    assert " on worker 0 and 0.3 on worker " in refused["reason"]
-    require_same(folder, expected, missing=0)
 
 
 def test_what_the_documents_say_makes_a_script_for_one_device_elastic_is_all_that_does():

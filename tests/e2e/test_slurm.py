@@ -6,7 +6,6 @@ import os
 import re
 import signal
 
-import numpy as np
 import psutil
 import pytest
 from running_job import ZOO, run_cli, start
@@ -32,15 +31,6 @@ def take(slurm, partition: str) -> str:
 
 def environment_of(slurm):
     return {name: slurm.environment[name] for name in ("PATH", "SLURM_CONF", "LD_LIBRARY_PATH")}
-
-
-def test_predictions_are_made_by_batch_jobs(slurm, tmp_path):
-    environment = {**environment_of(slurm), "TEST_PROCESSED": str(tmp_path)}
-    out, kept = tmp_path / "out.npz", ("--checkpoint_dir", str(tmp_path / "kept"))
-    for task in (["train", "--max_step", "1"], ["predict", "--num_workers", "2", "--output", str(out)]):
-        done = run_cli(tmp_path, *task, *ON_SLURM, "--model_def", "echo_torch", *kept, env=environment)
-        assert done.returncode == 0, done.stderr
-    assert np.array_equal(np.load(out)["once"], np.arange(1500))
 
 
 def test_a_worker_of_two_processes_is_replaced_when_one_of_them_is_killed(slurm, tmp_path):
@@ -86,9 +76,7 @@ def test_a_job_grows_is_preempted_and_outlives_its_master(slurm, tmp_path):
         assert MasterAddress.read(job.job.master) != address
 
         slurm.run("scontrol", "requeue", (job.job.path / "batch").read_text())
-        job.wait_for(
-            "the third master", lambda: any(entry["time"] > second["time"] for entry in job.entries("master_restarted"))
-        )
+        job.wait_for("the third master", lambda: len(job.entries("master_restarted")) > 1)
         third = job.entries("master_restarted")[-1]
         assert (third["world"], third["missing"]) == (world["world"], [])
         job.wait_for_step(job.steps_recorded() + 20)

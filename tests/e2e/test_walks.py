@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from running_job import REPOSITORY, run_cli, start
-from test_cli_commands import FOREVER, SIMULATED
+from test_cli_commands import SIMULATED
 
 from tests.walks import require_written
 
@@ -36,7 +36,7 @@ def walks(tmp_path_factory):
 
 def walked(folder):
     traced = {"ELASTICDL_TRACE": str(folder / "job"), "PYTHONPATH": TRACED}
-    with start(folder, "run", "--num_workers", "2", "--", *SIMULATED, FOREVER, **traced) as job:
+    with start(folder, "run", "--num_workers", "2", "--", *SIMULATED, **traced) as job:
         first = job.wait_for_world(size=2)
         killed = time.time()
         job.signal(first["members"][1], signal.SIGKILL)
@@ -47,12 +47,11 @@ def walked(folder):
     of_command = [path for each in folder.glob("status.*") for _, path, _ in calls(each)]
     # Once the job runs its command only follows it.
     death = [path for at, path, _ in of_job if killed <= at <= replaced["time"] and path != "cli/folder_run.py"]
+    status = [*of_command, *(path for _, path, call in of_job if call == "Status")]
     return {
         "death": acting(death, LISTENERS),
         "start": acting([path for at, path, _ in of_job if at <= first["time"]], LISTENERS),
-        "status": acting(
-            [*of_command, *(path for _, path, call in of_job if call == "Status")], "cli/signals.py job/journal.py"
-        ),
+        "status": acting(status, "cli/signals.py job/journal.py"),
     }
 
 

@@ -11,7 +11,7 @@ from functools import partial
 
 from tests.simulation.plan import Plan
 from tests.simulation.planted import PLANTED, find
-from tests.simulation.run import Failure, plan_of, run, run_seed, shrink
+from tests.simulation.run import KINDS, Failure, plan_of, run, run_seed, shrink
 from tests.simulation.trace import Trace
 
 SHOWN = 5
@@ -27,25 +27,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", action="store_true", help="with --trace: each step, too")
     parser.add_argument("--planted", action="store_true", help="how many histories it takes to find each planted fault")
     parser.add_argument("--shrink", action="store_true", help="with --seed: as few faults as make it fail")
-    parser.add_argument("--policy", action="store_true", help="the jobs choose their number of workers")
-    parser.add_argument("--unlike", action="store_true", help="workers differ from each other for a while")
-    parser.add_argument("--hostile", action="store_true", help="one worker after another is taken away for a while")
-    parser.add_argument("--in_parts", action="store_true", help="the jobs evaluate or predict")
-    parser.add_argument("--several", action="store_true", help="workers of several processes, which share a model")
+    for kind, about in KINDS.items():
+        parser.add_argument(f"--{kind}", action="store_true", help=about)
     options = parser.parse_args(argv)
-    kind = {
-        "in_parts": options.in_parts,
-        "policy": options.policy,
-        "unlike": options.unlike,
-        "hostile": options.hostile,
-        "several": options.several,
-    }
+    kinds = [kind for kind in KINDS if getattr(options, kind)]
     if options.planted:
         return show_planted(options.first, options.seeds)
     if options.seed is not None:
-        return show(plan_of(options.seed, **kind), shrinks=options.shrink, traces=options.trace, steps=options.steps)
+        return show(plan_of(options.seed, kinds), shrinks=options.shrink, traces=options.trace, steps=options.steps)
     seeds = range(options.first, options.first + options.seeds)
-    return run_many(seeds, options.jobs, partial(run_seed, **kind))
+    return run_many(seeds, options.jobs, partial(run_seed, kinds=kinds))
 
 
 def show(plan: Plan, *, shrinks: bool, traces: bool, steps: bool) -> int:
@@ -67,10 +58,8 @@ def show_planted(first: int, most: int) -> int:
     for fault in PLANTED:
         found = find(fault, range(first, first + most))
         missed += found is None
-        print(
-            f"| {fault.name} | {found[0]} | {found[1].rule} |" if found else f"| {fault.name} | not found | |",
-            flush=True,
-        )
+        told = f"{found[0]} | {found[1].rule}" if found else "not found |"
+        print(f"| {fault.name} | {told} |", flush=True)
     return 1 if missed else 0
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import cast
 from unittest.mock import patch
 
 from elasticdl.job.spec import WorkerRange
@@ -26,6 +26,7 @@ from elasticdl.master.shell.loop import Loop, NoStore, StateSaver
 from elasticdl.master.shell.observers import Observer
 from elasticdl.places.base import Launcher
 from tests.simulation.job_invariants import check_job
+from tests.simulation.trace import Silent
 
 HEARTBEAT_SECONDS = 0.4
 HEARTBEAT_TIMEOUT = 2.0
@@ -51,15 +52,14 @@ def make_settings(workers: WorkerRange, *, policy: bool = False, folder: bool = 
 class MasterCore:
     """What the loop takes for its `Job`."""
 
-    def __init__(self, settings: Settings, snapshot: JobSnapshot | None) -> None:
+    def __init__(self, settings: Settings, snapshot: JobSnapshot | None, watch: Callable[..., None]) -> None:
         self.job = Job(settings, snapshot)
-        self.watch: Callable[[e.Event, Sequence[e.Instruction]], None] | None = None
+        self.watch = watch
 
     def step(self, event: e.Event, now: float) -> list[e.Instruction]:
         instructions = self.job.step(event, now)
         check_job(self.job)
-        if self.watch is not None:
-            self.watch(event, instructions)
+        self.watch(event, instructions)
         return instructions
 
     def snapshot(self) -> JobSnapshot:
@@ -84,11 +84,10 @@ def impatient(draw: random.Random, measures: Callable[[], bool]) -> Iterator[Non
             does *= draw.choice((1.0, 0.9, 0.5))
         return tuple(found)
 
+    enough = property(lambda steps: steps.workers > 0 and measures())
     with (
         patch.multiple(sizing, FIRST_BACKOFF=0.1, NEXT_BACKOFF=0.3, SHORT=0.0, FIRST_SECONDS=0.05, LONGEST_SECONDS=0.8),
-        patch.multiple(
-            MeasuredSteps, enough=property(lambda steps: steps.workers > 0 and measures()), observations=observations
-        ),
+        patch.multiple(MeasuredSteps, enough=enough, observations=observations),
     ):
         yield
 
@@ -104,21 +103,19 @@ class SaveRequest:
         """Nobody waits for this one."""
 
 
+Save = Callable[[SaveRequest], None]
+
+
 class _Saver:
     store = NoStore()
 
-    def __init__(self, save: Callable[[SaveRequest], None]) -> None:
+    def __init__(self, save: Save) -> None:
         self._save = save
 
     def save(self, make: Callable[[], Snapshot]) -> SaveRequest:
         request = SaveRequest(make)
         self._save(request)
         return request
-
-
-class _Journal:
-    def append(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Nobody reads it."""
 
 
 Act = e.Instruction | SaveRequest | Callable[[], None]
@@ -128,20 +125,14 @@ class LoopDriver:
     """The real loop without its tasks."""
 
     def __init__(
-        self,
-        core: MasterCore,
-        sessions: Sessions,
-        launcher: Launcher,
-        save: Callable[[SaveRequest], None],
-        clock: Callable[[], float],
+        self, core: MasterCore, sessions: Sessions, launcher: Launcher, save: Save, clock: Callable[[], float]
     ) -> None:
         def snapshot() -> Snapshot:
             return Snapshot(core.snapshot(), 0.0)
 
-        journal, saver = cast(Journal, _Journal()), cast(StateSaver, _Saver(save))
+        journal, saver = cast(Journal, Silent()), cast(StateSaver, _Saver(save))
         self._loop = Loop(cast(Job, core), Mailbox(), launcher, sessions, journal, saver, Observer(), clock, snapshot)
         self._acts = cast("asyncio.Queue[Act]", self._loop.pending)
-
         self.decide = self._loop.decide
 
     def put(self, mark: Callable[[], None]) -> None:

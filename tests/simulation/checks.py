@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from elasticdl.master.core.values import CRASHES_AT_START, Phase
 from tests.simulation.adapter import HEARTBEAT_TIMEOUT, LINGER_SECONDS
 from tests.simulation.lineage import Model, Violation
 from tests.simulation.plan import Kind
+from tests.simulation.trace import Silent
 from tests.simulation.unlike import Given
 
 if TYPE_CHECKING:
@@ -315,17 +315,12 @@ class Checks:
 
     def _require_parts(self, process: Process) -> None:
         size, samples = self._site.order.policy.batch_size(1), self._site.plan.samples
-        expected = {
-            first // size: (1 << min(first + size, samples)) - (1 << first) for first in range(0, samples, size)
-        }
+        expected = {at // size: (1 << min(at + size, samples)) - (1 << at) for at in range(0, samples, size)}
+        ended = f"worker {process.worker_id} has finished"
         if wrong := [number for number, part in expected.items() if self._site.parts.get(number) != part]:
-            raise Violation(
-                PARTS, f"worker {process.worker_id} has finished, and parts {wrong} are not what they should be"
-            )
+            raise Violation(PARTS, f"{ended}, and parts {wrong} are not what they should be")
         if process.state.counted != samples:
-            raise Violation(
-                PARTS, f"worker {process.worker_id} has counted {process.state.counted} of {samples} samples"
-            )
+            raise Violation(PARTS, f"{ended}, and has counted {process.state.counted} of {samples} samples")
 
     def ended(self, phase: Phase, reason: str) -> None:
         if self.saves_lost and self._crashes + self._stopped >= CRASHES_AT_START:
@@ -346,7 +341,7 @@ class Checks:
             raise Violation(NOTHING_LEFT, f"the job has {phase}, and workers {running} run")
 
 
-class Unchecked:
+class Unchecked(Silent):
     """In the place of `Checks` for the other processes of a worker: what the checks know of a worker they know of process 0. But
     each ends with the model that all epochs have made."""
 
@@ -354,6 +349,3 @@ class Unchecked:
 
     def __init__(self, site: Site) -> None:
         self.finished = site.checks.finished
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *given, **named: None

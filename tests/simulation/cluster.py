@@ -123,9 +123,7 @@ class SimulatedCluster:
 
     def _exit(self, pod: _Pod, exited: e.WorkerExited) -> None:
         pod.exited = exited
-        if self._site.trace is not None:
-            text = f"the process of worker {pod.worker_id} has ended: {exited.cause}, code {exited.code}"
-            self._site.trace.note(text)
+        self._site.trace.note(f"the process of worker {pod.worker_id} has ended: {exited.cause}, code {exited.code}")
         self._report(pod, exited)
 
     def _place_pending(self) -> None:
@@ -153,7 +151,7 @@ class SimulatedCluster:
         """The processes of a worker, of which the first stands for it."""
 
         def make(number: int, group: Group | None) -> Process:
-            return Process(self._site, worker_id, f"h{worker_id}", life, number, group)
+            return Process(self._site, worker_id, life, number, group)
 
         if self._site.plan.processes == 1:
             return [make(0, None)]

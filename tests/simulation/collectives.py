@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from elasticdl.elastic.core.protocol import World
 from tests.simulation.clock import Clock
@@ -22,20 +22,14 @@ SAME_COLLECTIVE = "the members of a world make the same collectives in the same 
 FAILED = object()  # what a member gets instead of a result
 
 
-class Member(Protocol):
-    worker_id: int
-
-    def resume(self, ticket: int, value: Any) -> None: ...
-
-
-Waiting = tuple[Member, int]  # who waits, with which ticket
+Resume = Callable[[Any], None]
 
 
 @dataclass(slots=True)
 class _Operation:
     kind: str
     inputs: dict[int, Any] = field(default_factory=dict)  # by worker
-    waiting: dict[int, Waiting] = field(default_factory=dict)
+    waiting: dict[int, Resume] = field(default_factory=dict)
     result: Any = None
     complete: bool = False
 
@@ -63,23 +57,23 @@ class Collectives:
         self._rings: dict[int, _Ring] = {}
 
     def take_part(
-        self, member: Member, ticket: int, world: World, kind: str, given: Any, combine: Callable[[dict[int, Any]], Any]
+        self, member: int, resume: Resume, world: World, kind: str, given: Any, combine: Callable[[dict[int, Any]], Any]
     ) -> None:
-        """The member is resumed with the combined inputs of all, or with `FAILED`."""
+        """The member, which has this number, is resumed with the combined inputs of all, or with `FAILED`."""
         ring = self._rings.get(world.version)
         if ring is None or (ring.root, ring.size) != (world.root.worker_id, world.size):
             ring = self._rings[world.version] = _Ring(world.root.worker_id, world.size)
-        number = ring.made.get(member.worker_id, 0)
-        ring.made[member.worker_id] = number + 1
+        number = ring.made.get(member, 0)
+        ring.made[member] = number + 1
         if ring.broken and not ring.never_fails(kind):
-            self._clock.after(self._draw.uniform(0, SPREAD), member.resume, ticket, FAILED)
+            self._clock.after(self._draw.uniform(0, SPREAD), resume, FAILED)
             return
         operation = ring.operations.setdefault(number, _Operation(kind))
         if operation.kind != kind:
-            text = f"in world {world.version} worker {member.worker_id} is in {kind!r} and others in {operation.kind!r}"
+            text = f"in world {world.version} worker {member} is in {kind!r} and others in {operation.kind!r}"
             raise Violation(SAME_COLLECTIVE, text)
-        operation.inputs[member.worker_id] = given
-        operation.waiting[member.worker_id] = (member, ticket)
+        operation.inputs[member] = given
+        operation.waiting[member] = resume
         if len(operation.inputs) == ring.size:
             operation.result, operation.complete = combine(operation.inputs), True
             self._spread(ring, operation)
@@ -94,12 +88,12 @@ class Collectives:
             return
         ring.broken = True
         for operation in ring.operations.values():
-            for worker_id, (member, ticket) in sorted(operation.waiting.items()):
+            for member, resume in sorted(operation.waiting.items()):
                 if ring.never_fails(operation.kind):
                     continue
                 if not operation.complete or self._draw.random() < TORN_SHARE:
-                    del operation.waiting[worker_id]
-                    self._clock.after(self._draw.uniform(0, 5 * SPREAD), member.resume, ticket, FAILED)
+                    del operation.waiting[member]
+                    self._clock.after(self._draw.uniform(0, 5 * SPREAD), resume, FAILED)
 
     def lose(self, worker_id: int) -> None:
         """A process is gone: the others see their connections to it close, if there were any."""
@@ -117,13 +111,12 @@ class Collectives:
             self.break_world(next(version for version, each in self._rings.items() if each is ring))
 
     def _spread(self, ring: _Ring, operation: _Operation) -> None:
-        for worker_id, (member, ticket) in operation.waiting.items():
-            after = LATENCY + self._draw.uniform(0, SPREAD)
-            self._clock.after(after, self._deliver, operation, worker_id, member, ticket)
+        for member in operation.waiting:
+            self._clock.after(LATENCY + self._draw.uniform(0, SPREAD), self._deliver, operation, member)
         if ring.to_be_torn:
             version = next(version for version, each in self._rings.items() if each is ring)
             self._clock.after(LATENCY + self._draw.uniform(0, SPREAD), self.break_world, version)
 
-    def _deliver(self, operation: _Operation, worker_id: int, member: Member, ticket: int) -> None:
-        if operation.waiting.pop(worker_id, None):
-            member.resume(ticket, operation.result)
+    def _deliver(self, operation: _Operation, member: int) -> None:
+        if resume := operation.waiting.pop(member, None):
+            resume(operation.result)

@@ -40,8 +40,7 @@ def strike(site: Site, fault: Fault) -> None:
     if site.ended is not None:
         return
     site.quiet_from = max(site.quiet_from, site.clock.now + fault.seconds)
-    if site.trace is not None:
-        site.trace.note(f"FAULT: {fault.kind}")
+    site.trace.note(f"FAULT: {fault.kind}")
     if fault.kind in _ON_WORKERS:
         processes = site.cluster.processes
         if processes:
@@ -60,8 +59,7 @@ def strike(site: Site, fault: Fault) -> None:
 def strike_at_end(site: Site, process: Process, kind: Kind) -> None:
     """Soon after the worker's last step."""
     site.quiet_from = max(site.quiet_from, site.clock.now + site.plan.export)
-    if site.trace is not None:
-        site.trace.note(f"FAULT: {kind} (worker {process.worker_id})")
+    site.trace.note(f"FAULT: {kind} (worker {process.worker_id})")
     after = site.plan.export * process.draw.random()
     if kind is Kind.TERMINATE_AT_END:
         site.clock.after(after, site.cluster.evict, process.worker_id, ExitCause.PREEMPTED)
@@ -71,8 +69,7 @@ def strike_at_end(site: Site, process: Process, kind: Kind) -> None:
 
 def _calm(site: Site) -> None:
     """Nothing fails any more; what is broken comes back."""
-    if site.trace is not None:
-        site.trace.note("no more faults")
+    site.trace.note("no more faults")
     site.cluster.set_places(max(site.plan.workers, site.limits.minimum))
 
 

@@ -12,19 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticdl.elastic.core.protocol import ALONE
 from elasticdl.master.core.events import ExitCause
-from elasticdl.places.group_core import (
-    MASTER,
-    Action,
-    Begin,
-    Break,
-    Close,
-    Finish,
-    GroupCore,
-    Kill,
-    Say,
-    Terminate,
-    Waits,
-)
+from elasticdl.places import group_core as g
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.simulation.collectives import Collectives
 from tests.simulation.lineage import Model, Violation
@@ -36,9 +24,8 @@ if TYPE_CHECKING:
     from tests.simulation.site import Site
 
 NOTICED = 0.02  # seconds until the end of a process is heard of
-WAITS = Waits(
-    hold=0.1, alone=6.0, unsaid=0.3, ending=math.inf
-)  # ``alone``: more than a process takes to close its session
+# ``alone``: more than a process takes to close its session.
+WAITS = g.Waits(hold=0.1, alone=6.0, unsaid=0.3, ending=math.inf)
 KEPT_WHOLE = "all processes of a worker keep the state, or none does"
 END_TOGETHER = "the processes of a worker end together"
 ONE_MOMENT = "the processes of a worker hold shards of one model"
@@ -52,7 +39,7 @@ class Group:
         self.worker_id, self.number = worker_id, 0
         self.size = site.plan.processes
         self.processes = [make(number, self) for number in range(self.size)]
-        self.core = GroupCore(self.size, WAITS)
+        self.core = g.GroupCore(self.size, WAITS)
         self.session = Relay(self)
         self.frozen = self.over = False
         self._held: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
@@ -102,19 +89,19 @@ class Group:
     def _exited(self, number: int, code: int) -> None:
         self.do(self.core.exited(number, code, self.site.clock.now))
 
-    def do(self, actions: Iterable[Action]) -> None:
+    def do(self, actions: Iterable[g.Action]) -> None:
         for action in actions:
             match action:
-                case Terminate(besides):
+                case g.Terminate(besides):
                     for process in self.processes:
                         if process.number != besides:
                             process.call(process.terminated)
-                case Kill(besides):
+                case g.Kill(besides):
                     self._end = self._end or (ExitCause.CRASHED, 1)
                     for process in self.processes:
                         if process.number != besides:
                             process.end(ExitCause.CRASHED, 1)
-                case Finish(code):
+                case g.Finish(code):
                     self._finish(code)
                 case _:
                     self.session.do(action)
@@ -136,7 +123,7 @@ class Group:
             raise Violation(END_TOGETHER, f"worker {self.worker_id}: {on} go on, where others have ended")
         self.kill(*(self._end or ((ExitCause.CRASHED, code) if code else (ExitCause.CLEAN, 0))))
 
-    def agree(self, process: Process, ticket: int, given: Any, combine: Callable[[Sequence[Any]], Any]) -> None:
+    def agree(self, process: Process, given: Any, combine: Callable[[Sequence[Any]], Any]) -> None:
         """All processes come here alike, and hold shards of one model. The process is resumed with what all have given."""
 
         def together(inputs: dict[int, tuple[Model, Any]]) -> Any:
@@ -146,16 +133,8 @@ class Group:
                 raise Violation(ONE_MOMENT, f"worker {self.worker_id}: {text}")
             return combine([inputs[number][1] for number in range(self.size)])
 
-        member, weights = _Within(process), process.state.weights
-        self._inside.take_part(member, ticket, self._world, "inside", (weights, given), together)
-
-
-class _Within:
-    """A process among those of its worker."""
-
-    def __init__(self, process: Process) -> None:
-        self.worker_id = process.number
-        self.resume = process.resume
+        member, resume, given = process.number, process.next_value(), (process.state.weights, given)
+        self._inside.take_part(member, resume, self._world, "inside", given, together)
 
 
 class Relay:
@@ -177,25 +156,25 @@ class Relay:
         if self.stream is not None:
             self.stream.close()
 
-    def do(self, action: Action) -> None:
+    def do(self, action: g.Action) -> None:
         match action:
-            case Say(whom, message):
+            case g.Say(whom, message):
                 self._send(whom, message.SerializeToString())
-            case Begin():
+            case g.Begin():
                 self._begin()
-            case Close(whom):
+            case g.Close(whom):
                 self._send(whom, None)
-                if whom != MASTER:
+                if whom != g.MASTER:
                     self._streams.pop(whom).replaced = self._was_replaced
-            case Break(whom):
-                stream = self.stream if whom == MASTER else self._streams.pop(whom)
-                if whom == MASTER:
+            case g.Break(whom):
+                stream = self.stream if whom == g.MASTER else self._streams.pop(whom)
+                if whom == g.MASTER:
                     self.stream = None
                 if stream is not None:
                     stream.close()
 
     def _send(self, whom: int, data: bytes | None) -> None:
-        if whom != MASTER:
+        if whom != g.MASTER:
             self._streams[whom].send_down(data)
         elif self.stream is not None:
             self.stream.send_up(data)
@@ -222,18 +201,15 @@ class Relay:
 
     def _hear_process(self, stream: Stream, data: bytes | None) -> None:
         group, core, number = self._group, self._group.core, stream.process.number
-        now = group.site.clock.now
+        message, now = pb.WorkerMessage.FromString(data or b""), group.site.clock.now
         if not stream.greeted:
             stream.greeted = True
             if number in self._streams:
                 self._lose(self._streams[number])
             self._streams[number] = stream
-            group.do(core.came(number, pb.WorkerMessage.FromString(data or b"").hello, now))
+            group.do(core.came(number, message.hello, now))
         elif self._streams.get(number) is stream:
-            actions = (
-                core.said_all(number) if data is None else core.heard(number, pb.WorkerMessage.FromString(data), now)
-            )
-            group.do(actions)
+            group.do(core.said_all(number) if data is None else core.heard(number, message, now))
 
     def _hear_master(self, stream: Stream, data: bytes | None) -> None:
         core = self._group.core

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from elasticdl.job.spec import WorkerRange
@@ -15,7 +16,8 @@ from elasticdl.master.shell.loop import SLOW_SAVE_SECONDS
 from elasticdl.places.base import Launcher
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.simulation.adapter import HEARTBEAT_SECONDS, LoopDriver, MasterCore, SaveRequest, make_settings
-from tests.simulation.network import Stream, require_hello
+from tests.simulation.lineage import Violation
+from tests.simulation.network import Stream
 
 if TYPE_CHECKING:
     from tests.simulation.site import Site
@@ -97,13 +99,9 @@ class Master:
         self.fuse: int | None = None  # instructions to its death
         self.streams = _Streams(self)
         settings = make_settings(limits, policy=site.plan.policy, folder=site.plan.handover)
-        self._core = core = MasterCore(settings, snapshot)
-        if site.trace is not None:
-            trace = site.trace
-            core.watch = lambda event, instructions: trace.decision(self, event, instructions)
-        self._loop = LoopDriver(
-            core, self.streams, cast(Launcher, _Launcher(self)), self._request_save, lambda: site.clock.now
-        )
+        self._core = core = MasterCore(settings, snapshot, partial(site.trace.decision, self))
+        launcher = cast(Launcher, _Launcher(self))
+        self._loop = LoopDriver(core, self.streams, launcher, self._request_save, lambda: site.clock.now)
         self._version = site.store.claim()
         self._early: list[e.Event | Mark] | None = []  # until it is known what workers there are
         self._requests: list[SaveRequest] = []  # not yet being saved
@@ -221,7 +219,8 @@ class Master:
         message, worker_id = pb.WorkerMessage.FromString(data), stream.process.worker_id
         body = message.WhichOneof("body")
         if not stream.greeted:
-            require_hello(body)
+            if body != "hello":
+                raise Violation("a session begins with Hello", f"it began with {body}")
             stream.greeted = True
             self._open_session(stream, message)
         elif body == "kv_put":
@@ -270,8 +269,7 @@ class Master:
             return
         self.alive = False
         site = self.site
-        if site.trace is not None:
-            site.trace.note(f"master {self.generation} ends: {reason}")
+        site.trace.note(f"master {self.generation} ends: {reason}")
         for stream in self.streams.open_streams.values():
             stream.close()
         self.streams.open_streams.clear()

@@ -2,58 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.link.wire import to_event, to_proto
 from elasticdl.job import messages as m
 from elasticdl.proto import elasticdl_pb2 as pb
-from tests.simulation.lineage import Violation
 
 if TYPE_CHECKING:
+    from tests.simulation.group import Group, Relay
+    from tests.simulation.masters import Master
     from tests.simulation.process import Process
-    from tests.simulation.site import Site
+
+Caller: TypeAlias = "Process | Group"  # opens a stream
+Answerer: TypeAlias = "Master | Relay"
+Link: TypeAlias = "Session | Relay"  # by which a worker keeps a stream to a master open
 
 LATENCY = 0.0005
 RECONNECT_SECONDS = 0.2
 CLOSE_SECONDS = 5.0
 MASTER_TIMEOUT = 30.0
-
-
-class Caller(Protocol):
-    """The end of a stream that opens it: a process, or what speaks for several."""
-
-    site: Site
-    worker_id: int
-    number: int  # of the process
-
-    @property
-    def session(self) -> Link: ...
-
-    def call(self, function: Callable[..., Any], *arguments: Any) -> None: ...
-
-
-class Link(Protocol):
-    """By which a worker keeps a stream to a master open."""
-
-    stream: Stream | None
-    blocked_until: float
-    cut_from: dict[int, float]
-
-    def hear(self, stream: Stream, message: bytes | None) -> None: ...
-
-    def lose(self, stream: Stream) -> None: ...
-
-
-class Answerer(Protocol):
-    """The other end: a master, or what stands for one."""
-
-    generation: int
-
-    def hear(self, stream: Stream, message: bytes | None) -> None: ...
-
-    def lose(self, stream: Stream) -> None: ...
 
 
 class Stream:
@@ -196,8 +164,3 @@ class Session:
             self._process.session_over()
         else:
             self._site.clock.after(RECONNECT_SECONDS, self._process.call, self.open)
-
-
-def require_hello(body: str | None) -> None:
-    if body != "hello":
-        raise Violation("a session begins with Hello", f"it began with {body}")

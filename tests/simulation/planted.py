@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -40,12 +39,8 @@ Planting = Callable[[], AbstractContextManager[None]]
 class PlantedFault:
     name: str
     plant: Planting
+    kind: str = ""  # of the histories that show it
     first: int = 0  # of the seeds, of which one must show it: for a rare one shortly before the first that does
-    slow: bool = False  # it takes many histories, and another breaks the same promise sooner
-    unlike: bool = False  # in histories whose workers differ from each other
-    hostile: bool = False  # in histories in which one worker after another is taken away
-    in_parts: bool = False  # in histories of a pass over data
-    several: bool = False  # in histories of workers of several processes
 
     @property
     def seeds(self) -> range:
@@ -54,13 +49,10 @@ class PlantedFault:
 
 def find(fault: PlantedFault, seeds: range) -> tuple[int, Failure] | None:
     """How many histories were needed, and the one that shows it: without the fault it holds. None if none does."""
-    run_one = partial(
-        run_seed, unlike=fault.unlike, hostile=fault.hostile, in_parts=fault.in_parts, several=fault.several
-    )
     for number, seed in enumerate(seeds, 1):
         with fault.plant():
-            failure = run_one(seed)
-        if failure and run_one(seed) is None:
+            failure = run_seed(seed, [fault.kind])
+        if failure and run_seed(seed, [fault.kind]) is None:
             return number, failure
     return None
 
@@ -295,105 +287,86 @@ _REAL_COMMIT, _REAL_LEAVE, _REAL_SYNCED = Position.commit, Position.leave, Posit
 _REAL_TICK = WorkerCore._tick
 _REAL_SNAPSHOT, _REAL_COUNT = MasterCore.snapshot, Losses.count
 
-PLANTED = (
+_FAULTS: tuple[tuple[Any, ...], ...] = (
     # The worker's core.
-    PlantedFault("a vote to leave is ignored", _deaf_worker(m.Change, m.Drain)),
-    PlantedFault("SIGTERM is ignored", _deaf_worker(p.Terminated)),
-    PlantedFault(
+    ("a vote to leave is ignored", _deaf_worker(m.Change, m.Drain)),
+    ("SIGTERM is ignored", _deaf_worker(p.Terminated)),
+    (
         "the last ones that hold the state leave at once",
         _method(WorkerCore, "_terminated", lambda core, reason, now: core._drain(reason)),
-        hostile=True,
+        "hostile",
     ),
-    PlantedFault("the only one that holds the state stays for ever", _method(WorkerCore, "_tick", _lingers_for_ever)),
-    PlantedFault("a worker sends no heartbeats", _method(Reporting, "tick", lambda *_: [])),
-    PlantedFault("a torn step is not undone", _method(Process, "restore", lambda process: None)),
-    PlantedFault("a torn step takes the user's values along", _method(Position, "leave", _leave_unsaved)),
-    PlantedFault("what was trained alone is not kept", _method(Position, "leave", _forget_staleness)),
-    PlantedFault("steps of several are not kept", _method(Position, "synced", _saved_alone)),
-    PlantedFault("a commit at the top of the loop skips the batch", _method(Position, "commit", _keep_batch_unsaved)),
-    PlantedFault("a newcomer does not take over the place of training", _method(Position, "synced", _synced_at_zero)),
-    PlantedFault("nobody is sent another's state", _method(World, "needs_sync", False)),
-    PlantedFault(
-        "two at one step are taken to hold one model", _method(Member, "stands_with", _by_step_alone), first=3900
-    ),
-    PlantedFault(
-        "a request to join does not say that it has the state", _each(WorkerCore, _claims_no_state), first=700
-    ),
-    PlantedFault("a request to join is not said again to another master", _unsaid(m.Ask)),
-    PlantedFault("a last word is not said again to another master", _unsaid(m.Finished), first=300),
-    PlantedFault("a broken world is not left", _deaf_worker(m.Broken), slow=True),
-    PlantedFault("any world is entered, however old", _method(WorkerCore, "_world_trigger", _any_world)),
-    PlantedFault(
+    ("the only one that holds the state stays for ever", _method(WorkerCore, "_tick", _lingers_for_ever)),
+    ("a worker sends no heartbeats", _method(Reporting, "tick", lambda *_: [])),
+    ("a torn step is not undone", _method(Process, "restore", lambda process: None)),
+    ("a torn step takes the user's values along", _method(Position, "leave", _leave_unsaved)),
+    ("what was trained alone is not kept", _method(Position, "leave", _forget_staleness)),
+    ("steps of several are not kept", _method(Position, "synced", _saved_alone)),
+    ("a commit at the top of the loop skips the batch", _method(Position, "commit", _keep_batch_unsaved)),
+    ("a newcomer does not take over the place of training", _method(Position, "synced", _synced_at_zero)),
+    ("nobody is sent another's state", _method(World, "needs_sync", False)),
+    ("two at one step are taken to hold one model", _method(Member, "stands_with", _by_step_alone), "", 3900),
+    ("a request to join does not say that it has the state", _each(WorkerCore, _claims_no_state), "", 700),
+    ("a request to join is not said again to another master", _unsaid(m.Ask)),
+    ("a last word is not said again to another master", _unsaid(m.Finished), "", 300),
+    ("a broken world is not left", _deaf_worker(m.Broken)),
+    ("any world is entered, however old", _method(WorkerCore, "_world_trigger", _any_world)),
+    (
         "a part is put away once its step is closed",
         lambda: patch.multiple(_Training, _before_vote=lambda *_: None, _after_vote=_puts_away_late),
-        in_parts=True,
+        "in_parts",
     ),
-    PlantedFault(
+    (
         "a part is counted before its step is closed",
         lambda: patch.multiple(_Training, _before_vote=_counts_early, _after_vote=lambda *_: None),
-        in_parts=True,
+        "in_parts",
     ),
-    PlantedFault(
-        "parts are cut by the number of workers", _method(PartOrder, "batches", SampleOrder.batches), in_parts=True
-    ),
+    ("parts are cut by the number of workers", _method(PartOrder, "batches", SampleOrder.batches), "in_parts"),
     # The master's.
-    PlantedFault("the finish of a draining worker is ignored", _drains_are_not_heard),
-    PlantedFault("a world is published before it is saved", _stepping(MasterCore, _publishes_unsaved)),
-    PlantedFault("the last in a world is first", _each(MasterCore, _last_first)),
-    PlantedFault("members are not told of a change", _without(m.Change)),
-    PlantedFault("members are not told that their world is broken", _without(m.Broken)),
-    PlantedFault("who is given up is not killed", _without(e.KillWorker)),
-    PlantedFault("workers are not told that the job ends", _without(m.StopWork), slow=True),
-    PlantedFault("the world is not remembered over a restart", _method(MasterCore, "snapshot", _forgets_world)),
-    PlantedFault("workers are not looked for after a restart", _stepping(MasterCore, _finds_nobody)),
-    PlantedFault("no replacement ever waits", _replaces_at_once, hostile=True),
+    ("the finish of a draining worker is ignored", _drains_are_not_heard),
+    ("a world is published before it is saved", _stepping(MasterCore, _publishes_unsaved)),
+    ("the last in a world is first", _each(MasterCore, _last_first)),
+    ("members are not told of a change", _without(m.Change)),
+    ("members are not told that their world is broken", _without(m.Broken)),
+    ("who is given up is not killed", _without(e.KillWorker)),
+    ("workers are not told that the job ends", _without(m.StopWork)),
+    ("the world is not remembered over a restart", _method(MasterCore, "snapshot", _forgets_world)),
+    ("workers are not looked for after a restart", _stepping(MasterCore, _finds_nobody)),
+    ("no replacement ever waits", _replaces_at_once, "hostile"),
     # What the processes of a worker do as one.
-    PlantedFault(
-        "a step that failed in one process is made by the others", _method(script, "_agree", _by_itself), several=True
-    ),
-    PlantedFault(
-        "votes are not summed over the processes", _method(script, "_sum_inside", _by_itself), first=80, several=True
-    ),
-    PlantedFault("each process keeps the state by itself", _method(script, "_any", _by_itself), several=True),
-    PlantedFault("a worker asks when one of its processes does", _method(Bundle, "_ask", _asks_at_once), several=True),
-    PlantedFault(
+    ("a step that failed in one process is made by the others", _method(script, "_agree", _by_itself), "several"),
+    ("votes are not summed over the processes", _method(script, "_sum_inside", _by_itself), "several", 80),
+    ("each process keeps the state by itself", _method(script, "_any", _by_itself), "several"),
+    ("a worker asks when one of its processes does", _method(Bundle, "_ask", _asks_at_once), "several"),
+    (
         "one process alone hears that the world is broken",
         _method(Bundle, "of_master", _tells_one_of_breaks),
-        first=60,
-        several=True,
+        "several",
+        60,
     ),
-    PlantedFault(
-        "a world does not answer who has asked for it again",
-        _method(Bundle, "of_master", _keeps_asks),
-        first=520,
-        several=True,
-    ),
-    PlantedFault(
-        "a worker has finished when a process has",
-        _method(Bundle, "of_process", _finished_at_once),
-        first=25,
-        several=True,
-    ),
-    PlantedFault(
+    ("a world does not answer who has asked for it again", _method(Bundle, "of_master", _keeps_asks), "several", 520),
+    ("a worker has finished when a process has", _method(Bundle, "of_process", _finished_at_once), "several", 25),
+    (
         "what a process says before the others have come is lost",
         _method(GroupCore, "heard", _loses_what_is_early),
-        several=True,
+        "several",
     ),
     # What workers compare.
-    PlantedFault("the batches of a step are not compared", _votes_for_one("one_batch"), unlike=True),
-    PlantedFault("the states of workers are not compared", _votes_for_one("one_state"), unlike=True),
-    PlantedFault(
+    ("the batches of a step are not compared", _votes_for_one("one_batch"), "unlike"),
+    ("the states of workers are not compared", _votes_for_one("one_state"), "unlike"),
+    (
         "a newcomer that alone differs ends the job",
         _method(agreement, "newcomers_alone", lambda members, differing: ()),
-        unlike=True,
+        "unlike",
     ),
-    PlantedFault(
-        "who has trained is refused alone", _method(agreement, "newcomers_alone", _all_that_differ), unlike=True
-    ),
-    PlantedFault("who has trained fails as one that could not start", _each(WorkerCore, _says_it_is_new), unlike=True),
-    PlantedFault(
+    ("who has trained is refused alone", _method(agreement, "newcomers_alone", _all_that_differ), "unlike"),
+    ("who has trained fails as one that could not start", _each(WorkerCore, _says_it_is_new), "unlike"),
+    (
         "a newcomer that cannot start is taken for the user's code",
         _method(Fleet, "failed", lambda fleet, record, event: event),
-        unlike=True,
+        "unlike",
     ),
 )
+PLANTED = tuple(PlantedFault(*each) for each in _FAULTS)
+# Each takes many histories, and another breaks the same promise sooner.
+SLOW = ("a broken world is not left", "workers are not told that the job ends")

@@ -6,6 +6,7 @@ import contextlib
 import random
 from collections import deque
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from elasticdl.common.credentials import Token, WorkerEnvironment
@@ -20,10 +21,11 @@ from tests.simulation.checks import Unchecked
 from tests.simulation.collectives import CONNECT_TIMEOUT
 from tests.simulation.job_invariants import check_worker
 from tests.simulation.lineage import State, Violation
-from tests.simulation.network import Answerer, Link, Session
+from tests.simulation.network import Session
 
 if TYPE_CHECKING:
     from tests.simulation.group import Group
+    from tests.simulation.network import Answerer, Link
     from tests.simulation.site import Site
 
 Steps = Generator[None, Any, None]
@@ -44,24 +46,18 @@ class Process:
     """Everything that happens to it comes through `call`, which a frozen process answers later and a dead one never."""
 
     def __init__(
-        self,
-        site: Site,
-        worker_id: int,
-        host: str,
-        life: Callable[[Process], Steps],
-        number: int = 0,
-        group: Group | None = None,
+        self, site: Site, worker_id: int, life: Callable[[Process], Steps], number: int, group: Group | None
     ) -> None:
         """``group``: it is the process of this number of a worker of several; what the checks know of a worker they know of process 0."""
         self.site = site
         self.worker_id = worker_id
-        self.host = host
+        self.host = f"h{worker_id}"
         self.number = number
         self.group = group
         self.checks = Unchecked(site) if number else site.checks
         self.collectives = site.collectives[number]
         self.draw = random.Random(site.plan.seed * 1000 + worker_id + number * 500)
-        self.environment = WorkerEnvironment("master:1", Token(""), worker_id, "", host)
+        self.environment = WorkerEnvironment("master:1", Token(""), worker_id, "", self.host)
         self.core = WorkerCore(worker_id, linger_seconds=LINGER_SECONDS)
         self.session = Session(self)
         self.state = State(site.origin, site.origin, site.origin)
@@ -204,8 +200,7 @@ class Process:
     def tell(self, event: p.Event) -> None:
         """Let the core know, and do what it wants."""
         site = self.site
-        if site.trace is not None:
-            site.trace.event(self, event)
+        site.trace.event(self, event)
         if event in (p.Trigger.READY, p.Trigger.CLOSED):
             self.asked_at = site.clock.now
         elif isinstance(event, p.Said):
@@ -226,8 +221,7 @@ class Process:
     def has_done(self, what: str) -> None:
         """A part of a step, of which the core is told without an event."""
         check_worker(self.core)
-        if self.site.trace is not None:
-            self.site.trace.step(self, what)
+        self.site.trace.step(self, what)
         self._burn()
 
     def _burn(self) -> None:
@@ -254,8 +248,7 @@ class Process:
                 fields = {"where": "train.py:1 in train", "stack": ["train.py:1 in train"], "moves": False}
                 self.tell(p.Said(m.Notice("worker_stuck", {**fields, "collectives": 0, "last_collectives": []})))
             case _:
-                if self.site.trace is not None:
-                    self.site.trace.order(self, instruction)
+                self.site.trace.order(self, instruction)
                 self.orders.append(instruction)
 
     def save(self, scope: p.SaveScope) -> None:
@@ -272,10 +265,8 @@ class Process:
     def require_one_moment(self, step: int, when: str) -> None:
         state = self.state
         if not (state.weights is state.buffers is state.values) or state.weights.step != step:
-            found = ", ".join(
-                f"{name} of step {getattr(state, name).step}" for name in ("weights", "buffers", "values")
-            )
-            raise Violation(ONE_MOMENT, f"worker {self.worker_id} {when}: {found}, progress says step {step}")
+            held = ", ".join(f"{name} of step {getattr(state, name).step}" for name in ("weights", "buffers", "values"))
+            raise Violation(ONE_MOMENT, f"worker {self.worker_id} {when}: {held}, progress says step {step}")
 
     def _tick(self) -> None:
         self.tell(p.Trigger.TICK)
@@ -326,6 +317,10 @@ class Process:
         if self._awaits_close:
             self._awaits_close = False
             self._run(None)
+
+    def next_value(self) -> Callable[[Any], None]:
+        """Resumes the main thread, if it still waits for that."""
+        return partial(self.resume, self.new_ticket())
 
     def new_ticket(self) -> int:
         """For what the main thread waits for next; what an earlier ticket stands for comes too late."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 
 from tests.simulation.adapter import impatient
@@ -10,9 +10,16 @@ from tests.simulation.faults import plan_faults
 from tests.simulation.lineage import Violation
 from tests.simulation.plan import Plan, make_plan, of_a_pass, with_hostile_nodes, with_unlike_workers
 from tests.simulation.site import Site
-from tests.simulation.trace import Trace
+from tests.simulation.trace import Silent, Trace
 
 RAISED = "neither core raises, and their invariants hold"
+KINDS = {
+    "policy": "the jobs choose their number of workers",
+    "unlike": "workers differ from each other for a while",
+    "hostile": "one worker after another is taken away for a while",
+    "in_parts": "the jobs evaluate or predict",
+    "several": "workers of several processes, which share a model",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +34,7 @@ class Failure:
 
 def run(plan: Plan, trace: Trace | None = None) -> Failure | None:
     """None if all promises hold."""
-    site = Site(plan, trace)
+    site = Site(plan, trace or Silent())
     plan_faults(site)
     try:
         with impatient(site.draw_policy, lambda: plan.policy and site.clock.now < plan.calm):
@@ -39,24 +46,16 @@ def run(plan: Plan, trace: Trace | None = None) -> Failure | None:
     return None
 
 
-def plan_of(
-    seed: int,
-    *,
-    policy: bool = False,
-    unlike: bool = False,
-    hostile: bool = False,
-    in_parts: bool = False,
-    several: bool = False,
-) -> Plan:
-    plan = replace(make_plan(seed), policy=policy, processes=2 + seed % 2 if several else 1)
-    plan = of_a_pass(plan) if in_parts else plan
-    plan = with_unlike_workers(plan) if unlike else plan
-    return with_hostile_nodes(plan) if hostile else plan
+def plan_of(seed: int, kinds: Container[str] = ()) -> Plan:
+    """``kinds``: some of `KINDS`."""
+    plan = replace(make_plan(seed), policy="policy" in kinds, processes=2 + seed % 2 if "several" in kinds else 1)
+    plan = of_a_pass(plan) if "in_parts" in kinds else plan
+    plan = with_unlike_workers(plan) if "unlike" in kinds else plan
+    return with_hostile_nodes(plan) if "hostile" in kinds else plan
 
 
-def run_seed(seed: int, **kind: bool) -> Failure | None:
-    """``kind``: as `plan_of`."""
-    return run(plan_of(seed, **kind))
+def run_seed(seed: int, kinds: Container[str] = ()) -> Failure | None:
+    return run(plan_of(seed, kinds))
 
 
 def shrink(failure: Failure, rerun: Callable[[Plan], Failure | None] = run) -> Failure:

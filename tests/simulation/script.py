@@ -300,7 +300,7 @@ def _raise(process: Process) -> Steps:
 
 
 def _operation(process: Process, world: World, kind: str, given: Any, combine: Any) -> Generator[None, Any, Any]:
-    process.collectives.take_part(process, process.new_ticket(), world, kind, given, combine)
+    process.collectives.take_part(process.worker_id, process.next_value(), world, kind, given, combine)
     result = yield
     return result
 
@@ -315,7 +315,7 @@ def _collective(process: Process, world: World, kind: str, given: Any, combine: 
 def _inside(process: Process, given: Any, combine: Callable[[Sequence[Any]], Any]) -> Generator[None, Any, Any]:
     if process.group is None:
         return given
-    process.group.agree(process, process.new_ticket(), given, combine)
+    process.group.agree(process, given, combine)
     result = yield
     return result
 

@@ -22,7 +22,7 @@ from tests.simulation.script import Broadcast
 from tests.simulation.unlike import Reading, other_order
 
 if TYPE_CHECKING:
-    from tests.simulation.trace import Trace
+    from tests.simulation.trace import Silent, Trace
 
 STARTUP_SECONDS = 0.5
 RESTART_SECONDS = 0.3
@@ -32,14 +32,12 @@ ENDS = "once the faults stop, the job ends"
 
 
 class Site:
-    def __init__(self, plan: Plan, trace: Trace | None = None) -> None:
+    def __init__(self, plan: Plan, trace: Trace | Silent) -> None:
         self.plan = plan
         self.trace = trace
         self.clock = Clock()
-        self.draw_network, self.draw_cluster, self.draw_master = (
-            random.Random(plan.seed * 1000 + number) for number in (997, 998, 999)
-        )
-        self.draw_policy = random.Random(plan.seed * 1000 + 996)
+        draws = (random.Random(plan.seed * 1000 + number) for number in (996, 997, 998, 999))
+        self.draw_policy, self.draw_network, self.draw_cluster, self.draw_master = draws
         policy = BatchPolicy(plan.global_batch, plan.worker_batch, plan.micro_batch)
         kind = PartOrder if plan.in_parts else SampleOrder
         self.order = kind(plan.samples, policy, plan.seed % 1000, drop_last=plan.drop_last)
@@ -47,9 +45,8 @@ class Site:
         self.origin = Model()
         self.handover: dict[int, Broadcast] = {}  # by number of the process
         self.store = Store()
-        self.collectives = [
-            Collectives(self.clock, self.draw_network) for _ in range(plan.processes)
-        ]  # by number of the process
+        # By number of the process.
+        self.collectives = [Collectives(self.clock, self.draw_network) for _ in range(plan.processes)]
         self.cluster = SimulatedCluster(self, plan.workers)
         self.checks = Checks(self)
         self.masters: list[Master] = []
@@ -62,8 +59,7 @@ class Site:
 
     def run(self) -> Phase:
         """How the job has ended; raises `Violation`."""
-        if self.trace is not None:
-            self.trace.clock = self.clock
+        self.trace.clock = self.clock
         self.start_master(None)
         latest = self.plan.calm + LIVENESS_SECONDS
         while self.ended is None and self.clock.now < latest and self.clock.advance():
@@ -122,8 +118,7 @@ class Site:
     def start_master(self, snapshot: JobSnapshot | None) -> None:
         if self.ended is None:
             self.masters.append(Master(self, self.limits, snapshot))
-            if self.trace is not None:
-                self.trace.note(f"master {self.masters[-1].generation} starts")
+            self.trace.note(f"master {self.masters[-1].generation} starts")
 
     def master_ended(self) -> None:
         """Unless there is another already, one is started."""

@@ -7,18 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from elasticdl.elastic.core import training_step as agreement
 from elasticdl.elastic.core.plan import SampleOrder, StepPlan
-from elasticdl.elastic.core.training_step import (
-    ENDED,
-    LEAVING,
-    LOSS,
-    SAMPLES,
-    VOTE_SIZE,
-    BatchFacts,
-    Disagreement,
-    Vote,
-    mark,
-)
 from tests.simulation.lineage import Model
 
 
@@ -51,24 +41,26 @@ class Given:
 
     @property
     def ballot(self) -> list[float]:
-        ballot = [0.0] * VOTE_SIZE
-        count = self.samples.bit_count()
-        ballot[LEAVING], ballot[SAMPLES], ballot[LOSS] = float(self.leaving), float(count), float(count)
-        ballot[ENDED] = float(self.plan is None)
+        ballot = [0.0] * agreement.VOTE_SIZE
+        count = float(self.samples.bit_count())
+        ballot[agreement.LEAVING], ballot[agreement.SAMPLES], ballot[agreement.LOSS] = float(self.leaving), count, count
+        ballot[agreement.ENDED] = float(self.plan is None)
         weights = zlib.crc32(str(id(self.weights)).encode()) if self.compares else 0
-        mark(ballot, self.plan.checksum if self.plan else 0, weights)
+        agreement.mark(ballot, self.plan.checksum if self.plan else 0, weights)
         return ballot
 
 
-def vote_of(members: Sequence[Given]) -> Vote:
-    return Vote.of([sum(each) for each in zip(*(member.ballot for member in members), strict=True)])
+def vote_of(members: Sequence[Given]) -> agreement.Vote:
+    return agreement.Vote.of([sum(each) for each in zip(*(member.ballot for member in members), strict=True)])
 
 
-def disagreement(inputs: dict[int, Given]) -> Disagreement:
+def disagreement(inputs: dict[int, Given]) -> agreement.Disagreement:
     """Of members, by rank, that make a step on different samples."""
-    return Disagreement.of(
+    return agreement.Disagreement.of(
         [
-            BatchFacts.of(worker_id, given.plan.epoch, given.plan.step, given.plan.whole, trained=given.trained)
+            agreement.BatchFacts.of(
+                worker_id, given.plan.epoch, given.plan.step, given.plan.whole, trained=given.trained
+            )
             for worker_id, given in inputs.items()
             if given.plan is not None
         ]

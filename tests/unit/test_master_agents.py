@@ -86,9 +86,8 @@ class Desk:
         match what, *more:
             case "begin", *places:
                 places, _, remembered = " ".join(places).partition("remembering")
-                held = [each.split(":") for each in remembered.split()] or [
-                    ("-1", "")
-                ]  # somebody, whose place is not known
+                # If nobody is named: somebody, whose place is not known.
+                held = [each.split(":") for each in remembered.split()] or [("-1", "")]
                 known = {int(worker): where for worker, where in held}
                 async with asyncio.timeout(20):
                     self.reports += await self.agents.found([place(each) for each in places.split()], known)

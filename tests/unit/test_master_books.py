@@ -207,9 +207,7 @@ def test_the_longer_a_job_runs_the_rarer_entries_become():
     assert len(book.told) == 5_000, "those who count them hear of them each second"
 
 
-happenings = st.tuples(
-    st.integers(1, 3), st.sampled_from(["", "", "world_broken", "world_formed", "phase", "worker_left"])
-)
+happenings = st.tuples(st.integers(1, 3), st.sampled_from(["", "", *ENDS, "worker_left"]))
 
 
 @given(st.integers(0, 5), st.lists(st.tuples(happenings, st.lists(st.integers(1, 20), max_size=5)), max_size=10))

@@ -1,10 +1,8 @@
 """The job as a whole: from its start to its end, and what is said of it meanwhile."""
 
 import pytest
-from play_kit import Play, tell
+from play_kit import tell
 
-from elasticdl.job import messages as m
-from elasticdl.master.core import events as e
 from tests.stories import told_in
 
 JOBS = """
@@ -12,11 +10,6 @@ workers of a training that goes on are counted on, so each worker of its journal
   tick -> launch 7 8 9: asked for
 the journal tells where a worker was started (1-2)
   tick; 0 placed on node-a in pod-0; 1 placed -> worker_started host = node-a, h; worker_started place = pod-0, -
-a killed worker breaks the world and is replaced (2-3)
-  0 1 2 train
-  1 killed -> broken 1 for 0 2: worker 1 killed: SIGKILL; worker_left reason = killed: SIGKILL; worker_left code = -9
-  0 2 ask broken -> world 2: 0 2
-  tick -> launch 3: in place of another: worker 1 killed: SIGKILL
 a worker that is not ready says what it waits for (2-3)
   tick; 0 1 2 connect; 1 wait_at 5: zoo/slow.py:20 in dataset; wait 1
       -> remark 1 = has waited for 5 s at zoo/slow.py:20 in dataset
@@ -39,6 +32,7 @@ a worker that hangs at its start shows its stacks and is killed (1-2, start_time
   wait 2.2 -> dump 0; kill 0: not ready 20 s after its start;
       launch 2: in place of another: worker 0: not ready 20 s after its start
   -> warning message = worker 0: not ready 20 s after its start... its stacks are in its log
+  0 deleted -> worker_left cause = crashed; worker_left reason = not ready 20 s after its start
 
 the user's error ends the job once with its traceback (2-3)
   0 1 2 train
@@ -106,14 +100,3 @@ a job none of whose workers has a place says what they wait for until one starts
 @pytest.mark.parametrize("story", told_in(JOBS))
 def test_jobs(story):
     tell(story)
-
-
-def test_survivors_hear_that_their_world_is_broken_before_anything_is_recorded():
-    """To record may take long, as on a slow disk."""
-    play = Play(2, 2)
-    play.do("0 1 train")
-    before = len(play.out)
-    play.do("1 killed")
-    first, *rest = play.out[before:]
-    assert isinstance(first.message, m.Broken)
-    assert any(isinstance(each, e.Record) for each in rest)

@@ -51,9 +51,6 @@ a job that has too few without them fails for that reason and keeps its state (2
       launch 4; launch 5
   5 fails: data; 5 crashed; leap 30; 6 fails: data; 6 crashed; leap 30 -> launch 6; launch 7; phase = waiting
   7 fails: KeyError; 7 crashed -> stop with checkpoint 0: 6 workers in a row could not start, last worker 7: KeyError...
-what the code of a worker raises that has trained ends the job (1-2)
-  0 1 train
-  0 steps 1 2; 0 fails trained: KeyError -> broken 1 for 1; stop 1: KeyError
 
 who runs for ten seconds without a session is shown with the command for its log (2-2, job_name=digits)
   tick; 0 comes; 1 placed on node-a; wait 9.9 -> launch 0 1; remark 1 =

@@ -10,20 +10,7 @@ from hypothesis import strategies as st
 
 from elasticdl.job.messages import StepReport
 from elasticdl.job.spec import MOST_WORKERS, WorkerRange
-from elasticdl.master.core.sizing import (
-    BELIEVED,
-    ENOUGH,
-    FIRST_BACKOFF,
-    NEXT_BACKOFF,
-    SHORT,
-    SKIPPED,
-    MeasuredSteps,
-    Observation,
-    Situation,
-    SpeedupCurve,
-    SpeedupPoint,
-    WorkerTarget,
-)
+from elasticdl.master.core import sizing
 
 # ---- what is measured ----
 
@@ -36,7 +23,7 @@ class Measured:
     """Worlds after each other: so many workers, seconds and samples of a step, how many steps, and at what time."""
 
     def __init__(self, *worlds):
-        self.steps = MeasuredSteps()
+        self.steps = sizing.MeasuredSteps()
         for version, each in enumerate(worlds, 1):
             workers, seconds, samples, count, now = (*each, *(64, 40, 0.0)[len(each) - 2 :])
             self.steps.enter(version, workers)
@@ -54,14 +41,14 @@ class Measured:
 @pytest.mark.parametrize(
     ("steps", "known"),
     [
-        ([(5.0, 64)] * SKIPPED + [(0.1, 64)] * 38 + [(9.0, 64), (4.0, 64)], {2: 0.1}),  # next to a pause
+        ([(5.0, 64)] * sizing.SKIPPED + [(0.1, 64)] * 38 + [(9.0, 64), (4.0, 64)], {2: 0.1}),  # next to a pause
         ([(0.1, 64)] * 40 + [(0.01, 7)] * 9, {2: 0.1}),  # the last batch of an epoch
         ([(0.1, 0)] * 40, {}),  # scripts that do not tell
-        ([(0.1, 64)] * (ENOUGH + SKIPPED - 1), {}),
-        ([(0.1, 64)] * (ENOUGH + SKIPPED), {2: 0.1}),
-        ([(20.0, 64)] * (5 + SKIPPED), {2: 20.0}),  # few and long ones
+        ([(0.1, 64)] * (sizing.ENOUGH + sizing.SKIPPED - 1), {}),
+        ([(0.1, 64)] * (sizing.ENOUGH + sizing.SKIPPED), {2: 0.1}),
+        ([(20.0, 64)] * (5 + sizing.SKIPPED), {2: 20.0}),  # few and long ones
         ([(0.1, 32), (0.2, 64)] * 100, {}),  # without a usual size
-        ([(0.1, 64)] * SKIPPED + [(0.1, 7), *[(0.1, 64)] * 3] * 6, {}),  # two thirds of one size are too few
+        ([(0.1, 64)] * sizing.SKIPPED + [(0.1, 7), *[(0.1, 64)] * 3] * 6, {}),  # two thirds of one size are too few
     ],
 )
 def test_ordinary_steps_of_one_size_make_a_measurement(steps, known):
@@ -85,8 +72,8 @@ def test_ordinary_steps_of_one_size_make_a_measurement(steps, known):
         ([(2, 0.3), (1, 1.0)], {1: 1.0}),
         ([(1, 1.0), (2, 0.95, 128)], {1: 1.0, 2: 0.95}),
         # That more are no better is believed for a while.
-        ([(2, 1.0), (1, 0.8, 64, 40, BELIEVED)], {1: 0.8, 2: 1.0}),
-        ([(2, 1.0), (1, 0.8, 64, 40, BELIEVED + 1)], {1: 0.8}),
+        ([(2, 1.0), (1, 0.8, 64, 40, sizing.BELIEVED)], {1: 0.8, 2: 1.0}),
+        ([(2, 1.0), (1, 0.8, 64, 40, sizing.BELIEVED + 1)], {1: 0.8}),
     ],
 )
 def test_each_number_of_workers_has_its_newest_measurement(worlds, known):
@@ -98,18 +85,17 @@ def test_each_number_of_workers_has_its_newest_measurement(worlds, known):
 
 def of(seconds, samples=64):
     """Seconds of a step, by number of workers."""
-    return SpeedupCurve(tuple(Observation(n, samples, each) for n, each in seconds.items()))
+    return sizing.SpeedupCurve(tuple(sizing.Observation(n, samples, each) for n, each in seconds.items()))
 
 
-seen = st.dictionaries(
-    st.integers(1, 12) | st.just(MOST_WORKERS), st.tuples(st.integers(1, 2**53), st.floats(1e-9, 1e9)), min_size=2
-)
+numbers = st.integers(1, 12) | st.just(MOST_WORKERS)
+seen = st.dictionaries(numbers, st.tuples(st.integers(1, 2**53), st.floats(1e-9, 1e9)), min_size=2)
 
 
 @given(seen)
 def test_whatever_was_measured_is_believed_but_nobody_is_made_faster_by_others(measured):
     """As it seems where each one's part fits into the caches."""
-    curve = SpeedupCurve(tuple(Observation(n, *measured[n]) for n in sorted(measured)))
+    curve = sizing.SpeedupCurve(tuple(sizing.Observation(n, *measured[n]) for n in sorted(measured)))
     for n in (*range(1, 14), 100, MOST_WORKERS):
         at = curve.at(n)
         assert all(math.isfinite(number) for number in dataclasses.astuple(at))
@@ -143,9 +129,9 @@ def test_estimates_of_jobs_of_another_form_are_near():
         draw = np.random.default_rng(seed)
         job = made_up(draw)
         seen = ((n, *job(n)) for n in range(1, 5))
-        noisy = [Observation(n, batch, each * math.exp(0.01 * draw.standard_normal())) for n, batch, each in seen]
+        noisy = [sizing.Observation(n, batch, each * math.exp(draw.normal(0, 0.01))) for n, batch, each in seen]
         (ones, alone), (fives, seconds) = job(1), job(5)
-        estimate = SpeedupCurve(tuple(noisy)).at(5).speedup
+        estimate = sizing.SpeedupCurve(tuple(noisy)).at(5).speedup
         errors.append(abs(math.log(estimate / (fives / seconds / (ones / alone)))))
     assert np.median(errors) < 0.02
     assert np.quantile(errors, 0.9) < 0.1
@@ -156,7 +142,7 @@ def test_of_others_the_nearest_tell_and_one_alone_nothing():
     assert of({1: 1.0, 2: 0.51, 3: 0.62, 4: 0.66}).at(5).speedup == pytest.approx(1.315, rel=0.01), "as at four"
     assert of({1: 1.0, 2: 1.2}).at(3).speedup < 1 / 1.2, "each worker more costs time"
     assert of({1: 1.0}).at(1).speedup == 1.0
-    assert [of({1: 1.0}).at(2), of({4: 1.0}).at(4), SpeedupCurve().at(1)] == [None] * 3
+    assert [of({1: 1.0}).at(2), of({4: 1.0}).at(4), sizing.SpeedupCurve().at(1)] == [None] * 3
     curve = of({33: 1.0, 101: 0.5}, 10_000)
     assert [p["workers"] for p in curve.published(101)] == [1, 33, 101, 102, 202]
     assert [p.workers for p in curve.above(101)] == list(range(102, 203))
@@ -182,7 +168,7 @@ def test_the_advice_is_a_sentence(seconds, workers, said):
 
 def situation(present, *, limits=(1, 8), **more):
     given = {"measured": True, "incomplete": False, "time_left": -1.0, "now": 0.0, **more}
-    return Situation(WorkerRange(minimum=limits[0], maximum=limits[1]), present, **given)
+    return sizing.Situation(WorkerRange(minimum=limits[0], maximum=limits[1]), present, **given)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +181,7 @@ def test_for_hours_it_moves_seldom_and_ends_near_the_best(serial, network):
         return 1 / (serial + (1 - serial) / n + (0 if n == 1 else network * (1 + 0.3 * (n - 2))))
 
     draw, now, drift, interval, workers, moves = np.random.default_rng(3), 0.0, 0.0, 4.0, 1, []
-    policy, steps = WorkerTarget(0.6, workers), MeasuredSteps()
+    policy, steps = sizing.WorkerTarget(0.6, workers), sizing.MeasuredSteps()
     steps.enter(1, workers)
     while now < 2 * 3600:
         usual = 0.5 / speedup(workers)
@@ -203,7 +189,7 @@ def test_for_hours_it_moves_seldom_and_ends_near_the_best(serial, network):
         for scatter in draw.standard_normal(min(200, int(interval / usual))):
             steps.take(report(float(usual * np.exp(0.15 * scatter + drift)), world=1 + len(moves)))
         now, interval = now + interval, min(2 * interval, 60.0)
-        policy.decide(SpeedupCurve(steps.observations(now)), situation(workers, measured=steps.enough, now=now))
+        policy.decide(sizing.SpeedupCurve(steps.observations(now)), situation(workers, measured=steps.enough, now=now))
         if policy.target != workers:
             assert policy.target <= 2 * workers
             workers, interval = policy.target, 4.0
@@ -219,7 +205,7 @@ class Believed:
     """A curve with these efficiencies, by number of workers from 1."""
 
     def __init__(self, *efficiencies, measured=()):
-        self._points = {n: SpeedupPoint(n, n * each, n in measured) for n, each in enumerate(efficiencies, 1)}
+        self._points = {n: sizing.SpeedupPoint(n, n * each, n in measured) for n, each in enumerate(efficiencies, 1)}
 
     def at(self, workers):
         return self._points.get(workers)
@@ -243,8 +229,8 @@ class Believed:
         ((1.0, 0.9, 0.9), (), 2, {"measured": False}, 2, ""),
         ((1.0, 0.9, 0.9), (), 2, {"incomplete": True}, 2, ""),  # others are on their way
         ((1.0, 0.9, 0.8, 0.7, 0.65, 0.61, 0.5), (1, 2, 6, 7), 1, {}, 6, ""),  # what is known to pay is taken at once
-        ((1.0, 0.8, 0.3), (), 3, {"time_left": SHORT - 1}, 3, "stays at 3: the job is over too soon for a change to pay"),
-        ((1.0, 0.8, 0.3), (), 3, {"time_left": SHORT}, 2, ""),
+        ((1.0, 0.8, 0.3), (), 3, {"time_left": sizing.SHORT - 1}, 3, "stays at 3: the job is over too soon for a change to pay"),
+        ((1.0, 0.8, 0.3), (), 3, {"time_left": sizing.SHORT}, 2, ""),
         # The range is the user's.
         ([0.9] * 8, (), 4, {"limits": (1, 2)}, 2, ""),
         ([0.9] * 8, (), 2, {"limits": (5, 6)}, 5, ""),
@@ -252,7 +238,7 @@ class Believed:
     ],
 )  # fmt: skip
 def test_a_decision(efficiencies, measured, present, given, target, why):
-    policy, believed = WorkerTarget(0.6, present), Believed(*efficiencies, measured=measured)
+    policy, believed = sizing.WorkerTarget(0.6, present), Believed(*efficiencies, measured=measured)
     policy.decide(believed, situation(present, **given))
     assert policy.target == target
     assert policy.reason == why or not why
@@ -261,8 +247,8 @@ def test_a_decision(efficiencies, measured, present, given, target, why):
 
 def test_what_does_not_pay_is_given_up_and_tried_again_soon_and_then_seldom():
     bad, good = (Believed(1.0, 0.8, third, measured={1, 2, 3}) for third in (0.5, 0.61))
-    policy, now = WorkerTarget(0.6, 3), 0.0
-    for backoff in (FIRST_BACKOFF, NEXT_BACKOFF, NEXT_BACKOFF):
+    policy, now = sizing.WorkerTarget(0.6, 3), 0.0
+    for backoff in (sizing.FIRST_BACKOFF, sizing.NEXT_BACKOFF, sizing.NEXT_BACKOFF):
         assert policy.decide(bad, situation(3, now=now))
         assert policy.target == 2
         policy.decide(good, situation(2, now=now + 0.99 * backoff))

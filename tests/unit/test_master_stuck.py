@@ -43,9 +43,6 @@ while some have returned another may be writing the result of a script (2-3)
 who stays in a world that nobody else knows is given up (1-1, progress_timeout=10)
   tick; 0 connects world 5; 0 stands; wait 15 -> launch 0; broken 5 for 0; dump 0; kill 0: no progress for 10 s; launch 1
 
-who stays in a world that nobody else knows is given up (1-1, progress_timeout=10)
-  tick; 0 connects world 5; 0 stands; wait 15 -> launch 0; broken 5 for 0; dump 0; kill 0: no progress for 10 s; launch 1
-
 of a silent worker its launcher tells before it is killed (2-3, progress_timeout=10)
   0-2 train; 2 silent; wait 7.5 -> read 2
   2 seen: does not run: it is stopped (state T) -> remark 2 = no heartbeat for ...

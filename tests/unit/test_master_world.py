@@ -28,7 +28,7 @@ a member without session is given up once a survivor finds the world broken (2-4
   1 cut; wait 1 -> nothing
   0 asks step 5 broken: peer closed -> broken 1 for 2
   2 asks step 5 broken -> world 2: 0 2; why_changed = worker 1 lost its connection
-  1 killed -> why_changed = worker 1 killed: SIGKILL
+  1 killed -> why_changed = worker 1 killed: SIGKILL; worker_left reason = killed: SIGKILL; worker_left code = -9
 a member that reconnects is told what it missed (2-4)
   0 1 train
   1 cut; 1 connects world 0 -> world 1: 0 1 again for 1

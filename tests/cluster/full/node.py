@@ -69,9 +69,8 @@ def mount_own(settings: KubeletSettings) -> None:
         _mount("-t", "tmpfs", "tmpfs", place)
     for name in ("pods", "containers"):
         Path("/var/log", name).mkdir()
-    pod_logs = Path(
-        settings.logs, "pods", settings.name
-    )  # of this node alone: the kubelet removes what it does not know
+    # Of this node alone: the kubelet removes what it does not know.
+    pod_logs = Path(settings.logs, "pods", settings.name)
     pod_logs.mkdir(exist_ok=True)
     _mount("--bind", str(pod_logs), "/var/log/pods")
     # What is there is seen as before, and what is written there goes elsewhere.

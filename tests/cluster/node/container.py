@@ -71,11 +71,8 @@ class Sources:
         """A token of the pod's service account that dies with the pod."""
         ref = PodRef.of(self._pod)
         bound = {"apiVersion": "v1", "kind": "Pod", "name": ref.name, "uid": ref.uid}
-        spec = {
-            "expirationSeconds": projection.get("expirationSeconds", 3600),
-            "boundObjectRef": bound,
-            "audiences": [],
-        }
+        seconds = projection.get("expirationSeconds", 3600)
+        spec = {"expirationSeconds": seconds, "boundObjectRef": bound, "audiences": []}
         path = f"{self._in}/serviceaccounts/{self._pod['spec'].get('serviceAccountName', 'default')}/token"
         request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         return str(self._api.ask("POST", path, request)["status"]["token"]).encode()

@@ -17,16 +17,7 @@ from urllib.parse import urlsplit
 
 from elasticdl.common.backoff import Backoff
 from elasticdl.job.quantities import GPU
-from elasticdl.kube.client import (
-    ANSWER_SECONDS,
-    SILENCE_SECONDS,
-    WATCH_SECONDS,
-    ApiError,
-    Changes,
-    NotThereError,
-    Source,
-    Watch,
-)
+from elasticdl.kube import client
 from tests.cluster.api import Api, Json
 from tests.cluster.node.pod import HostOfPods, Pod
 from tests.cluster.node.server import PORT, bind
@@ -41,7 +32,7 @@ _PODS = "/api/v1/pods"
 _ROOM = {"cpu": "64", "memory": "256Gi", "pods": "500", "ephemeral-storage": "100Gi"}
 
 
-class PodsOfNode(Source):
+class PodsOfNode(client.Source):
     """What `elasticdl.kube.client.Watch` follows."""
 
     def __init__(self, api: Api, node: str) -> None:
@@ -51,11 +42,11 @@ class PodsOfNode(Source):
     def list(self) -> Json:
         return self._api.ask("GET", _PODS, fieldSelector=self._mine)
 
-    def watch(self, version: str) -> Changes:
-        how = {"watch": True, "allow_watch_bookmarks": True, "timeout_seconds": WATCH_SECONDS}
+    def watch(self, version: str) -> client.Changes:
+        how = {"watch": True, "allow_watch_bookmarks": True, "timeout_seconds": client.WATCH_SECONDS}
         query = {"field_selector": self._mine, "resource_version": version, **how}
-        timeout = (ANSWER_SECONDS[0], SILENCE_SECONDS)
-        return Changes(self._api.open("GET", _PODS, "watch pods", query, timeout=timeout), self._api)
+        timeout = (client.ANSWER_SECONDS[0], client.SILENCE_SECONDS)
+        return client.Changes(self._api.open("GET", _PODS, "watch pods", query, timeout=timeout), self._api)
 
 
 class Node:
@@ -85,7 +76,7 @@ class Node:
             self._forget(manifest["metadata"]["uid"]) if kind == "DELETED" else self._see(manifest, host)
 
         backoff = Backoff(first=_RETRY_S, longest=_LONGEST_RETRY_S)
-        Watch(PodsOfNode(self._api, self._settings.name), listed, changed, backoff).run()
+        client.Watch(PodsOfNode(self._api, self._settings.name), listed, changed, backoff).run()
 
     def _bind(self) -> tuple[ThreadingHTTPServer, int]:
         """A server for the logs, and the second number of this node's addresses, which nobody else has while it runs."""
@@ -121,10 +112,10 @@ class Node:
             try:
                 self._post_status(address)
                 pause = _HEARTBEAT_S
-            except NotThereError:
-                with contextlib.suppress(ApiError):
+            except client.NotThereError:
+                with contextlib.suppress(client.ApiError):
                     self._api.ask("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
-            except ApiError as error:
+            except client.ApiError as error:
                 print(f"{timestamp()} heartbeat: {error}", file=sys.stderr, flush=True)
             time.sleep(pause)
 

@@ -6,8 +6,6 @@ Rank 0 adds a line to FOLDER/curve after each step, and writes FOLDER/end. While
 the later it is: what a test waits for comes before the last step.
 """
 
-import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -39,10 +37,9 @@ def ended(model, *values):
 
 
 def plain():
-    """With processes that load data. Who begins while FOLDER/other is there has another learning rate."""
+    """With processes that load data."""
     import elasticdl.elastic.torch as elastic
 
-    is_other = (folder / "other").exists()
     loader = DataLoader(data, batch_size=BATCH, shuffle=True, num_workers=1)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.5)
@@ -51,8 +48,6 @@ def plain():
     step = 0
     for epoch in range(EPOCHS):
         for number, (inputs, labels) in enumerate(loader):
-            if is_other:
-                optimizer.param_groups[0]["lr"] = 0.3
             optimizer.zero_grad()
             loss = ((model(inputs) - labels) ** 2).mean()
             loss.backward()
@@ -157,7 +152,7 @@ def lightning():
 
 
 def trainer():
-    """Looks for its own latest checkpoint, as Hugging Face's examples do. Who writes the last is killed if FOLDER/dies is there."""
+    """Looks for its own latest checkpoint, as Hugging Face's examples do."""
     from transformers import TrainerCallback, TrainingArguments
 
     from elasticdl.elastic.transformers import Trainer
@@ -177,20 +172,13 @@ def trainer():
                 made(state.global_step, state.epoch)
             wait(state.global_step)
 
-    class Mortal(Trainer):
-        def _save_optimizer_and_scheduler(self, output_dir):
-            if self.state.global_step == self.state.max_steps and (folder / "dies").exists():
-                (folder / "dies").unlink()
-                os.kill(os.getpid(), signal.SIGKILL)
-            super()._save_optimizer_and_scheduler(output_dir)
-
     out = folder / "out"
     out.mkdir(exist_ok=True)
     quiet = {"report_to": [], "use_cpu": True, "logging_steps": 1, "eval_strategy": "epoch"}
     saves = {"save_strategy": "steps", "save_steps": 7, "save_total_limit": 1}
     size = {"per_device_train_batch_size": BATCH, "num_train_epochs": EPOCHS, "learning_rate": 0.01}
     rows = [{"x": one, "labels": other} for one, other in zip(x, y, strict=True)]
-    ours = Mortal(
+    ours = Trainer(
         model=Model(),
         args=TrainingArguments(output_dir=str(out), **size, **saves, **quiet),
         train_dataset=rows,
