@@ -19,15 +19,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy, SampleOrder, checksum_of
-from elasticdl.elastic.core.training_step import (
-    MOST_MEMBERS,
-    SAMPLES,
-    VOTE_SIZE,
-    BatchFacts,
-    Disagreement,
-    Vote,
-    mark,
-)
+from elasticdl.elastic.core.training_step import MOST_MEMBERS, SAMPLES, VOTE_SIZE, BatchFacts, Disagreement, Vote, mark
 from elasticdl.elastic.training.data_facts import TRAINING, DataFacts, Source
 from elasticdl.tensorflow import keras
 

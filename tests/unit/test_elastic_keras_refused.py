@@ -200,10 +200,7 @@ REFUSED = [
     (the_loss_sets_a_variable, "the model or the loss sets seen, which is no weight of the model"),
     (lambda: fit(dense(Knows())), "which is no weight of the model that holds numbers: keep it"),
     (float8, "computes in float8"),
-    (
-        lambda: fit_together(2, lambda rank: Fitting(dense(Sums()), FitData.of(X, Y))),
-        r"captured\.seen",
-    ),
+    (lambda: fit_together(2, lambda rank: Fitting(dense(Sums()), FitData.of(X, Y))), r"captured\.seen"),
     # data sets
     (lambda: of(x=X.tolist()), r"fit\(x, y\): a number stands where an array belongs; make arrays of lists"),
     (lambda: of(x=[X, None]), r"fit\(x, y\): a number stands where an array belongs"),

@@ -258,10 +258,7 @@ def test_what_can_not_be_made_again_is_done_by_the_script_once_more(text):
     require_another_pass(survivor, (AGAIN | TRIED)[text], text in TRIED)
 
 
-@pytest.mark.parametrize(
-    ("loop", "more"),
-    [(looks_at_sizes, 1), (each_batch(COMPUTES), 1), (each_batch(COMPUTES), 2)],
-)
+@pytest.mark.parametrize(("loop", "more"), [(looks_at_sizes, 1), (each_batch(COMPUTES), 1), (each_batch(COMPUTES), 2)])
 def test_all_make_as_many_passes_as_who_has_made_the_most(loop, more):
     """Of the workers that are left one can't make the step again, or has made another pass before another worker was lost."""
     seen = []

@@ -6,12 +6,7 @@ import torch
 import torchmetrics
 import transformers
 from job_kit import Lost
-from trainer_benches import (
-    LossModule,
-    changed,
-    leaves_out,
-    skips,
-)
+from trainer_benches import LossModule, changed, leaves_out, skips
 
 from elasticdl.elastic.transformers import Trainer, elastic_trainer
 

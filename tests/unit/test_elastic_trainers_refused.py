@@ -9,17 +9,7 @@ from lightning.pytorch.tuner import Tuner
 from refusal_kit import refused, require_refusal
 from torch.nn.functional import cross_entropy
 from torch.utils.data import ChainDataset, DataLoader
-from trainer_benches import (
-    LossModule,
-    NetWithLoss,
-    OwnJob,
-    changed,
-    leaves_out,
-    loader_of,
-    make_strategy,
-    sgd,
-    skips,
-)
+from trainer_benches import LossModule, NetWithLoss, OwnJob, changed, leaves_out, loader_of, make_strategy, sgd, skips
 
 from elasticdl.elastic.transformers import Trainer, elastic_trainer, patch
 
