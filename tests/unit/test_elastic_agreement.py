@@ -21,7 +21,6 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy, SampleOrder, checksum_of
 from elasticdl.elastic.core.training_step import MOST_MEMBERS, SAMPLES, VOTE_SIZE, BatchFacts, Disagreement, Vote, mark
 from elasticdl.elastic.training.data_facts import TRAINING, DataFacts, Source
-from elasticdl.tensorflow import keras
 
 
 def summed(checksums):
@@ -71,21 +70,16 @@ def test_the_first_difference_is_named_with_two_workers(epoch, samples, said):
     assert not found.refused
 
 
-def weights(member):
-    model = member.model
-    return model.get_weights() if isinstance(model, keras.Model) else [each.tolist() for each in model.parameters()]
-
-
 @pytest.mark.parametrize(("kind", "policy"), [(Trainee, BatchPolicy(None, 4, 2)), (KerasTrainee, BatchPolicy(8, None))])
 def test_a_worker_with_another_order_of_samples_is_found_in_the_first_step(kind, policy):
     board = elastic_kit.Board(3)
     members = [kind(rank, board, policy) for rank in range(3)]
     members[2].loader.sampler.order = replace(members[2].loader.sampler.order, seed=1)
-    before = weights(members[0])
+    before = members[0].weights()
     said = elastic_kit.in_threads(lambda member: refused("step 1", member.train), members)
     assert said[0].startswith("step 1: worker 3 and worker 3 have different batches: from sample 1 of")
     assert len({*said}) == 1
-    np.testing.assert_equal(weights(members[0]), before)
+    np.testing.assert_equal(members[0].weights(), before)
 
 
 @pytest.mark.parametrize("epoch", [0, 1])

@@ -193,7 +193,6 @@ def prepare(*given, **options):
             model(named("FullyShardedDataParallel", torch.nn.Linear)(1, 1)),
             "take fully_shard, with --processes_per_worker",
         ),
-        (optimizer(torch.optim.LBFGS), "LBFGS evaluates its closure several times"),
         (librarys_state, "LBFGS evaluates its closure several times"),
         (optimizer(torch.optim.SparseAdam), "SparseAdam takes sparse gradients alone"),
         (optimizer(named("AcceleratedOptimizer", SGD)), "prepared by accelerate, for its own launcher"),

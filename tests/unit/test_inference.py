@@ -1,7 +1,6 @@
 """A pass over data that trains nothing: its parts, what becomes of them, and what `evaluate` and `predict` refuse before they begin."""
 
 import io
-import itertools
 import sys
 
 import numpy as np
@@ -9,14 +8,11 @@ import pyarrow.parquet
 import pytest
 import torch
 from front_ends import Script
-from hypothesis import given
-from hypothesis import strategies as st
 from job_kit import Job, Lost
 from loop_benches import PlainLoop
 from torch.utils.data import DataLoader, IterableDataset, Subset, SubsetRandomSampler
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.plan import BatchPolicy, PartOrder, Progress
 from elasticdl.elastic.torch.prepare import PlainLoop as Prepares
 from elasticdl.elastic.torch_kit.refusals import require_whole
 from elasticdl.elastic.training.checkpoint_store import WholeFiles
@@ -48,26 +44,6 @@ def loss(labels, predictions):
 def optimizer(parameters):
     return torch.optim.SGD(parameters, lr=0.1)
 """
-
-
-@given(st.integers(1, 200), st.integers(1, 12), st.lists(st.integers(1, 6), min_size=1))
-def test_parts_are_the_same_whoever_makes_them(samples, size, workers):
-    """``workers``: of one step after the other."""
-    order, progress, made = PartOrder(samples, BatchPolicy(None, size, 5)), Progress(), {}
-    for number in range(1000):
-        count = workers[number % len(workers)]
-        if not order.remaining_steps(progress, count):
-            break
-        plans = [next(order.steps(progress, rank, count)) for rank in range(count)]
-        for plan in plans:
-            if plan.micro_batches:
-                indices = [index for each in plan.micro_batches for index in each.indices]
-                assert indices[0] % size == 0
-                made[indices[0] // size] = indices
-        assert len({plan.checksum for plan in plans}) == 1
-        progress = plans[0].after
-    assert [*itertools.chain(*made.values())] == list(range(samples))
-    assert all(indices == list(range(k * size, min((k + 1) * size, samples))) for k, indices in made.items())
 
 
 @pytest.fixture(params=["folder", "memory"])

@@ -13,7 +13,7 @@ import transformers
 from front_ends import BATCH
 from job_kit import Job
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
-from loop_benches import Loop, refused
+from loop_benches import Loop, changed, refused
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -131,22 +131,16 @@ class OfASum(Fitted):
         return cross_entropy(self.model(batch[0]), batch[1], reduction="sum")
 
 
-class FitsASum(Lightning):
-    module = OfASum
-
-
 class PastTheSum(ByHand):
     def training_step(self, batch, number):
         cross_entropy(self.model(batch[0]), batch[1]).backward()
         self.optimizers()[0].step()
 
 
-class FitsPastTheSum(LightningByHand):
-    module = PastTheSum
-
-
-Lightning.refusals = (refused(FitsASum, "the loss is a sum over the samples"),)
-LightningByHand.refusals = (refused(FitsPastTheSum, r"this worker's part alone: call self.manual_backward\(loss\)"),)
+A_SUM = "the loss is a sum over the samples"
+BY_HAND = changed(LightningByHand, module=PastTheSum)
+Lightning.refusals = (refused(changed(Lightning, module=OfASum), A_SUM),)
+LightningByHand.refusals = (refused(BY_HAND, r"this worker's part alone: call self.manual_backward\(loss\)"),)
 
 
 class WithLoss(torch.nn.Module):
@@ -200,15 +194,7 @@ class HuggingFace(Loop):
             trainer.train()
 
 
-class SumLoss(WithLoss):
-    reduction = "sum"
-
-
-class TrainsASum(HuggingFace):
-    model_kind = SumLoss
-
-
-HuggingFace.refusals = (refused(TrainsASum, "the loss is a sum over the samples"),)
+HuggingFace.refusals = (refused(changed(HuggingFace, model_kind=changed(WithLoss, reduction="sum")), A_SUM),)
 
 
 # -- trainers of any module, model and data --
@@ -252,11 +238,6 @@ class LossModule(lightning.LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.net.parameters(), lr=0.1)
-
-
-def changed(kind, **functions):
-    """A kind with other functions."""
-    return type(kind.__name__, (kind,), functions)
 
 
 def sgd(*modules):
