@@ -256,7 +256,7 @@ class PlainScript:
         self.job, self.worker, self.elastic = job, job.rank(), Prepares(job)
         first, *others = self.optimizers
         given = (self.model, first, self.loader, self.values, self.head, *others, *self.others)
-        _, _, self.loader, *_ = self.elastic.prepare(*given, start_epoch=self.start)
+        _, self.optimizers[0], self.loader, *_ = self.elastic.prepare(*given, start_epoch=self.start)
         self.begun()
         self.loop(self)
 
