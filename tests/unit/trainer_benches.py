@@ -7,7 +7,6 @@ import tempfile
 from contextlib import suppress
 
 import lightning.pytorch as lightning
-import pytest
 import torch
 import transformers
 from front_ends import BATCH
@@ -200,13 +199,6 @@ HuggingFace.refusals = (refused(changed(HuggingFace, model_kind=changed(WithLoss
 # -- trainers of any module, model and data --
 
 
-@pytest.fixture(autouse=True)
-def process_is_kept(monkeypatch):
-    """What trainers change of their process is put back."""
-    monkeypatch.setattr(rank_zero_only, "rank", 0)
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-
-
 def make_data(samples):
     pixels = torch.randn(samples, 8, generator=torch.Generator().manual_seed(1))
     return TensorDataset(pixels, pixels[:, :3].argmax(1))
@@ -238,6 +230,15 @@ class LossModule(lightning.LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+
+class LoggingModule(LossModule):
+    def training_step(self, batch, number):
+        loss = super().training_step(batch, number)
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        self.log("samples", float(len(batch[0])), on_step=False, on_epoch=True, reduce_fx="sum")
+        self.log("largest", batch[0].max(), on_step=False, on_epoch=True, reduce_fx="max")
+        return loss
 
 
 def sgd(*modules):
