@@ -6,6 +6,7 @@ import sys
 from types import MappingProxyType
 
 import torch
+from elastic_kit import make_data
 from front_ends import BATCH, CLASSES, FEATURES, Refusal, Script, Trained, samples
 from job_kit import Job, Lost
 from torch.nn.functional import cross_entropy
@@ -231,8 +232,7 @@ class PlainScript:
         torch.manual_seed(0)
         self.loop, self.model, self.head = loop, make(), torch.nn.Linear(3, 3)
         self.optimizers = self.make_optimizers()
-        x = torch.randn(samples, 8, generator=torch.Generator().manual_seed(1))
-        self.loader = DataLoader(TensorDataset(x, x[:, :3].argmax(1)), batch_size=batch)
+        self.loader = DataLoader(make_data(samples), batch_size=batch)
         self.values = elastic_api.values(steps=0)
         self.counter, self.table, self.seen = torch.zeros(()), torch.zeros(4, 3), []
 

@@ -9,12 +9,13 @@ from contextlib import suppress
 import lightning.pytorch as lightning
 import torch
 import transformers
+from elastic_kit import make_data
 from front_ends import BATCH
 from job_kit import Job
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from loop_benches import Loop, changed, refused
 from torch.nn.functional import cross_entropy, mse_loss
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.lightning import strategy
@@ -197,11 +198,6 @@ HuggingFace.refusals = (refused(changed(HuggingFace, model_kind=changed(WithLoss
 
 
 # -- trainers of any module, model and data --
-
-
-def make_data(samples):
-    pixels = torch.randn(samples, 8, generator=torch.Generator().manual_seed(1))
-    return TensorDataset(pixels, pixels[:, :3].argmax(1))
 
 
 def loader_of(samples=50, batch_size=BATCH, **options):
