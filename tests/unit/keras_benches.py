@@ -310,13 +310,9 @@ class Read(Samples):
 class KerasTrainee:
     """One worker's context, model and state on a board; without ``joins`` it is yet to ask for the board's world."""
 
-    def __init__(
-        self, rank, board, policy, model=None, optimizer=None, joins=True, jit_compile=None, check_state="epoch"
-    ):
+    def __init__(self, rank, board, policy, model=None, optimizer=None, joins=True, check_state="epoch"):
         self.collective = SumOfThreads(rank, board, TensorFlowTensors())
         self.model = model or make_model()
-        if jit_compile is not None:
-            self.model.compile(jit_compile=jit_compile)
         self.optimizer = optimizer or keras.optimizers.SGD(0.1, momentum=0.9)
         self.train_step = TrainStep(self.model, loss, self.optimizer)
         self.context = ElasticContext(FakeMaster().session, self.collective, policy, seed=0)

@@ -248,7 +248,4 @@ def test_what_cant_be_had_is_one_line(use, words):
 @pytest.mark.parametrize("init", [own.init, elastic_torch.init], ids=["keras", "torch"])
 @pytest.mark.parametrize("seed", ["a", -1, True, 2**64])
 def test_a_seed_that_is_none(init, seed):
-    refused(
-        r"^elastic\.init: seed must be a whole number of at least 0 and below 2\*\*64, not",
-        lambda: init(8, 4, seed=seed),
-    )
+    refused(r"^elastic\.init: seed must be .* at least 0 and below 2\*\*64, not", lambda: init(8, 4, seed=seed))

@@ -178,9 +178,7 @@ def test_what_differs_is_named_and_nobody_has_stepped_since(kind, plant, at, ste
     members = members_of(kind, **(given if kind is Trainee else {}))
     (line,) = set(train(members, plant, at=at[0], step=at[1]))
     same = 0 if step == STEPS else step - 1
-    said = (
-        f"after step {step} worker 2 holds another state than workers 0 and 1: .*{named}.*; after step {same} they were"
-    )
+    said = f"after step {step} worker 2 holds another state than workers 0 and 1: .*{named}.*; after step {same} they"
     assert re.match(said, line), line
     assert [member.state.step for member in members] == [step] * 3
 

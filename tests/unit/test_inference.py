@@ -56,11 +56,8 @@ def parts(files):
     """Two, of three samples and of one."""
     made = Parts(files, 4, 3, lambda: None)
     made.begin()
-    whole = {
-        "id": np.arange(4),
-        "pair": np.arange(8.0, dtype=np.float32).reshape(4, 2),
-        "deep": np.zeros((4, 1, 2), bool),
-    }
+    pairs = np.arange(8.0, dtype=np.float32).reshape(4, 2)
+    whole = {"id": np.arange(4), "pair": pairs, "deep": np.zeros((4, 1, 2), bool)}
     for number, rows in enumerate((slice(0, 3), slice(3, 4))):
         made.write(number, [{name: column[rows] for name, column in whole.items()}])
         made.write(number, [{name: column[rows] for name, column in whole.items()}])  # after a torn step
@@ -94,15 +91,9 @@ def test_parts_are_put_together_piece_by_piece(parts, tmp_path):
     ("spoil", "words"),
     [
         (lambda parts, files: files.remove("part-0000000001.npz"), "part 2 of 2 can't be read"),
-        (
-            lambda parts, files: files.write("part-0000000001.npz", lambda file: file.write(b"PK")),
-            "part 2 of 2 can't be read",
-        ),
+        (lambda parts, files: files.write("part-0000000001.npz", lambda file: file.write(b"PK")), "part 2 of 2 can't"),
         (lambda parts, files: parts.write(1, [{"id": np.zeros((1, 5))}]), "differs from sample to sample: .*part 2"),
-        (
-            lambda parts, files: parts.write(1, [{"id": np.zeros((1, n))} for n in (2, 3)]),
-            "differs from sample to sample: .* the same shape",
-        ),
+        (lambda parts, files: parts.write(1, [{"id": np.zeros((1, n))} for n in (2, 3)]), "differs .* the same shape"),
     ],
 )
 def test_a_part_that_is_lost_or_unlike_the_first_is_named(parts, files, spoil, words):
@@ -144,14 +135,8 @@ def trained(tmp_path, monkeypatch):
         ({}, ""),
         ({"task": "predict", "output": "out.npz"}, ""),
         ({"task": "predict", "output": "out.npz", "model_params": "puts='pair'"}, ""),
-        (
-            {"task": "predict", "output": "out.npz", "model_params": "puts='twice'"},
-            "two of the model's 2 outputs have the same name: .* a.b",
-        ),
-        (
-            {"task": "predict", "output": "out.parquet", "model_params": "puts='complex'"},
-            "parquet can't hold predictions complex64",
-        ),
+        ({"task": "predict", "output": "out.npz", "model_params": "puts='twice'"}, "have the same name: .* a.b"),
+        ({"task": "predict", "output": "out.parquet", "model_params": "puts='complex'"}, "parquet can't hold"),
         ({"task": "predict"}, "--output is missing.*PredictionOutputsProcessor"),
         ({"task": "predict", "output": "there.npz"}, "--output .*there.npz exists"),
         ({"checkpoint_step": 8}, "holds no checkpoint of step 8"),

@@ -87,11 +87,7 @@ def test_what_is_written_for_the_whole_job_is_written_by_rank_0(make_spec, tmp_p
 def test_for_each_of_keras_s_callbacks_it_is_known_where_it_runs():
     everywhere = {"Callback", "EarlyStopping", "History", "LambdaCallback", "LearningRateScheduler", "CallbackList"}
     everywhere |= {"ReduceLROnPlateau", "SwapEMAWeights", "TerminateOnNaN"}
-    there = {
-        name
-        for name, found in vars(keras.callbacks).items()
-        if isinstance(found, type) and issubclass(found, keras.callbacks.Callback)
-    }
+    there = {name for name, found in vars(keras.callbacks).items() if isinstance(found, type)}
     known = {"BackupAndRestore"}.union(everywhere, (kind.__name__ for kind in driver.ON_RANK_0))
     assert there <= known, "one that is new in Keras: where should it run?"
 
