@@ -278,9 +278,8 @@ def loss(labels, predictions):
 def make_model(middle=lambda: ()):
     """With the same weights each time; ``middle()``: layers between the dense ones."""
     keras.utils.set_random_seed(0)
-    return keras.Sequential(
-        [keras.Input((8,)), keras.layers.Dense(16), *middle(), keras.layers.ReLU(), keras.layers.Dense(3)]
-    )
+    layers = keras.layers.Dense(16), *middle(), keras.layers.ReLU(), keras.layers.Dense(3)
+    return keras.Sequential([keras.Input((8,)), *layers])
 
 
 class Samples:

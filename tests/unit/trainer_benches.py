@@ -295,13 +295,8 @@ def make_train(kind, job, folder, *, batches=1, samples=24, epochs=1, callbacks=
     given = {"num_train_epochs": epochs, "gradient_accumulation_steps": batches, "learning_rate": 0.1, "optim": "sgd"}
     args = arguments(folder, **{**given, "train_sampling_strategy": "sequential", **options})
     rows = [{"pixels": pixels, "labels": label} for pixels, label in make_data(samples)]
-    trainer = kind(
-        model=NetWithLoss(),
-        args=args,
-        train_dataset=rows if data is None else data,
-        eval_dataset=rows[:8],
-        callbacks=[*callbacks],
-    )
+    data = rows if data is None else data
+    trainer = kind(model=NetWithLoss(), args=args, train_dataset=data, eval_dataset=rows[:8], callbacks=[*callbacks])
 
     def train():
         trainer.train()
@@ -310,15 +305,12 @@ def make_train(kind, job, folder, *, batches=1, samples=24, epochs=1, callbacks=
     return train
 
 
-def run_trainers(kind, folder, monkeypatch, workers=2, callbacks=None, **options):
+def run_trainers(kind, folder, monkeypatch, workers=2, callbacks=lambda rank: (), **options):
     """What each worker has to say, its trainer with the model that it ends with, and what is told to the journal."""
     job = TrainersJob(workers)
     job.keeps_states = False
     monkeypatch.setattr(elastic_trainer, "runtime", job)
     make = make_fit if issubclass(kind, LossModule) else make_train
-    works = [
-        make(kind, job, folder / str(rank), callbacks=callbacks(rank) if callbacks else (), **options)
-        for rank in range(workers)
-    ]
+    works = [make(kind, job, folder / str(rank), callbacks=callbacks(rank), **options) for rank in range(workers)]
     said, made = job.run(lambda rank: works[rank]())
     return said, made, job.warnings
