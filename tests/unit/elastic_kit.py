@@ -27,10 +27,8 @@ def make_model(batch_norm=False):
 
 
 def make_data(samples=50):
-    generator = torch.Generator().manual_seed(1)
-    return TensorDataset(
-        torch.randn(samples, 8, generator=generator), torch.randint(0, 3, (samples,), generator=generator)
-    )
+    inputs = torch.randn(samples, 8, generator=torch.Generator().manual_seed(1))
+    return TensorDataset(inputs, inputs[:, :3].argmax(1))
 
 
 class Board:
@@ -56,9 +54,6 @@ class SumOfThreads(Collective):
 
     def __init__(self, rank, board, tensors=None):
         super().__init__(tensors or TorchTensors())
-        self.enter(rank, board)
-
-    def enter(self, rank, board):
         self.board = board
         self.world = World.of(1, tuple(Member(i, "h", 0, False) for i in range(board.size)), rank)
 
@@ -128,6 +123,9 @@ class Trainee:
     def steps(self):
         return self.sampler.steps(self.loader) if isinstance(self.loader, DataLoader) else iter(self.loader)
 
+    def weights(self):
+        return [each.tolist() for each in self.model.state_dict().values()]
+
     def make_step(self, batch):
         for inputs, labels in batch:
             batch.backward(cross_entropy(self.model(inputs), labels))
@@ -141,17 +139,8 @@ class Trainee:
                 self.state.commit()
 
 
-def train_together(workers, policy, **kwargs):
-    board = Board(workers)
-    members = [Trainee(rank, board, policy, **kwargs) for rank in range(workers)]
-    in_threads(lambda member: member.train(2), members)
-    return members
-
-
-def plain_losses(batch, epochs=2, drop_last=False, prepare=lambda model: None):
-    """What torch gives without any of this: one process, whole batches."""
-    model, data = make_model(), make_data()
-    prepare(model)
+def on_one_device(model, data, batch, epochs=2, drop_last=False):
+    """Trains without any of this: one process, whole batches. The losses."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
     for epoch in range(epochs):

@@ -66,9 +66,7 @@ class HorovodJob(Job):
 
     def run(self, work):
         hook, kept = sys.excepthook, dict(os.environ)
-        for name in [
-            each for each in os.environ if each.startswith("HOROVOD_")
-        ]:  # which other tests of the process have left
+        for name in [each for each in kept if each.startswith("HOROVOD_")]:  # which other tests have left
             del os.environ[name]
         try:
             return super().run(work)

@@ -121,10 +121,8 @@ class Line(FakeMaster):
         super().__init__(core=core)
         order = self.session.order
         self.session.order = lambda: self.wait(order)
-        self.session.jobs_place, self.session.jobs_facts = (
-            lambda: job.place,
-            bytes,
-        )  # a worker waits for its master's first word
+        # A worker waits for its master's first word.
+        self.session.jobs_place, self.session.jobs_facts = lambda: job.place, bytes
 
     def wait(self, order):
         with self.job.turns.others():

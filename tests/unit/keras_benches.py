@@ -12,7 +12,7 @@ import tensorflow as tf
 from elastic_kit import SumOfThreads
 from front_ends import BATCH, CLASSES, FEATURES, SAMPLES, Trained, samples
 from job_kit import Job
-from loop_benches import refused
+from loop_benches import changed, refused
 from session_kit import FakeMaster, enter
 
 from elasticdl.data import Arrays
@@ -193,12 +193,9 @@ class SamplesOfTwoShapes(KerasLoop):
         self.dataset = [(np.zeros(1 + row), 0) for row in range(SAMPLES)]
 
 
-class NormalizesWeights(KerasFit):
-    layers = (keras.layers.SpectralNormalization(keras.layers.Dense(16)),)
-
-
+NORMALIZES = changed(KerasFit, layers=(keras.layers.SpectralNormalization(keras.layers.Dense(16)),))
 KerasLoop.refusals = (refused(SamplesOfTwoShapes, "samples .* can't be put into one batch"),)
-KerasFit.refusals = (refused(NormalizesWeights, "the model sets .*kernel, which is trained, whenever it is called"),)
+KerasFit.refusals = (refused(NORMALIZES, "the model sets .*kernel, which is trained, whenever it is called"),)
 
 
 # -- ``fit`` of any model and data --
@@ -281,9 +278,8 @@ def loss(labels, predictions):
 def make_model(middle=lambda: ()):
     """With the same weights each time; ``middle()``: layers between the dense ones."""
     keras.utils.set_random_seed(0)
-    return keras.Sequential(
-        [keras.Input((8,)), keras.layers.Dense(16), *middle(), keras.layers.ReLU(), keras.layers.Dense(3)]
-    )
+    layers = keras.layers.Dense(16), *middle(), keras.layers.ReLU(), keras.layers.Dense(3)
+    return keras.Sequential([keras.Input((8,)), *layers])
 
 
 class Samples:
@@ -299,53 +295,44 @@ class Samples:
         return self.inputs[index], self.labels[index]
 
 
+class Read(Samples):
+    """``sample(index)`` is what is read."""
+
+    def __init__(self, sample):
+        super().__init__()
+        self.sample = sample
+
+    def __getitem__(self, index):
+        return self.sample(index)
+
+
 class KerasTrainee:
     """One worker's context, model and state on a board; without ``joins`` it is yet to ask for the board's world."""
 
-    def __init__(
-        self,
-        rank,
-        board,
-        policy,
-        model=None,
-        optimizer=None,
-        joins=True,
-        jit_compile=None,
-        check_state="epoch",
-        values=dict,
-    ):
+    def __init__(self, rank, board, policy, model=None, optimizer=None, joins=True, check_state="epoch"):
         self.collective = SumOfThreads(rank, board, TensorFlowTensors())
-        self.policy, self.joins, self.check_state, self.values = policy, joins, check_state, values
         self.model = model or make_model()
-        if jit_compile is not None:
-            self.model.compile(jit_compile=jit_compile)
         self.optimizer = optimizer or keras.optimizers.SGD(0.1, momentum=0.9)
         self.train_step = TrainStep(self.model, loss, self.optimizer)
-        self.data = Samples()
-        self.begin()
-
-    def begin(self):
-        """As at the start of a process, but with what has been traced."""
-        self.context = ElasticContext(FakeMaster().session, self.collective, self.policy, seed=0)
-        self.context.check_state = self.check_state
-        self.loader = ElasticDataLoader(self.context, self.data)
-        self.state = KerasState(self.context, self.train_step, self.loader, self.values())
+        self.context = ElasticContext(FakeMaster().session, self.collective, policy, seed=0)
+        self.context.check_state = check_state
+        self.loader = ElasticDataLoader(self.context, Samples())
+        self.state = KerasState(self.context, self.train_step, self.loader, {})
         self.losses = []
-        if self.joins:
-            enter(self.context, self.collective.world)
+        if joins:
+            self.enter()
 
-    def enter(self, rank, board):
-        """The next world."""
-        self.collective.enter(rank, board)
+    def enter(self):
         enter(self.context, self.collective.world)
 
     def weights(self):
         return [variable.numpy() for variable in (*self.model.variables, *self.optimizer.variables)]
 
-    def train(self, epochs=1, steps=None):
+    def make_step(self, batch):
+        self.losses.append(self.state.make_step(batch))
+
+    def train(self, epochs=1):
         for _ in self.loader.epochs(epochs):
             for batch in self.loader:
-                self.losses.append(self.state.make_step(batch))
+                self.make_step(batch)
                 self.state.commit()
-                if steps is not None and len(self.losses) >= steps:
-                    return

@@ -6,6 +6,7 @@ import sys
 from types import MappingProxyType
 
 import torch
+from elastic_kit import make_data
 from front_ends import BATCH, CLASSES, FEATURES, Refusal, Script, Trained, samples
 from job_kit import Job, Lost
 from torch.nn.functional import cross_entropy
@@ -32,6 +33,11 @@ class CountingNet(torch.nn.Module):
     def forward(self, x):
         self.calls += 1
         return self.last(self.dropout(self.first(x).tanh())) / (1 + self.calls / 20)
+
+
+def changed(kind, **functions):
+    """A kind with other functions."""
+    return type(kind.__name__, (kind,), functions)
 
 
 def refused(kind, words, workers=(1, 2)):
@@ -226,8 +232,7 @@ class PlainScript:
         torch.manual_seed(0)
         self.loop, self.model, self.head = loop, make(), torch.nn.Linear(3, 3)
         self.optimizers = self.make_optimizers()
-        x = torch.randn(samples, 8, generator=torch.Generator().manual_seed(1))
-        self.loader = DataLoader(TensorDataset(x, x[:, :3].argmax(1)), batch_size=batch)
+        self.loader = DataLoader(make_data(samples), batch_size=batch)
         self.values = elastic_api.values(steps=0)
         self.counter, self.table, self.seen = torch.zeros(()), torch.zeros(4, 3), []
 
@@ -251,7 +256,7 @@ class PlainScript:
         self.job, self.worker, self.elastic = job, job.rank(), Prepares(job)
         first, *others = self.optimizers
         given = (self.model, first, self.loader, self.values, self.head, *others, *self.others)
-        _, _, self.loader, *_ = self.elastic.prepare(*given, start_epoch=self.start)
+        _, self.optimizers[0], self.loader, *_ = self.elastic.prepare(*given, start_epoch=self.start)
         self.begun()
         self.loop(self)
 

@@ -1,8 +1,9 @@
 """What a stopped training is kept as, what its last worker leaves behind, and which other training goes on from it."""
 
+from dataclasses import replace
+
 import pytest
-import torch
-from elastic_kit import Board, Trainee, make_data
+from elastic_kit import Board, Trainee
 from refusal_kit import refused
 from session_kit import FakeMaster
 
@@ -10,8 +11,6 @@ from elasticdl.elastic.collectives.port import Inside
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import BatchPolicy, Progress
 from elasticdl.elastic.core.protocol import Member, Stopped, World
-from elasticdl.elastic.torch_kit.loaders import ElasticDataLoader
-from elasticdl.elastic.torch_kit.torch_state import TorchState
 from elasticdl.elastic.training.kept_state import KeptState
 from elasticdl.job import messages as m
 from elasticdl.job.spec import JobSpec
@@ -144,31 +143,13 @@ def resume(job):
     job.context.take_over(job.state)
 
 
-def rebuilt(job, model, kind=torch.optim.SGD):
-    """The job's state is one of this model and kind of optimizer."""
-    optimizer = kind(model.parameters(), lr=0.1)
-    job.state = TorchState(job.context, model, optimizer, ElasticDataLoader(job.context, make_data()), {"seen": 7})
-
-
-def read_other_data(job):
-    order = job.state.sampler.order
-    job.state.sampler.order = type(order)(60, order.policy, order.seed, order.shuffle, order.drop_last)
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (lambda job: rebuilt(job, torch.nn.Linear(8, 5)), r'.*Missing key\(s\) in state_dict: "weight", "bias"'),
-        (lambda job: rebuilt(job, job.state.model, torch.optim.Adam), "does not fit: the optimizer is of another kind"),
-        (read_other_data, "stands within an epoch of other data: samples was 50 and is 60"),
-    ],
-)
-def test_another_training_is_told_so_in_one_line_and_so_is_half_a_file(tmp_path, change, why):
+def test_another_training_is_told_so_in_one_line_and_so_is_half_a_file(tmp_path):
     kept = tmp_path / "kept"
-    OnlyWorker(kept, seen=7).train(stop_after=1)
+    OnlyWorker(kept).train(stop_after=1)
     job, path = OnlyWorker(kept), kept / "stopped-0000000001.state"
-    change(job)
-    refused(rf"^{path}, kept of step 1, {why}.*; give --no_resume to begin anew$", lambda: resume(job))
+    job.state.sampler.order = replace(job.state.sampler.order, samples=60)
+    why = "stands within an epoch of other data: samples was 50 and is 60"
+    refused(rf"^{path}, kept of step 1, {why}; give --no_resume to begin anew$", lambda: resume(job))
     for damaged in (path.read_bytes()[:1000], b"", b"nothing of the kind"):
         path.write_bytes(damaged)
         refused(rf"^{path} can't be read: .*; give --no_resume to begin anew$", lambda: resume(OnlyWorker(kept)))
@@ -270,10 +251,3 @@ def test_what_is_not_kept_of_all_processes_or_of_others_is_refused(tmp_path, kep
     why = f"^what is kept in {kept_by_two} is not of workers of {size} processes, or is not whole: .*; give --no_resume"
     refused(why, lambda: kept.read(job.state, pytest.fail))
     assert job.state.step == 0
-
-
-def test_groups_that_were_added_since_are_missed_in_one_line():
-    first, second = (Trainee(0, Board(1), POLICY) for _ in range(2))
-    first.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
-    state = first.state.sent()
-    refused("does not fit the optimizer: .* groups", lambda: second.state.load_state_dict(state))

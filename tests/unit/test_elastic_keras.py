@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 from elastic_kit import Board, SumOfThreads, in_threads
-from keras_benches import Count, KerasTrainee, Samples, make_model
+from keras_benches import Count, KerasTrainee, Read, Samples, make_model
 from session_kit import alone as alone_session
 
 import keras  # isort: skip
@@ -29,8 +29,8 @@ def assert_same(before, after):
         np.testing.assert_array_equal(one, other)
 
 
-def alone(policy=HALVES, layers=lambda: (), **kwargs):
-    return KerasTrainee(0, Board(1), policy, make_model(layers), **kwargs)
+def alone(policy=HALVES, layers=lambda: ()):
+    return KerasTrainee(0, Board(1), policy, make_model(layers))
 
 
 # -- the numbers --
@@ -97,7 +97,7 @@ def test_what_the_job_may_need_is_traced_at_the_start_and_nothing_later(policy, 
     member.context.session.core.under_master = under_master
     member.context.warm_up(member.train_step, tf.zeros([2, 8]), tf.zeros([2], tf.int64))
     assert_same(before, member.weights())
-    member.enter(0, Board(1))
+    member.enter()
     member.train()
     assert member.train_step.traces == dict.fromkeys({"differentiate", "update"} | outer, 1)
 
@@ -106,7 +106,9 @@ def test_what_the_job_may_need_is_traced_at_the_start_and_nothing_later(policy, 
 
 
 def test_a_step_that_xla_compiles_gives_the_same_numbers():
-    plain, compiled = alone(WHOLE, all_layers), alone(WHOLE, all_layers, jit_compile=True)
+    model = make_model(all_layers)
+    model.compile(jit_compile=True)
+    plain, compiled = alone(WHOLE, all_layers), KerasTrainee(0, Board(1), WHOLE, model)
     for member in (plain, compiled):
         member.train(epochs=2)
     assert compiled.train_step.jit_compile
@@ -126,17 +128,8 @@ def make_loader(dataset, **options):
     return ElasticDataLoader(context, dataset, **options)
 
 
-class Broken(Samples):
-    def __init__(self, sample):
-        super().__init__()
-        self.sample = sample
-
-    def __getitem__(self, index):
-        return self.sample(index)
-
-
 def test_random_draws_of_the_data_set_are_those_of_the_step():
-    loader = make_loader(Broken(lambda index: (np.random.normal(size=8), 0)))
+    loader = make_loader(Read(lambda index: (np.random.normal(size=8), 0)))
 
     def first_two():
         batches = iter(loader)
@@ -153,7 +146,7 @@ def test_an_error_of_the_data_set_is_raised_in_the_loop():
     def sample(index):
         raise KeyError("no such file")
 
-    batches = iter(make_loader(Broken(sample)))
+    batches = iter(make_loader(Read(sample)))
     with pytest.raises(KeyError, match="no such file"):
         list(next(batches))
 

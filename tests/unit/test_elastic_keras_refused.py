@@ -13,7 +13,7 @@ from keras_benches import (
     Fitting,
     KerasFit,
     KerasTrainee,
-    Samples,
+    Read,
     X,
     Y,
     dense,
@@ -44,16 +44,12 @@ def a_schedule_and_rules():
     optimizer = SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9))
     member = KerasTrainee(0, Board(1), BatchPolicy(None, 10), optimizer=optimizer)
     member.state.follow(LearningRate())
-    member.train(steps=1)
+    member.train()
     member.state.follow(LearningRate(scaling="linear"))
 
 
 def samples_are(sample):
-    class Broken(Samples):
-        def __getitem__(self, index):
-            return sample(index)
-
-    load(Broken(), np.array([3, 1]))
+    load(Read(lambda index: sample), np.array([3, 1]))
 
 
 # -- fit --
@@ -194,16 +190,13 @@ REFUSED = [
     (lambda: TrainStep(make_model(), None, "sgd"), "the optimizer is a str"),
     (lambda: TrainStep(keras.Sequential([keras.layers.Dense(1)]), None, SGD()), "not built"),
     (a_schedule_and_rules, "schedule of the optimizer's own"),
-    (partial(samples_are, lambda index: np.zeros(3)), "a sample of Broken is a ndarray; expected a pair"),
-    (partial(samples_are, lambda index: (1, 2, 3)), "a sample of Broken is a tuple of 3"),
+    (partial(samples_are, np.zeros(3)), "a sample of Read is a ndarray; expected a pair"),
+    (partial(samples_are, (1, 2, 3)), "a sample of Read is a tuple of 3"),
     # variables of model and loss
     (the_loss_sets_a_variable, "the model or the loss sets seen, which is no weight of the model"),
     (lambda: fit(dense(Knows())), "which is no weight of the model that holds numbers: keep it"),
     (float8, "computes in float8"),
-    (
-        lambda: fit_together(2, lambda rank: Fitting(dense(Sums()), FitData.of(X, Y))),
-        r"captured\.seen",
-    ),
+    (lambda: fit_together(2, lambda rank: Fitting(dense(Sums()), FitData.of(X, Y))), r"captured\.seen"),
     # data sets
     (lambda: of(x=X.tolist()), r"fit\(x, y\): a number stands where an array belongs; make arrays of lists"),
     (lambda: of(x=[X, None]), r"fit\(x, y\): a number stands where an array belongs"),
@@ -255,7 +248,4 @@ def test_what_cant_be_had_is_one_line(use, words):
 @pytest.mark.parametrize("init", [own.init, elastic_torch.init], ids=["keras", "torch"])
 @pytest.mark.parametrize("seed", ["a", -1, True, 2**64])
 def test_a_seed_that_is_none(init, seed):
-    refused(
-        r"^elastic\.init: seed must be a whole number of at least 0 and below 2\*\*64, not",
-        lambda: init(8, 4, seed=seed),
-    )
+    refused(r"^elastic\.init: seed must be .* at least 0 and below 2\*\*64, not", lambda: init(8, 4, seed=seed))

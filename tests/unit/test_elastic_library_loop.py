@@ -5,7 +5,7 @@ from itertools import islice
 
 import pytest
 import torch
-from elastic_kit import Board, Trainee, make_data, plain_losses, train_together
+from elastic_kit import Board, Trainee, in_threads, make_data, make_model, on_one_device
 from front_ends import STEPS, Script
 from hypothesis import given
 from hypothesis import strategies as st
@@ -133,8 +133,12 @@ def test_the_length_is_the_number_of_steps_in_an_epoch():
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_with_a_loader_of_torchs_workers_have_the_losses_of_plain_torch(drop_last):
     """50 samples in batches of 16: the last has 2 samples, so that of 4 workers two have none."""
-    for member in train_together(4, BatchPolicy(16, None, 4), own_loader={}, drop_last=drop_last):
-        torch.testing.assert_close(member.losses, plain_losses(16, drop_last=drop_last), rtol=2e-5, atol=1e-6)
+    board, losses = Board(4), on_one_device(make_model(), make_data(), 16, drop_last=drop_last)
+    given = {"own_loader": {}, "drop_last": drop_last}
+    members = [Trainee(rank, board, BatchPolicy(16, None, 4), **given) for rank in range(4)]
+    in_threads(lambda member: member.train(2), members)
+    for member in members:
+        torch.testing.assert_close(member.losses, losses, rtol=2e-5, atol=1e-6)
 
 
 class Noise(Dataset):

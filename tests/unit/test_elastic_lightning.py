@@ -8,12 +8,10 @@ import lightning.pytorch as lightning
 import numpy as np
 import pytest
 import torch
-from job_kit import Job
 from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.data import has_len_all_ranks
-from torch.nn.functional import cross_entropy
-from trainer_benches import OwnJob, loader_of, make_strategy, process_is_kept  # noqa: F401
+from trainer_benches import LoggingModule, TrainersJob, lightning_trainer, loader_of, make_strategy
 
 import elasticdl.elastic.lightning as elastic
 from elasticdl.common.credentials import MASTER, PROCESS
@@ -24,25 +22,19 @@ from elasticdl.elastic.lightning.fit_host import Writing
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-class LoggingModule(lightning.LightningModule):
+class Scheduled(LoggingModule):
     def __init__(self, plateau=False, skips=False):
         super().__init__()
-        self.plateau, self.skips = plateau, skips
-        self.layers = torch.nn.Sequential(
-            torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Tanh(), torch.nn.Linear(16, 3)
-        )
-        self.seen = []
+        self.plateau, self.skips, self.seen = plateau, skips, []
+        self.net.last = torch.nn.Sequential(torch.nn.BatchNorm1d(16), self.net.last)
 
-    def training_step(self, batch, batch_idx):
-        loss = cross_entropy(self.layers(batch[0]), batch[1])
-        self.seen.append((self.current_epoch, batch_idx, self.global_step, loss.item()))
-        self.log("loss", loss, on_step=True, on_epoch=True)
-        self.log("largest", batch[0].max(), on_step=False, on_epoch=True, reduce_fx="max")
-        self.log("count", float(len(batch[0])), on_step=False, on_epoch=True, reduce_fx="sum")
-        return None if self.skips and batch_idx % 3 == 1 else loss
+    def training_step(self, batch, number):
+        loss = super().training_step(batch, number)
+        self.seen.append((self.current_epoch, number, self.global_step, loss.item()))
+        return None if self.skips and number % 3 == 1 else loss
 
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", cross_entropy(self.layers(batch[0]), batch[1]))
+    def validation_step(self, batch, number):
+        self.log("val_loss", self.net(*batch)["loss"])
 
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
@@ -57,10 +49,10 @@ class LoggingModule(lightning.LightningModule):
 
 def fit(folder, made, *, module=None, loader=None, schedule=None, **options):
     lightning.seed_everything(3)
-    module = LoggingModule(**(module or {}))
-    trainer = lightning.Trainer(
-        strategy=made,
-        accelerator="cpu",
+    module = Scheduled(**(module or {}))
+    trainer = lightning_trainer(
+        made,
+        enable_checkpointing=True,
         logger=CSVLogger(folder, name="", version="log"),
         callbacks=[
             ModelCheckpoint(folder / "checkpoints", monitor="val_loss", save_top_k=2, save_last=True),
@@ -68,8 +60,6 @@ def fit(folder, made, *, module=None, loader=None, schedule=None, **options):
             *([GradientAccumulationScheduler(schedule)] if schedule else []),
         ],
         log_every_n_steps=1,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         **{"max_epochs": 3, **options},
     )
     train = loader() if loader else loader_of(shuffle=True)
@@ -113,32 +103,31 @@ FEATURES = {
 }
 
 
-@pytest.mark.parametrize("feature", FEATURES)
-def test_in_a_world_of_one_it_is_lightnings_own_to_the_bit(tmp_path, feature):
-    theirs = result_of(tmp_path / "theirs", *fit(tmp_path / "theirs", "auto", **FEATURES[feature]))
-    assert result_of(tmp_path / "ours", *fit(tmp_path / "ours", make_strategy(OwnJob()), **FEATURES[feature])) == theirs
+# With which a newcomer is tried.
+JOINED = ("accumulate", "validate within an epoch", "an order of its own", "plateau")
 
 
 def metrics_of(trainer):
     return {key: float(value) for key, value in trainer.callback_metrics.items()}
 
 
-@pytest.mark.parametrize("feature", ["accumulate", "validate within an epoch", "an order of its own", "plateau"])
-def test_a_newcomer_goes_on_from_any_batch(tmp_path, feature):
-    options = FEATURES[feature]
-
+@pytest.mark.parametrize("feature", FEATURES)
+def test_in_a_world_of_one_it_is_lightnings_own_to_the_bit_and_a_newcomer_goes_on_from_any_batch(tmp_path, feature):
     def train(job, folder):
-        said, made = job.run(lambda _: fit(tmp_path / folder, make_strategy(job), **options))
+        said, made = job.run(lambda _: fit(tmp_path / folder, make_strategy(job), **FEATURES[feature]))
         assert said == (None,)
         return made[0][0], result_of(tmp_path / folder, *made[0])
 
-    job = Job()
-    whole, (seen, steps, epoch, _, rates, _, weights) = train(job, "whole")
+    theirs = result_of(tmp_path / "theirs", *fit(tmp_path / "theirs", "auto", **FEATURES[feature]))
+    job = TrainersJob()
+    whole, ours = train(job, "whole")
+    assert ours == theirs
+    seen, steps, epoch, _, rates, _, weights = ours
     in_epoch, batches = (3, 3) if feature == "accumulate" else (7, 1)
-    for step, state in job.states.items():
+    for step, state in job.states.items() if feature in JOINED else ():
         if 0 < step < steps:
             place = divmod(step, in_epoch)
-            trainer, found = train(Job(finds=state, place=place), str(step))
+            trainer, found = train(TrainersJob(finds=state, place=place), str(step))
             made = seen[place[0] * 7 + place[1] * batches :]
             assert found[0][-len(made) :] == made, f"from step {step}"
             assert (*found[1:3], found[4], found[6]) == (steps, epoch, rates, weights), f"from step {step}"
@@ -150,21 +139,21 @@ def test_the_other_package_has_it_too():
     other = pytest.importorskip("pytorch_lightning")
     from pytorch_lightning.demos.boring_classes import BoringModel
 
-    made = strategy.make_strategy("pytorch_lightning", OwnJob())()
+    made = strategy.make_strategy("pytorch_lightning", job := TrainersJob())()
     made.takes_part_alone = True
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = other.Trainer(strategy=made, accelerator="cpu", max_steps=7, limit_val_batches=0, **quiet)
-    trainer.fit(BoringModel())
+    job.run(lambda _: trainer.fit(BoringModel()))
     assert trainer.global_step == 7
 
 
 def test_who_is_behind_in_a_step_has_the_others_sums_over_the_epoch(tmp_path):
-    job = Job(2, {(1, 5): "behind"})
+    job = TrainersJob(2, {(1, 5): "behind"})
     job.keeps_states = False
     said, made = job.run(lambda rank: fit(tmp_path / str(rank), make_strategy(job), max_epochs=1))
     assert said == (None, None)
     ours, behind = (metrics_of(trainer) for trainer, _ in made)
-    assert ours.pop("largest") != behind.pop("largest"), "which is each worker's own"
+    del ours["largest"], behind["largest"]  # each worker's own
     assert behind == pytest.approx(ours)
 
 

@@ -9,13 +9,14 @@ from elastic_kit import make_data, make_model
 from loop_benches import PlainScript, compare, each_batch, run
 from refusal_kit import refused
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 
 from elasticdl.common.credentials import CONNECTED, MASTER, WORKER_ID
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import Member, World
 from elasticdl.elastic.torch.accumulated_steps import AccumulatedSteps
-from elasticdl.elastic.torch.loop_host import LoopHost, PreparedLoader, speak_to
+from elasticdl.elastic.torch.loop_host import LoopHost
 from elasticdl.elastic.torch.prepare import PlainLoop
 from elasticdl.elastic.torch_kit.own_loader import OpenBatch, OwnLoader
 from elasticdl.elastic.torch_kit.tensors import ElasticContext
@@ -23,14 +24,6 @@ from elasticdl.elastic.training import batch_shape, runtime
 from elasticdl.elastic.training.batch_shape import CurrentJob
 from elasticdl.elastic.training.runtime import ScriptRuntime
 from elasticdl.ga.torch.optim import Optimizer
-
-
-def prepared(model, optimizer, loader, **options):
-    """As `elastic.prepare` in a script that runs alone."""
-    context = ElasticContext.connect(BatchPolicy(16, None), seed=0, environ={})
-    host = LoopHost(context, model, optimizer, OwnLoader(loader), {}, lambda: None, **options)
-    speak_to(host, optimizer)
-    return PreparedLoader(loader, host), host
 
 
 @pytest.mark.parametrize(
@@ -138,43 +131,31 @@ def loop(monkeypatch):
     made.context().close()
 
 
-def trained(prepares):
-    """The losses and weights of three epochs of 13 batches, so that accumulations lie over their ends."""
-    model = make_model()
-    optimizer = Optimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), STEPS)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer.optimizer, 1, gamma=0.5)
-    loader = DataLoader(make_data(), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(7))
-    if prepares is not None:
-        model, optimizer, loader = prepares(model, optimizer, loader)
+class Accumulating(PlainScript):
+    def make_optimizers(self):
+        (made,) = super().make_optimizers()
+        self.scheduler = torch.optim.lr_scheduler.StepLR(made, 1, gamma=0.5)
+        return [Optimizer(made, STEPS)]
+
+
+def accumulates(script):
+    """Three epochs of 13 batches, so that accumulations lie over their ends."""
 
     def clip(*_):
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        clip_grad_norm_(script.model.parameters(), 0.5)
 
-    optimizer.register_step_pre_hook(clip)
-    losses, stepped = [], []
+    script.optimizer.register_step_pre_hook(clip)
     for _ in range(3):
-        for inputs, labels in loader:
-            loss = cross_entropy(model(inputs), labels)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-            stepped.append(optimizer.stepped)
-        scheduler.step()
-    return losses, stepped, [each.detach() for each in model.parameters()]
+        for x, y in script.loader:
+            script.loss(x, y).backward()
+            script.step()
+            script.seen.append(script.optimizer.stepped)
+        script.scheduler.step()
 
 
-def accumulated(model, optimizer, loader):
-    loader, host = prepared(model, optimizer.optimizer, loader, share=1 / optimizer.steps)
-    return model, AccumulatedSteps(optimizer, host), loader
-
-
-def test_alone_the_loop_is_that_of_the_library_that_accumulates():
-    losses, stepped, weights = trained(accumulated)
-    theirs = trained(None)
-    assert stepped == theirs[1]
-    assert losses == pytest.approx(theirs[0], rel=1e-5)
-    torch.testing.assert_close(weights, theirs[2], rtol=1e-4, atol=1e-6)
+@pytest.mark.parametrize(("workers", "loses"), [(1, False), (3, False), (3, True)])
+def test_the_loop_is_that_of_the_library_that_accumulates(workers, loses):
+    compare(accumulates, workers, loses=loses, kind=Accumulating, samples=50, batch=4)
 
 
 def runai(loop, size=None, steps=None):
@@ -198,28 +179,23 @@ def test_the_script_of_run_ai_needs_one_line_more_and_keeps_to_the_sizes_that_in
 
 
 def test_what_would_drop_or_repeat_gradients_is_refused():
-    model = make_model()
-    optimizer = Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), STEPS)
-    model, optimizer, loader = accumulated(model, optimizer, DataLoader(make_data(), batch_size=4))
-    batches = iter(loader)
+    def loop(script):
+        optimizer, batches = script.optimizer, iter(script.loader)
+        script.loss(*next(batches)).backward()
+        optimizer.step()
+        refused("2 times for 1 batches: call it once after each batch", optimizer.step)
+        optimizer._handed = 1
+        script.loss(*next(batches)).backward()
+        refused(r"between loss.backward\(\) and optimizer.step\(\)", optimizer.zero_grad)
+        refused(r"waits for the rest of its global batch: call optimizer.zero_grad\(\)", script.model.zero_grad)
+        refused(r"flush\(\) in a prepared loop: each step is made of 4 batches", optimizer.flush)
+        refused(r"step\(samples=\) in a prepared loop", lambda: optimizer.step(samples=4))
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        scaler.scale(torch.ones(()))
+        refused(r"a GradScaler with an optimizer of elasticdl\.ga", lambda: scaler.step(optimizer))
+        batches.close()
 
-    def backward():
-        inputs, labels = next(batches)
-        cross_entropy(model(inputs), labels).backward()
-
-    backward()
-    optimizer.step()
-    refused("2 times for 1 batches: call it once after each batch", optimizer.step)
-    optimizer._handed = 1
-    backward()
-    refused(r"between loss.backward\(\) and optimizer.step\(\)", optimizer.zero_grad)
-    refused(r"waits for the rest of its global batch: call optimizer.zero_grad\(\)", model.zero_grad)
-    refused(r"flush\(\) in a prepared loop: each step is made of 4 batches", optimizer.flush)
-    refused(r"step\(samples=\) in a prepared loop", lambda: optimizer.step(samples=4))
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    scaler.scale(torch.ones(()))
-    refused(r"a GradScaler with an optimizer of elasticdl\.ga", lambda: scaler.step(optimizer))
-    batches.close()
+    run(loop, 1, kind=Accumulating, batch=4)
 
 
 def test_a_newcomer_counts_from_where_the_job_stands_whatever_its_loop_began_with():

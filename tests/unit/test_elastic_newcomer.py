@@ -8,12 +8,13 @@ import random
 import numpy as np
 import pytest
 import torch
+from elastic_kit import make_data
 from job_kit import Job
 from loop_benches import PlainScript
 from refusal_kit import require_refusal
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import OneCycleLR
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
 
@@ -49,8 +50,7 @@ class Comer(PlainScript):
         random.seed(0)
         np.random.seed(0)
         super().__init__(Comer.go, make)
-        pixels = torch.randn(60, 8, generator=torch.Generator().manual_seed(1))
-        self.data = TensorDataset(pixels, pixels[:, :3].argmax(1))
+        self.data = make_data(60)
         self.loader = DataLoader(self.data, batch_size=15, **(loader or {"shuffle": True}))
         self.loss_of, self.after, self.start, self.epochs = loss_of, after, start, epochs
         self.values.history = ()  # which travels

@@ -45,8 +45,7 @@ def test_a_handler_that_ends_the_process_does_not_end_it_in_the_middle_of_a_step
 
 
 @pytest.mark.parametrize(
-    ("where", "leaves"),
-    [((4, "within"), True), ((BATCHES - 1, "within"), True), ((BATCHES - 1, "behind"), False)],
+    ("where", "leaves"), [((4, "within"), True), ((BATCHES - 1, "within"), True), ((BATCHES - 1, "behind"), False)]
 )
 def test_a_script_that_ends_when_it_was_told_to_leave_leaves_and_the_others_go_on(where, leaves):
     """Behind the last step it ends with the job: its script has a last evaluation to make, and nobody should run that again."""

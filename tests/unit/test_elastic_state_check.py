@@ -46,7 +46,7 @@ def train(members, plant=id, epochs=3, at=1, step=0, each=id):
         try:
             for epoch in member.loader.epochs(epochs):
                 for number, batch in enumerate(member.loader):
-                    (member.state if isinstance(member.model, keras.Model) else member).make_step(batch)
+                    member.make_step(batch)
                     member.state.commit()
                     if (epoch, number) == (at, step) and member.context.rank == 2:
                         plant(member)
@@ -59,12 +59,6 @@ def train(members, plant=id, epochs=3, at=1, step=0, each=id):
         return None
 
     return elastic_kit.in_threads(work, members)
-
-
-def weights(member):
-    if isinstance(member.model, keras.Model):
-        return member.model.get_weights()
-    return [each.tolist() for each in member.model.state_dict().values()]
 
 
 # -- what is planted --
@@ -184,9 +178,7 @@ def test_what_differs_is_named_and_nobody_has_stepped_since(kind, plant, at, ste
     members = members_of(kind, **(given if kind is Trainee else {}))
     (line,) = set(train(members, plant, at=at[0], step=at[1]))
     same = 0 if step == STEPS else step - 1
-    said = (
-        f"after step {step} worker 2 holds another state than workers 0 and 1: .*{named}.*; after step {same} they were"
-    )
+    said = f"after step {step} worker 2 holds another state than workers 0 and 1: .*{named}.*; after step {same} they"
     assert re.match(said, line), line
     assert [member.state.step for member in members] == [step] * 3
 
@@ -200,7 +192,7 @@ def test_rounding_is_mended_and_told_once(kind):
     assert line.startswith(f"after step {2 * STEPS} the workers' states were not the same, ")
     assert line.endswith(": all have taken rank 0's")
     for other in members[1:]:
-        np.testing.assert_equal(weights(other), weights(members[0]))
+        np.testing.assert_equal(other.weights(), members[0].weights())
 
 
 @pytest.mark.parametrize(("kind", "stand_with_root"), [(Trainee, False), (Trainee, True), (KerasTrainee, False)])
@@ -210,7 +202,7 @@ def test_whatever_differs_can_be_repaired(kind, stand_with_root):
         listed = tuple(Member(i, "h", 0, stand_with_root) for i in range(3))
         member.context.collective.world = World.of(member.context.world.version, listed, rank)
     assert train(members, scaled(1.5)) == [None] * 3
-    np.testing.assert_equal(weights(members[2]), weights(members[0]))
+    np.testing.assert_equal(members[2].weights(), members[0].weights())
 
 
 def computed_otherwise(member):

@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import pytest
 import torch
-from elastic_kit import Board, SumOfThreads, Trainee, in_threads, make_data, make_model, plain_losses
+from elastic_kit import Board, SumOfThreads, Trainee, in_threads, make_data, make_model, on_one_device
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from loop_benches import compare, each_batch, run
@@ -80,8 +80,10 @@ def test_hooks_are_called_as_with_distributed_data_parallel(monkeypatch, bucket_
     for member in members:
         mask_and_halve(member.model)
     in_threads(lambda member: member.train(2), members)
+    mask_and_halve(model := make_model())
+    losses = on_one_device(model, make_data(), 16)
     for member in members:
-        torch.testing.assert_close(member.losses, plain_losses(16, prepare=mask_and_halve), rtol=2e-5, atol=1e-6)
+        torch.testing.assert_close(member.losses, losses, rtol=2e-5, atol=1e-6)
 
 
 def test_a_scheduler_that_was_not_given_is_told_of_where_a_newcomer_begins_with_it_anew():
@@ -248,17 +250,6 @@ def everything(model):
     return {name: each.detach().clone() for name, each in (*model.named_buffers(), *model.named_parameters())}
 
 
-def on_one_device(samples, batch):
-    model, data, order = Moving(), make_data(samples), epoch_order(samples, 0, 0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for start in range(0, samples, batch):
-        x, y = data[order[start : start + batch]]
-        optimizer.zero_grad()
-        cross_entropy(model(x), y).backward()
-        optimizer.step()
-    return everything(model)
-
-
 def train(kind, samples, batch, micro_batch, workers=2):
     """What each has of the library's loop, after an epoch of it."""
     board, policy = Board(workers), BatchPolicy(batch, None, micro_batch)
@@ -272,9 +263,9 @@ def train(kind, samples, batch, micro_batch, workers=2):
 @example(samples=9, batch=5, micro_batch=2, workers=3)
 @example(samples=49, batch=16, micro_batch=2, workers=3)  # in the last batch two workers have no sample
 def test_the_library_moves_buffers_as_one_device_does(samples, batch, micro_batch, workers):
-    expected = on_one_device(samples, batch)
+    on_one_device(model := Moving(), make_data(samples), batch, epochs=1)
     for found in train(Moving, samples, batch, micro_batch, workers):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found, everything(model), rtol=1e-4, atol=1e-5)
 
 
 STEPS = each_batch("loss().backward()")

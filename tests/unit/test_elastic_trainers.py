@@ -6,12 +6,7 @@ import torch
 import torchmetrics
 import transformers
 from job_kit import Lost
-from trainer_benches import (
-    LossModule,
-    changed,
-    leaves_out,
-    skips,
-)
+from trainer_benches import LoggingModule, LossModule, changed, leaves_out, skips
 
 from elasticdl.elastic.transformers import Trainer, elastic_trainer
 
@@ -123,22 +118,13 @@ def logged_by(trainer):
     return {(at, name): row[name] for at, row in rows for name in ("loss", "eval_loss") if name in row}
 
 
-class ModuleLogs(LossModule):
-    def training_step(self, batch, number):
-        loss = super().training_step(batch, number)
-        self.log("loss", loss, on_step=True, on_epoch=True)
-        self.log("samples", float(len(batch[0])), on_step=False, on_epoch=True, reduce_fx="sum")
-        self.log("largest", batch[0].max(), on_step=False, on_epoch=True, reduce_fx="max")
-        return loss
-
-
 def test_what_is_logged_is_of_the_global_batch_but_for_the_largest(run_trainers):
     """Which is each worker's own, and is named once."""
-    _, ((alone, _),), told = run_trainers(ModuleLogs, 1)
+    _, ((alone, _),), told = run_trainers(LoggingModule, 1)
     expected = logged_by(alone)
     assert expected["samples"] == 24
     assert not told
-    said, made, told = run_trainers(ModuleLogs, 3)
+    said, made, told = run_trainers(LoggingModule, 3)
     assert said == (None,) * 3
     logged = [logged_by(trainer) for trainer, _ in made]
     assert max(each["largest"] for each in logged) == expected["largest"]

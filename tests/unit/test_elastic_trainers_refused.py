@@ -9,17 +9,7 @@ from lightning.pytorch.tuner import Tuner
 from refusal_kit import refused, require_refusal
 from torch.nn.functional import cross_entropy
 from torch.utils.data import ChainDataset, DataLoader
-from trainer_benches import (
-    LossModule,
-    NetWithLoss,
-    OwnJob,
-    changed,
-    leaves_out,
-    loader_of,
-    make_strategy,
-    sgd,
-    skips,
-)
+from trainer_benches import LossModule, NetWithLoss, OwnJob, changed, leaves_out, loader_of, make_strategy, sgd, skips
 
 from elasticdl.elastic.transformers import Trainer, elastic_trainer, patch
 
@@ -41,11 +31,7 @@ def with_sync_batch_norm(self):
 
 
 def of_a_sum(self, batch, number):
-    return cross_entropy(self.net.last(self.net.first(batch[0])), batch[1], reduction="sum")
-
-
-def of_a_sum_by_hand(self, batch, number):
-    self.manual_backward(of_a_sum(self, batch, number))
+    self.manual_backward(cross_entropy(self.net.last(self.net.first(batch[0])), batch[1], reduction="sum"))
 
 
 def and_another_pass(self, batch, number):
@@ -62,10 +48,6 @@ def logs_by_part(self, batch, number):
 
 def adds_a_group(self, *_):
     self.trainer.optimizers[0].add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
-
-
-def quasi_newton(self):
-    return torch.optim.LBFGS(self.parameters())
 
 
 class Stops(LossModule):
@@ -203,15 +185,13 @@ EVALUATES = {"eval_strategy": "steps", "eval_steps": 2}
 REFUSED = [  # the script, and the line
     (module(configure_optimizers=lambda self: None), {}, WHO + ".*returns no optimizer"),
     (module(__init__=with_sync_batch_norm), {}, WHO + ".*first is a SyncBatchNorm"),
-    (module(configure_optimizers=quasi_newton), {}, WHO + ".*LBFGS evaluates its closure several times"),
     (LossModule, {"devices": 2}, WHO + ".*devices=2; expected one"),
     (LossModule, {"num_nodes": 2}, WHO + ".*num_nodes=2; leave it out"),
     (LossModule, {"sync_batchnorm": True}, WHO + ".*sync_batchnorm=True needs a process group"),
     (LossModule, {"loader": DataLoader(ITERATED)}, WHO + ".*what is only iterated over can't be divided"),
     (LossModule, {"loader": [loader_of(), loader_of()]}, WHO + ".*there are several train loaders"),
     (LossModule, {"callbacks": lambda rank: [StochasticWeightAveraging(0.1)]}, "exchanges the scheduler"),
-    (module(training_step=of_a_sum), {"epochs": 2}, "the loss is a sum over the samples"),
-    (changed(InTurn, training_step=of_a_sum_by_hand), {"epochs": 2}, "the loss is a sum over the samples"),
+    (changed(InTurn, training_step=of_a_sum), {"epochs": 2}, "the loss is a sum over the samples"),
     (module(training_step=and_another_pass), {"batches": 2}, "otherwise than by the loss of training_step"),
     (module(on_train_batch_end=adds_a_group), {}, "added to SGD while the trainer trains, .* have it: give all"),
     (BY_PART, {}, "^training_step returned None for a part of a batch on some workers and a loss on"),

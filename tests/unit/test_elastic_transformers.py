@@ -1,9 +1,11 @@
 """Hugging Face's Trainer in a world of one: it is transformers' own to the bit, and goes on from its checkpoints."""
 
+import sys
+
 import pytest
 import torch
 import transformers
-from trainer_benches import OwnJob, arguments, process_is_kept  # noqa: F401
+from trainer_benches import OwnJob, arguments
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
 from elasticdl.elastic.transformers import Trainer, elastic_trainer, patch
@@ -13,6 +15,7 @@ from elasticdl.elastic.transformers.elastic_trainer import _to_resume_from
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
     monkeypatch.setattr(elastic_trainer, "runtime", OwnJob())
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
 
 
 def make_texts(samples=37):

@@ -273,10 +273,7 @@ def test_what_cant_be_sent_is_named_once_by_its_type():
     for _ in range(2):
         assert "own" not in sending.dump()["changed"].get("one", {})
     what = "is not sent to workers that come later: keep it as plain data"
-    assert told == [
-        f"the callback Keeps: average_model, a Linear, {what}",
-        f"the callback Keeps: own, a Keeps, {what}",
-    ]
+    assert told == [f"the callback Keeps: average_model, a Linear, {what}", f"the callback Keeps: own, a Keeps, {what}"]
 
 
 @pytest.mark.parametrize(

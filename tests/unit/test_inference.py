@@ -1,7 +1,6 @@
 """A pass over data that trains nothing: its parts, what becomes of them, and what `evaluate` and `predict` refuse before they begin."""
 
 import io
-import itertools
 import sys
 
 import numpy as np
@@ -9,14 +8,11 @@ import pyarrow.parquet
 import pytest
 import torch
 from front_ends import Script
-from hypothesis import given
-from hypothesis import strategies as st
 from job_kit import Job, Lost
 from loop_benches import PlainLoop
 from torch.utils.data import DataLoader, IterableDataset, Subset, SubsetRandomSampler
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.plan import BatchPolicy, PartOrder, Progress
 from elasticdl.elastic.torch.prepare import PlainLoop as Prepares
 from elasticdl.elastic.torch_kit.refusals import require_whole
 from elasticdl.elastic.training.checkpoint_store import WholeFiles
@@ -50,26 +46,6 @@ def optimizer(parameters):
 """
 
 
-@given(st.integers(1, 200), st.integers(1, 12), st.lists(st.integers(1, 6), min_size=1))
-def test_parts_are_the_same_whoever_makes_them(samples, size, workers):
-    """``workers``: of one step after the other."""
-    order, progress, made = PartOrder(samples, BatchPolicy(None, size, 5)), Progress(), {}
-    for number in range(1000):
-        count = workers[number % len(workers)]
-        if not order.remaining_steps(progress, count):
-            break
-        plans = [next(order.steps(progress, rank, count)) for rank in range(count)]
-        for plan in plans:
-            if plan.micro_batches:
-                indices = [index for each in plan.micro_batches for index in each.indices]
-                assert indices[0] % size == 0
-                made[indices[0] // size] = indices
-        assert len({plan.checksum for plan in plans}) == 1
-        progress = plans[0].after
-    assert [*itertools.chain(*made.values())] == list(range(samples))
-    assert all(indices == list(range(k * size, min((k + 1) * size, samples))) for k, indices in made.items())
-
-
 @pytest.fixture(params=["folder", "memory"])
 def files(request, tmp_path):
     return WholeFiles("--output", str(tmp_path / "parts") if request.param == "folder" else "memory://parts", "me")
@@ -80,11 +56,8 @@ def parts(files):
     """Two, of three samples and of one."""
     made = Parts(files, 4, 3, lambda: None)
     made.begin()
-    whole = {
-        "id": np.arange(4),
-        "pair": np.arange(8.0, dtype=np.float32).reshape(4, 2),
-        "deep": np.zeros((4, 1, 2), bool),
-    }
+    pairs = np.arange(8.0, dtype=np.float32).reshape(4, 2)
+    whole = {"id": np.arange(4), "pair": pairs, "deep": np.zeros((4, 1, 2), bool)}
     for number, rows in enumerate((slice(0, 3), slice(3, 4))):
         made.write(number, [{name: column[rows] for name, column in whole.items()}])
         made.write(number, [{name: column[rows] for name, column in whole.items()}])  # after a torn step
@@ -118,15 +91,9 @@ def test_parts_are_put_together_piece_by_piece(parts, tmp_path):
     ("spoil", "words"),
     [
         (lambda parts, files: files.remove("part-0000000001.npz"), "part 2 of 2 can't be read"),
-        (
-            lambda parts, files: files.write("part-0000000001.npz", lambda file: file.write(b"PK")),
-            "part 2 of 2 can't be read",
-        ),
+        (lambda parts, files: files.write("part-0000000001.npz", lambda file: file.write(b"PK")), "part 2 of 2 can't"),
         (lambda parts, files: parts.write(1, [{"id": np.zeros((1, 5))}]), "differs from sample to sample: .*part 2"),
-        (
-            lambda parts, files: parts.write(1, [{"id": np.zeros((1, n))} for n in (2, 3)]),
-            "differs from sample to sample: .* the same shape",
-        ),
+        (lambda parts, files: parts.write(1, [{"id": np.zeros((1, n))} for n in (2, 3)]), "differs .* the same shape"),
     ],
 )
 def test_a_part_that_is_lost_or_unlike_the_first_is_named(parts, files, spoil, words):
@@ -168,14 +135,8 @@ def trained(tmp_path, monkeypatch):
         ({}, ""),
         ({"task": "predict", "output": "out.npz"}, ""),
         ({"task": "predict", "output": "out.npz", "model_params": "puts='pair'"}, ""),
-        (
-            {"task": "predict", "output": "out.npz", "model_params": "puts='twice'"},
-            "two of the model's 2 outputs have the same name: .* a.b",
-        ),
-        (
-            {"task": "predict", "output": "out.parquet", "model_params": "puts='complex'"},
-            "parquet can't hold predictions complex64",
-        ),
+        ({"task": "predict", "output": "out.npz", "model_params": "puts='twice'"}, "have the same name: .* a.b"),
+        ({"task": "predict", "output": "out.parquet", "model_params": "puts='complex'"}, "parquet can't hold"),
         ({"task": "predict"}, "--output is missing.*PredictionOutputsProcessor"),
         ({"task": "predict", "output": "there.npz"}, "--output .*there.npz exists"),
         ({"checkpoint_step": 8}, "holds no checkpoint of step 8"),

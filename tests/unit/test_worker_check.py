@@ -148,8 +148,7 @@ OF_KERAS = [
 
 
 @pytest.mark.parametrize(
-    ("module", "given", "expected"),
-    [*((MODULE, *row) for row in REFUSED), *((KERAS_MODULE, *row) for row in OF_KERAS)],
+    ("module", "given", "expected"), [*((MODULE, *row) for row in REFUSED), *((KERAS_MODULE, *row) for row in OF_KERAS)]
 )
 def test_a_module_that_is_refused(make_spec, module, given, expected):
     spec = make_spec(**{"module": module, **({"extra": given} if isinstance(given, str) else given)})

@@ -51,9 +51,8 @@ def alone(**changes):
 @pytest.mark.parametrize(("workers", "samples"), [(1, 7), (2, 17), (5, 1), (5, 17)])
 def test_exact_for_every_share(workers, samples):
     dataset, board = data(samples), Board(workers)
-    results = in_threads(
-        lambda rank: make_evaluator(SumOfThreads(rank, board), dataset, batch_size=3).evaluate(), range(workers)
-    )
+    members = [make_evaluator(SumOfThreads(rank, board), dataset, batch_size=3) for rank in range(workers)]
+    results = in_threads(TorchEvaluator.evaluate, members)
     assert all(result == results[0] for result in results)
     exact = pytest.approx(float(squared(dataset.tensors[1], dataset.tensors[0])), rel=1e-5)
     assert results[0].samples == samples

@@ -7,15 +7,15 @@ import tempfile
 from contextlib import suppress
 
 import lightning.pytorch as lightning
-import pytest
 import torch
 import transformers
+from elastic_kit import make_data
 from front_ends import BATCH
 from job_kit import Job
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
-from loop_benches import Loop, refused
+from loop_benches import Loop, changed, refused
 from torch.nn.functional import cross_entropy, mse_loss
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.lightning import strategy
@@ -131,22 +131,16 @@ class OfASum(Fitted):
         return cross_entropy(self.model(batch[0]), batch[1], reduction="sum")
 
 
-class FitsASum(Lightning):
-    module = OfASum
-
-
 class PastTheSum(ByHand):
     def training_step(self, batch, number):
         cross_entropy(self.model(batch[0]), batch[1]).backward()
         self.optimizers()[0].step()
 
 
-class FitsPastTheSum(LightningByHand):
-    module = PastTheSum
-
-
-Lightning.refusals = (refused(FitsASum, "the loss is a sum over the samples"),)
-LightningByHand.refusals = (refused(FitsPastTheSum, r"this worker's part alone: call self.manual_backward\(loss\)"),)
+A_SUM = "the loss is a sum over the samples"
+BY_HAND = changed(LightningByHand, module=PastTheSum)
+Lightning.refusals = (refused(changed(Lightning, module=OfASum), A_SUM),)
+LightningByHand.refusals = (refused(BY_HAND, r"this worker's part alone: call self.manual_backward\(loss\)"),)
 
 
 class WithLoss(torch.nn.Module):
@@ -200,30 +194,10 @@ class HuggingFace(Loop):
             trainer.train()
 
 
-class SumLoss(WithLoss):
-    reduction = "sum"
-
-
-class TrainsASum(HuggingFace):
-    model_kind = SumLoss
-
-
-HuggingFace.refusals = (refused(TrainsASum, "the loss is a sum over the samples"),)
+HuggingFace.refusals = (refused(changed(HuggingFace, model_kind=changed(WithLoss, reduction="sum")), A_SUM),)
 
 
 # -- trainers of any module, model and data --
-
-
-@pytest.fixture(autouse=True)
-def process_is_kept(monkeypatch):
-    """What trainers change of their process is put back."""
-    monkeypatch.setattr(rank_zero_only, "rank", 0)
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-
-
-def make_data(samples):
-    pixels = torch.randn(samples, 8, generator=torch.Generator().manual_seed(1))
-    return TensorDataset(pixels, pixels[:, :3].argmax(1))
 
 
 def loader_of(samples=50, batch_size=BATCH, **options):
@@ -254,9 +228,13 @@ class LossModule(lightning.LightningModule):
         return torch.optim.SGD(self.net.parameters(), lr=0.1)
 
 
-def changed(kind, **functions):
-    """A kind with other functions."""
-    return type(kind.__name__, (kind,), functions)
+class LoggingModule(LossModule):
+    def training_step(self, batch, number):
+        loss = super().training_step(batch, number)
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        self.log("samples", float(len(batch[0])), on_step=False, on_epoch=True, reduce_fx="sum")
+        self.log("largest", batch[0].max(), on_step=False, on_epoch=True, reduce_fx="max")
+        return loss
 
 
 def sgd(*modules):
@@ -317,13 +295,8 @@ def make_train(kind, job, folder, *, batches=1, samples=24, epochs=1, callbacks=
     given = {"num_train_epochs": epochs, "gradient_accumulation_steps": batches, "learning_rate": 0.1, "optim": "sgd"}
     args = arguments(folder, **{**given, "train_sampling_strategy": "sequential", **options})
     rows = [{"pixels": pixels, "labels": label} for pixels, label in make_data(samples)]
-    trainer = kind(
-        model=NetWithLoss(),
-        args=args,
-        train_dataset=rows if data is None else data,
-        eval_dataset=rows[:8],
-        callbacks=[*callbacks],
-    )
+    data = rows if data is None else data
+    trainer = kind(model=NetWithLoss(), args=args, train_dataset=data, eval_dataset=rows[:8], callbacks=[*callbacks])
 
     def train():
         trainer.train()
@@ -332,15 +305,12 @@ def make_train(kind, job, folder, *, batches=1, samples=24, epochs=1, callbacks=
     return train
 
 
-def run_trainers(kind, folder, monkeypatch, workers=2, callbacks=None, **options):
+def run_trainers(kind, folder, monkeypatch, workers=2, callbacks=lambda rank: (), **options):
     """What each worker has to say, its trainer with the model that it ends with, and what is told to the journal."""
     job = TrainersJob(workers)
     job.keeps_states = False
     monkeypatch.setattr(elastic_trainer, "runtime", job)
     make = make_fit if issubclass(kind, LossModule) else make_train
-    works = [
-        make(kind, job, folder / str(rank), callbacks=callbacks(rank) if callbacks else (), **options)
-        for rank in range(workers)
-    ]
+    works = [make(kind, job, folder / str(rank), callbacks=callbacks(rank), **options) for rank in range(workers)]
     said, made = job.run(lambda rank: works[rank]())
     return said, made, job.warnings
