@@ -323,24 +323,3 @@ def test_a_script_with_an_empty_loop_ends_with_one_that_waits_at_its_end(checkpo
     late = train(checkpoints(EPOCHS), finds=at_end, place=(EPOCHS - 1, 3))
     assert late.progress.step == checkpoints.member.progress.step
     assert all(map(torch.equal, late.weights, checkpoints.member.weights))
-
-
-class Hooked(torch.nn.Linear):
-    """Notes the gradients that flow into it."""
-
-    flown: list[float] = []  # noqa: RUF012  what an instance has travels
-
-    def forward(self, x):
-        out = super().forward(x)
-        if out.requires_grad:
-            out.register_hook(lambda gradient: self.flown.append(gradient.abs().sum().item()))
-        return out
-
-
-def test_it_makes_a_backward_pass_of_zero_before_the_others_wait_for_its_first():
-    """Which takes long in a new process."""
-    member = train(Comer(make=lambda: Hooked(8, 3)))
-    flown, Hooked.flown = Hooked.flown, []
-    require_same(come(member, Comer(make=lambda: Hooked(8, 3))), member)
-    assert Hooked.flown == [0.0, *flown[step_of(STANDS) + 1 :]]
-    assert 0.0 not in flown

@@ -41,7 +41,6 @@ class ModelFromMemory:
         self._described: Any = None  # what it was called with
         self._answer: Any = None  # without what it was computed by
         self._gives_all: dict[bool, bool] = {}  # by its answer, in training and else
-        self._has_gone_back = False
         self._began = 0.0
         self.batches = 0
 
@@ -86,23 +85,8 @@ class ModelFromMemory:
             self._gives_all[self._model.training] = not _leaves_more(self._model)
         if not self._gives_all.get(self._model.training, True):
             return answer
-        if torch.is_grad_enabled() and not self._has_gone_back:
-            self._has_gone_back = True
-            self._go_back(answer, leaves)
         self._described, self._answer = described, map_tensors(_without_graph, answer)
         return self._copy_of_answer(leaves)
-
-    def _go_back(self, answer: Any, given: list[Any]) -> None:
-        """A process's first backward pass takes long, and in the first step the others would wait for it. The gradients are zero, and go."""
-        ends = [each for each in leaves_of(answer) if isinstance(each, torch.Tensor) and each.grad_fn is not None]
-        every = (*self._model.parameters(), *given)
-        kept = [(each, each.grad) for each in every if isinstance(each, torch.Tensor) and each.is_leaf]
-        if not ends:
-            return
-        with torch.autograd.set_detect_anomaly(False):
-            torch.autograd.backward(ends, [torch.zeros_like(each) for each in ends])
-        for tensor, gradient in kept:
-            tensor.grad = gradient
 
     def _copy_of_answer(self, given: list[Any]) -> Any:
         """A gradient of zero flows to all that may have one, and so does one of that gradient: a script looks at it, or a GradScaler."""
