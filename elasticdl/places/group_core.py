@@ -217,7 +217,8 @@ class GroupCore:
         if self._killed:
             return Finish(1, log=f"process {others[0]} of this worker has failed, and does not end: it is killed")
         text = f"processes {others} of this worker go on, where another's script has ended: end all alike"
-        return Finish(2, last_words=text)
+        # Code 2 is that of a script that can't train. Who was told to leave, or has come to the end of the training, has not shown that.
+        return Finish(1 if self._may_end else 2, last_words=text)
 
     def _break_off(self) -> list[Action]:
         """One has gone: all that are left come again."""

@@ -5,7 +5,7 @@ speaks for them: each has a session with this process, which has one with the ma
 they ask for the next world when all are ready. When one of them ends otherwise than with status 0, the others are killed.
 
 Exit codes: 0 all have ended with 0; that of the first process which has not, or 128 and the number of the signal that has killed it; 1 a process has
-failed, and does not end; 2 a process has ended, and the others go on without it.
+failed and does not end, or the others go on behind the end of one; 2 one has ended without a word, and the others go on.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class WorkerGroup:
             ):  # else the last line is the reason, which the process has said itself
                 _log.info("%s", finish.log)
             if finish.last_words:
-                print(f"elasticdl: {finish.last_words}", file=sys.stderr)
+                print(finish.last_words, file=sys.stderr)
             return finish.code
         finally:
             self._relay.stop()  # first: by the end of the session the master hears of it, and the others need not wait

@@ -180,6 +180,7 @@ who ends without a word has the others end soon
 who has said that it ends gives the others time (there)
   for WORD in draining { }, finished { }
   1: WORD; 1 exits 0 -> ...; due = 30.0
+  tick 30 -> finish 1: processes [0] of this worker go on, ...
 who was told to leave by a signal gives the others time
   all get SIGTERM -> terminate all
   1 exits 0 -> due = 30.0
@@ -441,7 +442,7 @@ def test_the_first_that_fails_ends_the_others_and_its_exit_code_is_the_workers(r
 
 def test_where_one_goes_on_without_the_others_the_worker_has_failed(run, capfd):
     assert run("time.sleep(60) if number else None", Waits(unsaid=0.2)) == 2
-    assert "elasticdl: processes [1] of this worker go on, where another's script has ended" in capfd.readouterr().err
+    assert "processes [1] of this worker go on, where another's script has ended" in capfd.readouterr().err
 
 
 def test_all_are_told_of_sigterm(run):
