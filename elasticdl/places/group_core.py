@@ -172,7 +172,8 @@ class GroupCore:
     # ---- the session with the master ----
 
     def heard_of_master(self, message: pb.MasterMessage) -> list[Action]:
-        assert self._bundle is not None, "it is said in a session"
+        if self._bundle is None:  # it comes behind the end of that session
+            return []
         body = message.WhichOneof("body")
         if body in ("drain", "stop_work"):
             self._may_end.update(range(self.size))

@@ -154,7 +154,7 @@ class Relay(pb_grpc.MasterServicer):
     async def Session(self, messages: AsyncIterator[pb.WorkerMessage], context: Any) -> None:
         given = str(dict(context.invocation_metadata() or ()).get(TOKEN_KEY, ""))
         number = next((at for at, token in enumerate(self.tokens) if hmac.compare_digest(given, token)), None)
-        first = await anext(aiter(messages), None)
+        first = None if number is None else await anext(aiter(messages), None)
         if number is None or first is None or first.WhichOneof("body") != "hello":
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "this is for the processes of one worker alone")
             return
@@ -255,9 +255,8 @@ class WorkerGroup:
                     made.signal(signal.SIGTERM)
             ends = [asyncio.ensure_future(self._wait(*each)) for each in self._processes.items()]
             finish = await self._relay.over
-            if (
-                finish.log and finish.code != USAGE
-            ):  # else the last line is the reason, which the process has said itself
+            # With code 2 the last line is the reason, which a process has said itself.
+            if finish.log and finish.code != USAGE:
                 _log.info("%s", finish.log)
             if finish.last_words:
                 print(finish.last_words, file=sys.stderr)
