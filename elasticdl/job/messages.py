@@ -38,6 +38,11 @@ def standing(members: Sequence[Member]) -> int:
     return sum(1 for _ in takewhile(lambda member: member.stands_with(members[0]), members))
 
 
+def has_newcomers(members: Sequence[Member]) -> bool:
+    """Whether one of them has held no state till now."""
+    return not all(member.has_state for member in members)
+
+
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """One optimizer step on one global batch. ``loss`` is the mean over it; ``seconds`` since the step before."""
