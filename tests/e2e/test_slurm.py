@@ -11,6 +11,7 @@ import pytest
 from running_job import ZOO, run_cli, start
 
 from elasticdl.job.jobdir import MasterAddress, kept_states
+from tests.waiting import wait_until
 
 pytest_plugins = ["tests.slurm.fixtures"]
 pytestmark = pytest.mark.slow
@@ -47,7 +48,7 @@ def test_a_worker_of_two_processes_is_replaced_when_one_of_them_is_killed(slurm,
     ends = {left["worker"]: left["reason"] for left in job.entries("worker_left")}
     assert ends == {0: "finished", 1: "killed: SIGKILL", 2: "finished"}
     assert losses(job.output) == pytest.approx(losses(alone.stderr), rel=0.01)
-    assert slurm.run("squeue", "--noheader") == ""
+    wait_until(lambda: not slurm.run("squeue", "--noheader"), lambda: slurm.run("squeue"))  # one may be completing
 
 
 def test_a_job_grows_is_preempted_and_outlives_its_master(slurm, tmp_path):
@@ -94,4 +95,4 @@ def test_a_job_grows_is_preempted_and_outlives_its_master(slurm, tmp_path):
         assert kept_states(job.job.path), "the training is kept"
     steps = job.entries("steps")
     assert sum(entry["steps"] for entry in steps) == steps[-1]["step"], "each step once"
-    assert slurm.run("squeue", "--noheader") == ""
+    wait_until(lambda: not slurm.run("squeue", "--noheader"), lambda: slurm.run("squeue"))  # one may be completing
