@@ -214,10 +214,12 @@ class GroupCore:
     # ---- parts ----
 
     def _end_others(self) -> Finish:
-        others = sorted(self._running)
         if self._killed:
-            return Finish(1, log=f"process {others[0]} of this worker has failed, and does not end: it is killed")
-        text = f"processes {others} of this worker go on, where another's script has ended: end all alike"
+            first = next(iter(self._failed))
+            return Finish(1, log=f"process {first} of this worker has failed, and does not end: it is killed")
+        text = (
+            f"processes {sorted(self._running)} of this worker go on, where another's script has ended: end all alike"
+        )
         # Code 2 is that of a script that can't train. Who was told to leave, or has come to the end of the training, has not shown that.
         return Finish(1 if self._may_end else 2, last_words=text)
 

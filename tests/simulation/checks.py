@@ -212,9 +212,7 @@ class Checks:
             each.state.weights.comes_from(self._head)
             or (each.core.position.has_state and each.core.world.version == world)
             for each in others
-            if not (
-                each.session.closing and each.held_when_told
-            )  # else it has come to hold the state, and nobody is asked for more
+            if not each.session.closing
         )
         known = self._holder_died < process.told_at - HEARTBEAT_TIMEOUT  # the master may have counted on another before
         if not held and known and now - process.told_at < LINGER_SECONDS:

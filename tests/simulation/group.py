@@ -118,7 +118,10 @@ class Group:
         if code == 0 and len({each.kept for each in self.processes}) > 1:
             raise Violation(KEPT_WHOLE, f"worker {self.worker_id}: {[each.kept for each in self.processes]}")
         # One that is frozen, or cut off from this process, may have said in time that it would end.
-        is_odd = any(each.to_raise or each.has_frozen or each.session.blocked_until for each in self.processes)
+        is_odd = any(
+            each.has_frozen or (not each.alive and (each.to_raise or each.session.blocked_until))
+            for each in self.processes
+        )
         if code and not self._end and not is_odd:
             raise Violation(END_TOGETHER, f"worker {self.worker_id}: {on} go on, where others have ended")
         self.kill(*(self._end or ((ExitCause.CRASHED, code) if code else (ExitCause.CLEAN, 0))))
