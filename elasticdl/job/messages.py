@@ -38,11 +38,6 @@ def standing(members: Sequence[Member]) -> int:
     return sum(1 for _ in takewhile(lambda member: member.stands_with(members[0]), members))
 
 
-def has_newcomers(members: Sequence[Member]) -> bool:
-    """Whether one of them has held no state till now."""
-    return not all(member.has_state for member in members)
-
-
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """One optimizer step on one global batch. ``loss`` is the mean over it; ``seconds`` since the step before."""
@@ -130,8 +125,8 @@ class Ask:
 class Draining:
     """The worker leaves: it got SIGTERM, or was told to.
 
-    ``lingers``: it alone holds the state, and trains on until another has it, or the master says that others have. Then it says so
-    again without ``lingers``.
+    ``lingers``: perhaps it alone holds the state, and it trains on until the master says that another has it which stays, or its
+    time is over. Then it says so again without ``lingers``.
     """
 
     reason: str

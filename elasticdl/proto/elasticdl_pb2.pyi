@@ -252,7 +252,7 @@ class Broken(_message.Message):
     def __init__(self, world_version: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class World(_message.Message):
-    __slots__ = ("version", "reason", "size", "rank", "standing", "root", "own", "has_newcomers")
+    __slots__ = ("version", "reason", "size", "rank", "standing", "root", "own")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -260,7 +260,6 @@ class World(_message.Message):
     STANDING_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     OWN_FIELD_NUMBER: _ClassVar[int]
-    HAS_NEWCOMERS_FIELD_NUMBER: _ClassVar[int]
     version: int
     reason: str
     size: int
@@ -268,8 +267,7 @@ class World(_message.Message):
     standing: int
     root: Member
     own: Member
-    has_newcomers: bool
-    def __init__(self, version: _Optional[int] = ..., reason: _Optional[str] = ..., size: _Optional[int] = ..., rank: _Optional[int] = ..., standing: _Optional[int] = ..., root: _Optional[_Union[Member, _Mapping]] = ..., own: _Optional[_Union[Member, _Mapping]] = ..., has_newcomers: _Optional[bool] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., reason: _Optional[str] = ..., size: _Optional[int] = ..., rank: _Optional[int] = ..., standing: _Optional[int] = ..., root: _Optional[_Union[Member, _Mapping]] = ..., own: _Optional[_Union[Member, _Mapping]] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("worker_id", "host", "step", "has_state", "epoch", "synced_in")

@@ -22,8 +22,11 @@ from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.job import messages as m
 from elasticdl.master.core import events as e
 from elasticdl.master.core.fleet import Fleet, Losses, Streak
+from elasticdl.master.core.rendezvous import Rendezvous
+from elasticdl.master.core.values import IN_WORLD
+from elasticdl.master.core.values import WorkerState as State
 from elasticdl.master.core.values import World as MastersWorld
-from elasticdl.master.core.worker_record import JobSnapshot
+from elasticdl.master.core.worker_record import JobSnapshot, WorkerRecord
 from elasticdl.places.group_core import MASTER, Bundle, GroupCore, Say
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.simulation import script
@@ -211,6 +214,11 @@ def _all_that_differ(members: Sequence[tuple[int, bool]], differing: Container[i
     return tuple(worker for worker, _ in members if worker in differing)
 
 
+def _counts_who_leaves(rendezvous: Rendezvous, record: WorkerRecord) -> bool:
+    others = (each for each in rendezvous._records.each_of(*IN_WORLD, State.DRAINING) if each is not record)
+    return not any(each.has_state or each.step for each in others)
+
+
 def _lingers_for_ever(core: WorkerCore, now: float) -> list[p.Instruction]:
     until, core._linger_until = core._linger_until, None
     out = _REAL_TICK(core, now)
@@ -294,6 +302,11 @@ _FAULTS: tuple[tuple[Any, ...], ...] = (
     (
         "the last ones that hold the state leave at once",
         _method(WorkerCore, "_terminated", lambda core, reason, now: core._drain(reason)),
+        "hostile",
+    ),
+    (
+        "who alone holds the state goes as soon as another has it, which may leave as well",
+        _method(Rendezvous, "alone", _counts_who_leaves),
         "hostile",
     ),
     ("the only one that holds the state stays for ever", _method(WorkerCore, "_tick", _lingers_for_ever)),

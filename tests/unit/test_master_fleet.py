@@ -78,8 +78,9 @@ def test_fleets(story):
 def test_crashes_in_training_have_a_budget_that_training_restores():
     play = Play(1, 1, **PATIENT)
     play.do("0 trains")
-    few = [2] * (CRASHES_IN_TRAINING - 1)  # each time from the beginning
-    for worker, steps in enumerate([*few, 100, *few[1:]]):
+    crashes = CRASHES_IN_TRAINING - 1
+    # Each time from the beginning. In the end each makes the same steps again, as where a script ends without a word behind its loop.
+    for worker, steps in enumerate([*[2] * crashes, *[102] * crashes]):
         play.train_steps(worker, range(1, steps + 1))
         assert launched(play.do(f"{worker} crashed; leap {LONGEST_DELAY}")) == [worker + 1]
         play.do(f"{worker + 1} comes; leap 1")

@@ -61,7 +61,11 @@ of members that are all told to leave the last stays until a newcomer has its st
   1 drains lingering -> nothing; state 1 = member
   1 asks -> world 2: 1
   0 clean; 2 comes; wait 0.4; 1 asks -> change 2 for 1; world 3: 1 2
-  2 at 7; 2 drains lingering -> nothing; state 2 = member
+  2 at 7; 2 drains lingering; wait 1 -> nothing; state 2 = member
+  3 comes; wait 0.4; 1 2 ask -> change 3 for 1 2; world 4: 1 2 3
+  3 at 8; 3 drains; wait 1 -> change 4 for 1 2
+  1 2 ask; 3 clean; 4 comes; wait 0.4; 1 2 ask -> world 5: 1 2; change 5 for 1 2; world 6: 1 2 4
+  4 at 9; wait 1 -> change 6 for 4; drain 1 2: SIGTERM; state 1 = draining; state 2 = draining
 
 no world without state is formed while the last who has it may be writing it (1-4)
   0 trains

@@ -15,7 +15,7 @@ from enum import Enum, StrEnum
 from typing import Self
 
 from elasticdl.common.errors import ElasticDLError
-from elasticdl.job.messages import Failed, Finished, KvPut, Message, Notice, Order, has_newcomers, standing
+from elasticdl.job.messages import Failed, Finished, KvPut, Message, Notice, Order, standing
 from elasticdl.job.messages import Member as Member
 
 # A world as one of its members sees it.
@@ -32,13 +32,11 @@ class World:
     root: Member
     own: Member
     reason: str = ""
-    has_newcomers: bool = False  # some member has held no state till now
 
     @classmethod
     def of(cls, version: int, members: Sequence[Member], rank: int, reason: str = "") -> Self:
         """As the member of this rank sees it. ``members``: in rank order."""
-        root, own = members[0], members[rank]
-        return cls(version, len(members), rank, standing(members), root, own, reason, has_newcomers(members))
+        return cls(version, len(members), rank, standing(members), members[0], members[rank], reason)
 
     @property
     def is_first(self) -> bool:

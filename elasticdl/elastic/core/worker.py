@@ -271,12 +271,7 @@ class WorkerCore(StepCore):
     def _train(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         self.reporting.training_begins(now)
         self._entered_at = (self.position.progress.step, self.position.made)
-        out: list[p.Instruction] = []
-        world = self.world
-        if self._draining and self._draining.lingers and world.has_newcomers and world.rank < world.standing:
-            # Others hold the state now. Who held it before may have been told to leave as well. A survivor that was behind is no newcomer, and stays.
-            out = self._drain(self._draining.reason)
-        return [*out, Command.TRAIN]
+        return [Command.TRAIN]
 
     def _leave_together(self, event: p.WorldLeft, before: WorkerState, now: float) -> list[p.Instruction]:
         self._fruitless = 0

@@ -55,8 +55,7 @@ def to_event(message: pb.MasterMessage) -> p.Event | None:
 
 def _world(world: pb.World) -> World:
     root, own = Member(*_MEMBER(world.root)), Member(*_MEMBER(world.own))
-    counts = (world.version, world.size, world.rank, world.standing)
-    return World(*counts, root, own, world.reason, world.has_newcomers)
+    return World(world.version, world.size, world.rank, world.standing, root, own, world.reason)
 
 
 def _fields(message: object) -> dict[str, Any]:

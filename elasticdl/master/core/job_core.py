@@ -98,9 +98,9 @@ class Job:
                 world_version = getattr(self.records.get(worker_id), "world_version", 0)
                 if self.rendezvous.world and world_version < max((s.world_version for s in told), default=1):
                     return []  # it was not a member of that world
-                had_begun = self.training.begun
+                had_begun, counted = self.training.begun, self.training.counted
                 steps, milestones = self.training.report(progress, now)
-                self.fleet.crashes = self.fleet.crashes.after_steps(len(steps))
+                self.fleet.crashes = self.fleet.crashes.after_steps(sum(each.step > counted for each in steps))
                 self.progress_limits.stepped(steps, progress.total_steps, now)
                 self.size.stepped(self.rendezvous.world, steps, now)
                 news = NewSteps(steps, pace_of(self.records.of(WorkerState.MEMBER)))
@@ -264,10 +264,21 @@ class Job:
         lingers = told.lingers and self.rendezvous.alone(record)
         cause = f"worker {record.worker_id} leaves: {told.reason}"
         context = TransitionContext(now, told.reason, cause, lost=ExitCause.DRAINED)
-        out = self._fire(record, Trigger.LINGER if lingers else Trigger.DRAIN, context)
-        if told.lingers and not lingers:
-            out.append(Tell((record.worker_id,), Drain(told.reason)))  # others hold the state: it need not wait
-        return [*out, *self._reconcile(now)]
+        # Where others hold the state it need not wait, and is told so.
+        trigger = Trigger.LINGER if lingers else Trigger.LET_GO if told.lingers else Trigger.DRAIN
+        return [*self._fire(record, trigger, context), *self._reconcile(now)]
+
+    def _relieve(self, now: float) -> list[Instruction]:
+        """Whoever waits for another to take its state need not any more, once one has it that stays."""
+        waiting = self.records.lingering()
+        if not waiting or self.rendezvous.alone(waiting[0]):
+            return []
+        out: list[Instruction] = []
+        for record in waiting:
+            cause = f"worker {record.worker_id} leaves: {record.reason}"
+            context = TransitionContext(now, record.reason, cause, lost=ExitCause.DRAINED)
+            out += self._fire(record, Trigger.LET_GO, context)
+        return out
 
     def _take_finish(self, worker_id: int, told: Finished, now: float) -> list[Instruction]:
         """One says for all that they have finished together; whoever it is, it counts."""
@@ -316,7 +327,7 @@ class Job:
         if self.ending.outcome:
             return self._enforce_deadline(now)
         out = [instruction for rule in self._rules for instruction in rule.look(self, now)]
-        return [*out, *self._reconcile(now)]
+        return [*out, *self._relieve(now), *self._reconcile(now)]
 
     def _forgive_own_absence(self, now: float) -> float:
         """Move every deadline by the time in which the master could not hear or act. Returns that time."""

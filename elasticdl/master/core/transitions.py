@@ -102,10 +102,10 @@ class Transitions:
             return []
         state, actions = WORKERS[before, trigger]
         self._records.move(record, state)
-        if state is not before or trigger in (Trigger.NO_PLACE, Trigger.LINGER):
-            record.reason = context.reason
         waited = record.waits_for_successor
-        record.waits_for_successor = waited and state in LIVE
+        record.waits_for_successor = waits = waited and state in LIVE
+        if (state is not before and not waits) or trigger in (Trigger.NO_PLACE, Trigger.LINGER):
+            record.reason = context.reason
         if state is not before:
             self._enter(record, context, overstays=waited)
         # That a worker leaves is written when it begins to wait for its successor, and not again when it goes.

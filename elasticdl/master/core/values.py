@@ -130,7 +130,7 @@ DONE = (WorkerState.FINISHED, WorkerState.COMPLETED)
 
 CRASHES_AT_START = 3
 CRASHES_IN_TRAINING = 10
-# So many steps without a crash clear the count.
+# So many new steps without a crash clear the count.
 STEPS_TO_FORGET_CRASHES = 100
 
 
@@ -150,6 +150,7 @@ class Crashes:
         return replace(self, at_start=self.at_start + 1, steps_since=0)
 
     def after_steps(self, steps: int) -> Crashes:
+        """``steps``: those that nobody had made before. A script that ends by an exit behind its loop makes the same ones each time."""
         since = self.steps_since + steps
         in_training = 0 if since >= STEPS_TO_FORGET_CRASHES else self.in_training
         return replace(self, steps_since=since, in_training=in_training)

@@ -22,7 +22,7 @@ from elasticdl.common.credentials import Identity, Role, TlsFolder, Token
 from elasticdl.common.errors import UserError, first_finding
 from elasticdl.job import messages
 from elasticdl.job.journal import KINDS
-from elasticdl.job.messages import FACTS, MOST_FACTS, has_newcomers, standing
+from elasticdl.job.messages import FACTS, MOST_FACTS, standing
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core import events
 from elasticdl.master.core.job_core import Job
@@ -352,14 +352,7 @@ class Sessions:
         self._world, self._entries, members = world, {}, world.members
         self._ranks = {member.worker_id: rank for rank, member in enumerate(members)}
         root, stand = _values(members[0]), standing(members)
-        self._alike = pb.World(
-            version=world.version,
-            reason=world.reason,
-            size=len(members),
-            standing=stand,
-            root=root,
-            has_newcomers=has_newcomers(members),
-        )
+        self._alike = pb.World(version=world.version, reason=world.reason, size=len(members), standing=stand, root=root)
         early, self._early = self._early, []
         for worker_id, put in early:
             self.put(worker_id, put)
