@@ -68,9 +68,9 @@ OF_WORKERS: Mapping[str, Callable[[WorkerRecord, Job], bool]] = {
 
 def _lost_members(job: Job, phase: Phase) -> Iterable[object]:
     rendezvous = job.rendezvous
-    if rendezvous.world is None or rendezvous.change or job.ending.outcome or not rendezvous.active_members():
+    if rendezvous.world is None or rendezvous.change or job.ending.outcome or not job.records.count(_S.MEMBER):
         return ()
-    inside = {r.worker_id for r in job.records.of(*IN_WORLD, *DONE)}
+    inside = {r.worker_id for r in job.records.each_of(*IN_WORLD, *DONE)}
     return set(rendezvous.world.worker_ids) - inside
 
 
