@@ -214,12 +214,16 @@ def make_metrics(module: ModelModule, *, nested: bool = False) -> Metrics:
     """``nested``: may be by output and name, for a model of several outputs.
 
     Raises:
-        UserError: ``eval_metrics_fn()`` returns something else than functions by name.
+        UserError: ``eval_metrics_fn()`` returns something else than functions by name, or one named as the loss is.
     """
     with module.blame("eval_metrics_fn()"):
         metrics = module.eval_metrics_fn() if module.eval_metrics_fn else {}
     if not isinstance(metrics, dict):
         raise _no_metrics(module, type(metrics).__name__)
+    if callable(metrics.get("loss")):
+        raise UserError(
+            f"{shown(module.path)}: eval_metrics_fn() names a metric 'loss', as the mean of loss() is called; expected another name"
+        )
     for name, found in metrics.items():
         for metric in found.values() if nested and isinstance(found, dict) else [found]:
             if not callable(metric):

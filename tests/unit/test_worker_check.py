@@ -139,6 +139,7 @@ OF_KERAS = [
     (function("callbacks()", "return [keras.callbacks.BackupAndRestore('x')]"), "BackupAndRestore is not needed: "),
     (function("eval_metrics_fn()", "return"), "eval_metrics_fn() returned NoneType; expected a dict of functions (labels, outputs) by name"),
     (function("eval_metrics_fn()", "return {'a': 'accuracy'}"), "returned a dict whose 'a' is 'accuracy'; expected a dict"),
+    (function("eval_metrics_fn()", "return {'loss': lambda labels, outputs: 1}"), "names a metric 'loss', as the mean of loss() is called; expected another name"),
     (function("eval_metrics_fn()", "return {'a': lambda labels: 1}"), "metric 'a' can't be called with (labels, outputs): too many positional arguments"),
     # A model or a loss that does not take the data.
     (PAIR, FIRST.format("{a: float32 (2, 2), b: float32 (2, 3)}") + "ValueError: "),
