@@ -145,6 +145,16 @@ def test_what_was_printed_by_whoever_had_rank_0_is_shown_once_however_worlds_and
         assert [line for line in shown if line.startswith(f"{worker}:")] == own
 
 
+def test_a_line_that_a_worker_has_not_ended_is_ended_where_another_has_rank_0():
+    job = PrintingJob()
+    job.launched(0, 1)
+    job.world(0, 1)
+    job.print(0, "1 of 2")
+    job.world(1, 0)
+    job.print(1, "2 of 2\n")
+    assert job.look() == "1 of 2\n2 of 2\n"
+
+
 def test_all_workers_have_their_names_before_each_line():
     job = PrintingJob("all")
     job.launched(0, 1)

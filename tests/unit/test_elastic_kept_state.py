@@ -196,6 +196,8 @@ def test_a_job_that_is_to_begin_anew_goes_on_from_what_its_own_workers_have_kept
     assert first.context.kept.read(second.state, pytest.fail).startswith(str(own))
     assert second.state.step == first.state.step == 1
     assert KeptState(str(place)).read(OnlyWorker(place).state, pytest.fail), "a job that goes on finds it as well"
+    second.train()
+    assert [*own.iterdir(), *place.iterdir()] == [], "the training is complete"
 
 
 # -- of a worker of several processes --
@@ -233,6 +235,8 @@ def test_each_process_goes_on_from_what_it_has_kept_itself_and_takes_only_that_a
     assert names(tmp_path) == ["stopped.0of2-0000000002.state", "stopped.1of2-0000000003.state"]
     kept.remove()
     assert names(tmp_path) == ["stopped.0of2-0000000002.state"]
+    OnlyWorker(kept_by_two, resume=False).train(stop_after=1)
+    assert names(tmp_path) == ["stopped-0000000001.state"], "of others nothing stays"
 
 
 @pytest.mark.parametrize(

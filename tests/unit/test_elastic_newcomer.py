@@ -206,6 +206,12 @@ def test_rates_are_those_of_one_device(is_given):
     assert late.optimizer.param_groups[0]["lr"] == member.optimizer.param_groups[0]["lr"]
 
 
+def test_it_has_the_rate_that_was_set_between_two_steps():
+    sent = pickle.loads(train().job.states[step_of(STANDS) + 1]) | {"scheduled": [{"lr": 0.025}]}
+    late = train(finds=pickle.dumps(sent), place=STANDS)
+    assert (late.said, late.optimizer.param_groups[0]["lr"]) == (None, 0.025)
+
+
 def test_what_it_was_sent_waits_until_it_has_arrived_and_is_sent_on_as_it_came():
     member = train()
 

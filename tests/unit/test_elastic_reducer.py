@@ -11,6 +11,7 @@ from refusal_kit import refused
 
 from elasticdl.elastic.collectives.port import Inside
 from elasticdl.elastic.core.plan import WHOLE, Spread
+from elasticdl.elastic.core.protocol import WorldBroken
 from elasticdl.elastic.torch_kit import reducer as buckets
 from elasticdl.elastic.torch_kit.reducer import ROOM, GradientReducer
 
@@ -22,9 +23,11 @@ def _small_buckets(monkeypatch):
 
 
 class CountingSums(SumOfThreads):
-    begun = 0
+    begun, is_broken = 0, False
 
     def begin_sum(self, tensor, name):
+        if self.is_broken:
+            raise WorldBroken("a worker is lost")
         self.begun += 1
         return super().begin_sum(tensor, name)
 
@@ -91,6 +94,21 @@ def test_gradients_that_come_after_their_sum_has_begun_are_added(workers, late_o
         assert first == whole.tolist()
         assert second == [workers] * 4
         assert early == [0, 3, 0]  # the first step agrees on the parameters; the last bucket waits for what rides
+
+
+def test_a_world_that_breaks_within_a_pass_is_told_once_that_is_over_and_the_next_one_is_not():
+    def work(worker):
+        worker.step(ONES)
+        worker.collective.is_broken = True
+        worker.open()
+        worker.backward(*ONES, last=True)
+        with pytest.raises(WorldBroken):
+            worker.close()
+        worker.collective.is_broken = False
+        worker.step(ONES)
+        return worker.gradients
+
+    assert together(work) == [[2.0] * 4] * 2
 
 
 @pytest.mark.parametrize("last", [True, False, None])

@@ -99,6 +99,17 @@ def test_a_pause_is_what_a_change_costs_beyond_a_step(steps, left, after, more, 
     assert pause.fields["steps_torn"] == (kind == "failure")
 
 
+def test_a_pause_has_nothing_of_the_one_before():
+    clock, told = PauseClock(), []
+    clock.step_done(1.0, world_version=1, grew=False)
+    for at, broken in ((1.0, True), (3.0, False)):
+        clock.left(at, broken=broken, torn=broken)
+        for stage in ("stopped", "joined", "started", "synced"):
+            clock.mark(stage, at)
+        told.append(clock.step_done(at + 1.0, world_version=2, grew=False).fields)
+    assert [(each["kind"], each["steps_torn"]) for each in told] == [("failure", 1), ("shrink", 0)]
+
+
 # -- over a session --
 
 

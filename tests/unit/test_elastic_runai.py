@@ -127,6 +127,14 @@ def test_a_rank_0_that_missed_the_end_of_a_stage_ends_it_by_itself():
     assert meet([behind, ahead, newcomer], [True, True, False]) == [WorldChanged, WorldChanged, StageSuperseded]
 
 
+def test_who_makes_a_stage_again_counts_it_once_and_has_no_state_till_it_is_sent_one():
+    ahead, behind, newcomer = after(2), after(1), Stages()
+    ends = [WorldChanged, StageSuperseded, StageSuperseded]
+    assert meet([ahead, behind, newcomer], [True, False, False]) == ends
+    behind.repeat(SimpleNamespace(history={}))
+    assert (behind.present, behind.overtaken, behind.has_state) == (3, False, False)
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_later_stage_does_not_begin_without_its_state(size):
     assert meet([after(1)] * size, [False] * size) == [JobFailedError] * size

@@ -2,6 +2,7 @@
 
 import copy
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 import torch
@@ -40,6 +41,8 @@ def test_a_mean_is_that_over_the_global_batch():
             member.optimizer.step()
             member.state.commit()
         assert member.state.mean(own) == found[-1]
+        member.context.collective.world = replace(member.context.collective.world, version=2)
+        assert member.state.mean(float(member.context.rank)) == pytest.approx(1.0), "in another world each counts alike"
         return found
 
     for found in in_threads(train, [Trainee(rank, board, BatchPolicy(16, None, 4)) for rank in range(3)]):

@@ -21,6 +21,9 @@ scaling down lets go those of least use first (1-4)
   scale 1-2 -> change 1 for 0 1; kill 4 5: the job was scaled to at most 2; drain 3 2
   wait 1 -> nothing
   3 clean; wait 1 -> nothing; worker_left cause = drained
+scaling down forgets whom it was to replace (1-3)
+  tick; 0 crashed; scale 1 -> launch 0 1 2; ...
+  scale 1-3 -> launch 3 4: asked for
 
 a worker that overstays its leave is killed and one that has finished is not (1-3, own_program)
   0 1 2 train

@@ -57,6 +57,8 @@ who runs for ten seconds without a session is shown with the command for its log
   wait 60.3 -> nothing; remark 1 = runs on node-a, no session for 70 s, see its log: `elasticdl logs digits --worker 1`
   -> reason = 1 of at least 2 workers ready; worker_stuck = 0
   1 connects -> nothing; remark 1 =
+a worker without a session is not blamed for a time in which the master was held up (2-2)
+  tick; 0 comes; 1 placed on node-a; wait 1; jump 30; tick; wait 5 -> launch 0 1; remark 1 =
 """
 
 

@@ -17,6 +17,7 @@ from elasticdl.master.shell import loop as loop_module
 from elasticdl.master.shell.calls import Mailbox, Sessions
 from elasticdl.master.shell.loop import SAVE_SECONDS, Loop, NoStore, StateSaver
 from elasticdl.master.shell.observers import Observer
+from elasticdl.proto import elasticdl_pb2 as pb
 from tests.stories import on
 
 START = (e.WorkerPlaced(0, "h", 1), e.FromWorker(0, m.Hello("h", 1)), e.FromWorker(0, m.Ask(0, 0, has_state=False)))
@@ -185,3 +186,13 @@ async def test_news_that_the_job_can_not_take_is_dropped_with_a_warning_and_the_
     told = "worker 0: the master can't use what it has told (KeyError: 'seconds'), and goes on without it"
     assert [warning["message"] for warning in desk.noted("warning")] == [told]
     assert desk.noted("exported")
+
+
+@on(at_a_desk)
+async def test_a_later_world_does_not_see_what_was_put_into_an_earlier_one(desk):
+    desk.sessions.put(0, pb.KvPut(world_version=1, scope="s", key="k", value=b"v"))
+    await desk.break_world()
+    await desk.post(e.FromWorker(0, m.Ask(1, 0, has_state=True)))
+    assert desk.told() == ["broken", "world"]
+    desk.sessions.replay(0)
+    assert desk.told() == []

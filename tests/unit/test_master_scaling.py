@@ -52,8 +52,8 @@ class Measured:
     ],
 )
 def test_ordinary_steps_of_one_size_make_a_measurement(steps, known):
-    measured = Measured((2, 1.0, 64, 0))
-    measured.make(1, steps)
+    measured = Measured((1, 1.0, 64, 3), (2, 1.0, 64, 0))  # each world has its first steps left out
+    measured.make(2, steps)
     measured.make(7, [(1.0, 64)] * 40)  # of another world
     assert measured.steps.enough == bool(known)
     assert measured.known() == known

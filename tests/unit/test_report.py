@@ -494,6 +494,12 @@ def test_where_the_time_went(lines, until, wanted):
     assert spent(read(BEGUN, STARTED + 50)) == {"starting": 50}, "no step was made"
 
 
+def test_the_time_between_a_job_and_the_next_one_is_no_pause():
+    later = [line(3600, "job_started", job="j", workers="1-4"), formed(3604, 1, [2], 50), steps(3605, 51, 1, seconds=0)]
+    history = read([*START, TRAINED, broken(12), finished(15, "stopped"), *later])
+    assert (history.longest_pause, history.changes["failure"]) == (0, 0)
+
+
 # ---- what else is told ----
 
 
