@@ -515,6 +515,19 @@ async def test_workers_outlive_the_process_they_were_forked_from_and_another_tak
     assert ["is gone" in record.message for record in caplog.records] == [True]
 
 
+@on(forking)
+async def test_workers_of_another_environment_are_forked_from_what_has_it(scene, tmp_path):
+    await scene.placed(0)
+    environment, templates = {**scene.spawner._environment, "OMP_NUM_THREADS": "3"}, []
+    with (tmp_path / "log").open("ab") as log:
+        for _ in range(2):
+            made = await scene.spawner.spawn(environment, log.fileno(), log.fileno(), lambda: True)
+            templates.append((scene.template.pid, scene.template.environ()["OMP_NUM_THREADS"]))
+            made.kill()
+            await made.wait()
+    assert templates == [(scene.template.pid, "3")] * 2, "as where the job was scaled"
+
+
 def test_nothing_outlives_a_master_that_is_killed(tmp_path):
     here = Path(__file__).parent
     env = {**os.environ, "PYTHONPATH": str(here.parents[1]), "TMPDIR": str(tmp_path)}  # its worker's folder is left

@@ -101,6 +101,10 @@ class Wire(SumOfThreads):
         self.job.may_break(name)
         super().barrier(name)
 
+    def broadcast_array(self, array, name):
+        self.job.may_break(name)
+        return super().broadcast_array(array, name)
+
     def gather(self, array, name):
         self.job.may_break(name)
         return super().gather(array, name)
@@ -148,7 +152,7 @@ class Job:
         self.warnings, self.lines, self.contexts = [], {}, {}
         self.heard, self.living, self.asking = queue.Queue(), set(range(workers)), {}
         self.boards = {}  # by the worlds' versions
-        self.breaks = {}  # by a name: which of worker 0's barriers and gathers of that name fails
+        self.breaks = {}  # by a name: which of worker 0's barriers, broadcasts and gathers of that name fails
         self._own, self._joins, self._version = threading.local(), threading.Event(), 0
 
     @property

@@ -1,12 +1,15 @@
 """One file of a checkpoint that many processes have written, and the mistakes that one line tells."""
 
 import os
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
 from elasticdl.cli.__main__ import main
+from elasticdl.cli.commands import export
 
 
 @pytest.fixture
@@ -45,3 +48,15 @@ def test_a_mistake_is_one_line_and_nothing_is_left(written, capsys, folder, file
     assert told.startswith(f"elasticdl export: {said}")
     assert told.count("\n") == 1
     assert os.listdir() == ["out"]
+
+
+def test_a_file_that_has_come_meanwhile_is_not_overwritten(written, capsys, monkeypatch):
+    def run(command, **_):
+        Path(command[-1]).write_text("made")
+        Path("m.pt").write_text("another's")
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(export.subprocess, "run", run)
+    assert main(["export", "out/2", "m.pt"]) == 2
+    assert capsys.readouterr().err.startswith("elasticdl export: m.pt is there: ")
+    assert Path("m.pt").read_text() == "another's"

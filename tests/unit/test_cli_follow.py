@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -11,9 +12,9 @@ from refusal_kit import refused
 
 from elasticdl.cli import follow, job_handle
 from elasticdl.cli.cluster_run import MasterWatch
-from elasticdl.cli.job_handle import JobHandle
+from elasticdl.cli.job_handle import AbsentError, JobHandle
 from elasticdl.cli.namespace_job import NamespaceJob, NoMasterError
-from elasticdl.common.errors import JobFailedError, UnreachableError
+from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.job.journal import number_of
 from elasticdl.master.core.values import Phase
 from elasticdl.master.shell.cluster_master import exit_code
@@ -242,3 +243,43 @@ def test_while_a_master_hangs_as_its_job_ends_whoever_follows_is_told_its_end(mo
     with Hanging(monkeypatch).following(statuses=True) as following:
         assert [each.phase for each in following if isinstance(each, pb.JobStatus)] == ["succeeded"]
     assert hung_up.is_set()
+
+
+def test_a_right_that_is_missing_now_and_then_is_waited_for_each_time(monkeypatch):
+    turns = iter([UserError("no"), None] * 2)
+
+    class Rights(Masters):
+        @contextmanager
+        def reached(self):
+            if turn := next(turns, None):
+                raise turn
+            yield self
+
+        def events(self, after, *, follow):
+            time.sleep(0.3)
+            self._masters.pop()
+            return super().events(after, follow=follow)
+
+    monkeypatch.setattr(job_handle, "REFUSED_SECONDS", 0.2)
+    lines = [entry(1), entry(2)]
+    job = Rights(monkeypatch, ((), lines[:1]), ((), lines), kept=[lines])
+    with job.following(statuses=False) as following:
+        assert [each for each in following if each is not None] == lines
+
+
+def test_a_master_that_writes_how_the_job_has_ended_as_it_goes_is_heard(monkeypatch):
+    texts = iter(['{"phase": "running"}', '{"phase": "stopped"}'])
+
+    class Ends(JobHandle):
+        name = "one"
+
+        def status_text(self):
+            return next(texts)
+
+        def over(self):
+            return "its master died"
+
+        def reach(self):
+            raise AbsentError("it is gone")
+
+    assert Ends().status().phase == "stopped"

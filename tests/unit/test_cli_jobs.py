@@ -143,6 +143,15 @@ def test_old_jobs_go_and_of_older_ones_what_they_were_stopped_with(scene):
     assert {job.name for job in list_jobs() if kept_states(job.path)} == {*names[1 : KEPT_STATES + 1]}
 
 
+def test_a_file_is_written_whole_where_a_process_of_the_same_number_has_left_a_part(tmp_path):
+    """As each master in a pod has the number 1."""
+    file = tmp_path / "alone" / "status.json"
+    file.parent.mkdir()
+    file.with_name(f".status.json.{os.getpid()}").write_text("{")
+    write_aside(file, "{}")
+    assert files(file.parent) == {"status.json": b"{}"}
+
+
 COMPLETED = {"st": ["status", "stop"], "status li": ["live"], "run --num": ["--num_workers"], "run -- python tr": []}
 
 
@@ -298,6 +307,12 @@ def test_what_is_wrong_with_slurm_or_the_arguments_for_workers_is_told_before_a_
     assert len(slurm.asked()) == 1
     monkeypatch.setenv("PATH", "")
     refused(r"^--launcher slurm: can't run sbatch: No such file or directory; is this ", submit())
+
+
+def test_before_a_lost_job_gives_way_its_workers_are_cancelled(slurm):
+    slurm.program("squeue echo 'FAILED|None'")
+    with folder_run.new_job(JobSpec(job_name="mine", launcher="slurm")):
+        assert slurm.asked()[-1:] == ["scancel --quiet --me --name=elasticdl-mine-7-worker"]
 
 
 @pytest.mark.parametrize("scancel", ["", "echo 'scancel: error: no controller' >&2; exit 1"])

@@ -39,7 +39,7 @@ class PlayedMaster:
 
     def post(self, event):
         """That it is to stop."""
-        if self._part != "stubborn":
+        if self._part not in ("stubborn", "unheard"):
             self._stopped.set()
 
     async def run(self):
@@ -55,6 +55,9 @@ class PlayedMaster:
             if self._part == "vanishes":
                 raise RuntimeError("last words")
             await asyncio.to_thread(master.watched.wait, TIMEOUT)
+            if self._part == "unheard":
+                signal_command(INT)
+                await asyncio.sleep(TIMEOUT)
             while self._part == "stubborn":  # as a person does who is not heard
                 signal_command(INT)
                 await asyncio.sleep(2 * FINGER_SECONDS)
@@ -166,6 +169,15 @@ $ train --model_def=stubborn --stop_grace=1000 --job_name=one
 ! stopping after this step; press Ctrl-C again to stop at once
 ! ...
 ! stopping at once; press Ctrl-C again to kill all workers
+! ...
+! killing all workers
+! job one was stopped before it could say how far it got; its logs: HOME/jobs/one/logs
+? 130
+# a master that does not stop in time is killed
+$ train --model_def=unheard --stop_grace=0.1 --job_name=one
+! job one started; ...
+! ...
+! stopping after this step; press Ctrl-C again to stop at once
 ! ...
 ! killing all workers
 ! job one was stopped before it could say how far it got; its logs: HOME/jobs/one/logs

@@ -4,6 +4,7 @@ import functools
 import json
 import re
 import shlex
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.resources import files
 
@@ -267,6 +268,16 @@ def test_the_manifests_are_valid_from_the_oldest_to_the_newest_release():
     for minor in range(OLDEST, NEWEST + 1):
         assert [fault for one in each for fault in faults(known[minor], one)] == [], f"1.{minor}"
     assert faults(known[OLDEST], {**each[0], "newer": 1}) != [], "a field that a release does not know is a fault"
+
+
+def test_a_pod_that_avoids_nodes_keeps_what_its_template_wants():
+    preferred, own = "preferredDuringSchedulingIgnoredDuringExecution", {"weight": 1, "preference": {}}
+    wanted = {"podAffinity": {"a": 1}, "nodeAffinity": {"required": 1, preferred: [own]}}
+    template = {**PODS.template, "spec": {**PODS.template["spec"], "affinity": wanted}}
+    made = replace(PODS, template=template).manifest(0, 0, away_from=("n1",))["spec"]["affinity"]
+    *terms, added = made["nodeAffinity"].pop(preferred)
+    assert made == {"podAffinity": {"a": 1}, "nodeAffinity": {"required": 1}}
+    assert (terms, "n1" in str(added)) == ([own], True)
 
 
 # ---- the languages of demands on a cluster: what they mean, and one line for each mistake ----

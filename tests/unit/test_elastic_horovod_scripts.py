@@ -184,6 +184,15 @@ def test_pauses_are_told_and_what_is_found_between_two_commits_is_kept(kind, eve
         np.testing.assert_allclose(mine, its, rtol=1e-4, atol=1e-5)
 
 
+def test_a_newcomer_that_loses_the_others_before_its_first_commit_goes_on_from_what_it_was_sent():
+    said, (_, newcomer), _ = run_scripts(HorovodScript, 1, {(0, 3): "joined", (0, 4): "lost"})
+    assert said[1] is None
+    alone = HorovodScript(Script())
+    alone.alone()
+    for mine, its in zip(newcomer.weights, alone.trained().weights, strict=True):
+        np.testing.assert_allclose(mine, its, rtol=1e-4, atol=1e-5)
+
+
 class FailsAgain(HorovodScript):
     left = 2
 

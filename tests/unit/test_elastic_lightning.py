@@ -17,7 +17,7 @@ import elasticdl.elastic.lightning as elastic
 from elasticdl.common.credentials import MASTER, PROCESS
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.lightning import strategy
-from elasticdl.elastic.lightning.fit_host import Writing
+from elasticdl.elastic.lightning.fit_host import NOBODY, Writing
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -167,6 +167,15 @@ def test_a_csv_logger_of_another_rank_0_keeps_what_the_last_one_has_written(tmp_
         logger.save()
     names = ("metrics_0.csv", "metrics_1.csv", "metrics.csv")
     assert [(tmp_path / "log" / name).read_text().split()[1] for name in names] == ["1.0,1", "2.0,1", "3.0,1"]
+
+
+def test_a_worker_that_leaves_writes_no_more():
+    writes = SimpleNamespace(rank=None)
+    writing = Writing(SimpleNamespace(progress_bar_callback=None, loggers=[]), writes)
+    writing.take_rank(0, is_first=False)
+    assert writes.rank == 0
+    writing.stop()
+    assert (writing.rank, writes.rank) == (NOBODY, NOBODY)
 
 
 def test_it_is_found_by_its_name():

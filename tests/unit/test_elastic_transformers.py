@@ -1,6 +1,7 @@
 """Hugging Face's Trainer in a world of one: it is transformers' own to the bit, and goes on from its checkpoints."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
 from elasticdl.elastic.transformers import Trainer, elastic_trainer, patch
 from elasticdl.elastic.transformers.elastic_trainer import _to_resume_from
+from elasticdl.elastic.transformers.trainer_host import FLAGS, STOPS, TrainerHost
 
 
 @pytest.fixture(autouse=True)
@@ -122,3 +124,11 @@ def test_what_is_saved_needs_no_elasticdl(tmp_path):
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-15"]
     saved = torch.load(tmp_path / "checkpoint-15" / "training_args.bin", weights_only=False)
     assert type(saved) is TrainingArguments
+
+
+def test_what_a_worker_that_leaves_would_stop_goes_on_for_the_others():
+    control = SimpleNamespace(**dict.fromkeys(FLAGS, True))
+    agreements = SimpleNamespace(of_first=lambda own: own)
+    of_job = {"job": SimpleNamespace(is_told_to_leave=True), "participant": SimpleNamespace(agreements=agreements)}
+    TrainerHost.decide_alike(SimpleNamespace(_trainer=SimpleNamespace(control=control), **of_job))
+    assert [name for name in FLAGS if not getattr(control, name)] == [*STOPS]

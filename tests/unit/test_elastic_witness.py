@@ -5,12 +5,15 @@ import os
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 from session_kit import FakeMaster
 
 from elasticdl.common.credentials import STACKS
 from elasticdl.common.reason import Line, Stack
 from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.worker import WorkerCore
+from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.link.witness import Operations, SlowStart, Witness
 from elasticdl.job import messages as m
 from tests.waiting import wait_until
@@ -123,3 +126,9 @@ def test_a_dump_is_left_while_pythons_lock_is_held_and_gone_when_it_goes_on(tmp_
     wait_until(lambda: stacks.exists() and "in hang" in stacks.read_text())
     assert ended.wait(DEADLINE) == 0
     assert stacks.read_text() == ""
+
+
+def test_a_session_that_has_ended_leaves_no_timer():
+    closed, stream = [], SimpleNamespace(send=list, close=lambda: None)
+    Session(WorkerCore(3), stream, SimpleNamespace(close=lambda: closed.append(True))).close()
+    assert closed == [True]

@@ -19,6 +19,10 @@ from elasticdl.elastic.training.checkpoint_store import WholeFiles
 from elasticdl.elastic.training.parts import Parts, write_npz, write_parquet
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker import check
+from elasticdl.worker.inference import Pass
+from elasticdl.worker.learner import batch_policy, build_model
+from elasticdl.worker.torch_learner import TorchLearner
+from elasticdl.worker.zoo import load_module
 
 MODULE = """
 import torch
@@ -155,6 +159,47 @@ def test_what_cannot_be_done_is_told_before_the_job(trained, given, words, tmp_p
     with pytest.raises(UserError, match=words) as error:
         check.check(spec)
     assert "\n" not in str(error.value)
+
+
+# -- the parts of a pass --
+
+
+def test_jobs_that_evaluate_the_same_checkpoints_have_parts_of_their_own():
+    given = {"task": "evaluate", "checkpoint_dir": "kept"}
+    made = [JobSpec(**given, job_name=name).parts for name in ("one", "two")]
+    assert made == ["kept/.evaluation.one.parts", "kept/.evaluation.two.parts"]
+
+
+TAKEN = """
+class PredictionOutputsProcessor:
+    taken = []
+
+    def process(self, predictions, worker_id):
+        self.taken.extend(predictions[:, 0].tolist())
+"""
+
+
+def go_through(options, workers, events=(), breaks=(), **more):
+    """By workers in threads; returns the job and what has processed its predictions."""
+    spec = JobSpec(**options, minibatch_size=2, num_minibatches_per_task=1, **more)
+    module, job = load_module(spec), Job(workers, events)
+    models = [build_model(module, spec.seed) for _ in range(workers)]
+    job.keeps_states, job.breaks = False, dict(breaks)
+    job.run(lambda rank: Pass(spec, job.join(batch_policy(spec)), module, TorchLearner, models[rank]).run())
+    return job, module.prediction_outputs_processor
+
+
+def test_predictions_are_processed_once_though_other_workers_have_their_parts(trained, tmp_path):
+    module = tmp_path / f"{trained['model_def']}.py"
+    module.write_text(MODULE + TAKEN)
+    _, processor = go_through({**trained, "task": "predict"}, 3, {(0, 2): "lost"})
+    assert len(processor.taken) == len({*processor.taken}) == 20
+
+
+def test_what_was_put_together_is_not_again_in_another_world(trained):
+    job, _ = go_through({**trained, "task": "evaluate"}, 2, breaks={"elasticdl.complete.head": 1})
+    assert len(job.boards) == 2
+    assert len(job.lines[0].notices("evaluation")) == 1
 
 
 # -- a script's own --

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import socket
 
 import pytest
 import urllib3
 from kubernetes.client import ApiClient, Configuration
 
+from elasticdl.kube import job_pods
 from elasticdl.kube.client import Client, NoAnswerError, NotDoneError, path_of
 from elasticdl.kube.kubeconfig import ClusterTarget, load
 
@@ -58,6 +60,24 @@ def test_a_refusal_is_one_line_and_says_what_to_do(server, lab, status, body, er
 def test_what_is_not_there_is_no_failure(server, lab):
     server += [(404, b'{"message": "no"}')] * 2
     assert (lab.find("Job", "x"), lab.delete("Job", "x")) == (None, False)
+
+
+def test_a_port_leads_at_first_to_the_master_that_is_known_and_from_then_on_to_whichever_there_is(lab, monkeypatch):
+    reached, first, second = [], *({"metadata": {"name": name}} for name in ("first", "second"))
+
+    def connect(_, pod):
+        reached.append(pod)
+        raise OSError
+
+    monkeypatch.setattr(job_pods, "is_running", lambda _: True)
+    monkeypatch.setattr(job_pods, "find_master", lambda *_: second)
+    monkeypatch.setattr(job_pods._Forward, "_connect", connect)
+    with job_pods.forwarded(lab, "j", first) as address:
+        for _ in range(2):
+            host, _, port = address.partition(":")
+            with socket.create_connection((host, int(port)), 10) as connection:
+                assert connection.recv(1) == b""
+    assert reached == ["first", "second"]
 
 
 KUBECONFIG = """

@@ -13,13 +13,14 @@ import re
 import threading
 from contextlib import asynccontextmanager
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from kubernetes_kit import JOB, NAMESPACE, OWNERS, PODS, RUNNING, condition, pod, terminated, waiting
 
 from elasticdl.cli import namespace_job
 from elasticdl.job.spec import JobSpec, WorkerRange
-from elasticdl.kube.client import ApiError, NotDoneError, NotThereError
+from elasticdl.kube.client import ApiError, NotDoneError, NotThereError, Watch
 from elasticdl.kube.manifests import worker_template
 from elasticdl.master.core.events import LauncherFailed
 from elasticdl.master.shell import cluster_master
@@ -495,6 +496,7 @@ GONE = ApiError(410, "too old resource version")
         (ApiError(0, "connection reset"), False, "pod 0 fails -> 0 lost: crashed 3, ..."),
         (ValueError("no JSON"), True, "pod 0 fails -> 0 lost: crashed 3, ..."),
         (GONE, True, "pod 0 is gone -> 0 lost: deleted -9, somebody deleted pod ..."),
+        (ApiError(400, "unknown version"), True, "pod 0 is gone -> 0 lost: deleted -9, somebody deleted pod ..."),
     ],
 )
 @on(scene())
@@ -506,9 +508,18 @@ async def test_what_happens_between_two_watches_is_told_once(scene, failure, for
         await happens(scene, happening)
         if forgotten:
             scene.pods.history = []
-            scene.pods.failures["watch"] = [GONE]
+            scene.pods.failures["watch"] = [failure if isinstance(failure, ApiError) else GONE]
     await play(scene, [f"-> {following}", "pod 1 is done -> 1 lost: clean 0, exit code 0"])
     assert (scene.pods.calls.count(("list",)) > lists) == forgotten
+
+
+def test_delays_between_watches_begin_anew_once_one_has_told_something():
+    said, pods = [], FakePods()
+    backoff = SimpleNamespace(delay=lambda _: said.append("delay") or 0.0, reset=lambda: said.append("reset"))
+    watch = Watch(pods, lambda _: pods.put(pod(0)), lambda *_: watch.stop(), backoff)
+    pods.failures["watch"] = [ApiError(0, "connection reset")]
+    watch.run()
+    assert said == ["delay", "reset"]
 
 
 @on(scene(leave=0.01, close=0.1))

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticdl.common.credentials import SHARED_GPU
+from elasticdl.common.errors import UnreachableError
 from elasticdl.master.core.events import ExitCause
 from elasticdl.places import local, polled
 from elasticdl.places.base import Place, PlaceLost, PlaceState
@@ -199,6 +200,47 @@ def test_whatever_becomes_of_requests_as_many_places_come_as_are_wanted_and_none
         assert {each.detail for each in bench.lost.values()} <= {"as told", "its node has failed"}
 
     asyncio.run(run())
+
+
+def test_a_place_that_was_asked_for_without_an_answer_is_ended_with_the_others():
+    async def run():
+        provider = FakeProvider(ROOM, itertools.repeat("fine"))
+        asks = provider.ask
+
+        async def ask(avoid):
+            await asks(avoid)
+            raise UnreachableError("no answer")
+
+        provider.ask = ask
+        async with bench_of(partial(PolledPlaces, provider, seconds=0.05)) as bench:
+            bench.places.want(1, NOWHERE)
+            while not provider.places:
+                await asyncio.sleep(0)
+        assert provider.live() == []
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def test_a_place_that_is_to_end_at_once_while_it_is_being_ended_with_some_grace_does(monkeypatch):
+    async def run():
+        provider, told = FakeProvider(ROOM, itertools.repeat("fine")), []
+
+        async def end(place_ids, *, at_once):
+            told.append(at_once)
+            if at_once:
+                provider.lose(*place_ids)
+            bench.places.give_back(*place_ids, at_once=True)
+
+        provider.end = end
+        async with bench_of(partial(PolledPlaces, provider, seconds=OFTEN)) as bench:
+            await bench.become_ready(1)
+            bench.places.want(0, NOWHERE)
+            bench.places.give_back("0", at_once=False)
+            await bench.until(lambda bench: bench.lost)
+        assert told == [False, True]
+
+    monkeypatch.setattr(polled, "CLOSE_SECONDS", 0.01)
+    asyncio.run(asyncio.wait_for(run(), 20))
 
 
 def test_the_next_master_hears_why_a_place_has_ended_and_one_that_stays_does_not_fail_a_job_that_has_ended(

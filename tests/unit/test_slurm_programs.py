@@ -131,6 +131,7 @@ def test_the_workers_of_a_job_that_has_ended_are_not_left_and_those_of_a_master_
         ("RUNNING", EXIT_LEFT, "scontrol requeue 7"),
         ("CANCELLED Restarts=0", 130, WORKERS),
         ("COMPLETING Restarts=1", EXIT_LEFT, ""),
+        ("; echo busy >&2; exit 1", EXIT_LEFT, ""),  # it does not answer
     ],
 )
 def test_slurm_may_want_an_end_while_no_master_runs_or_has_one_told_to_leave_or_to_stop_the_job(

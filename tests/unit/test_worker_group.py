@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ from elasticdl.places.group_core import (
     Waits,
 )
 from elasticdl.places.worker_group import Relay, main
+from elasticdl.places.worker_process import Spawner
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 from tests.contract.test_access import DEADLINE, serving
@@ -130,6 +132,8 @@ the session ends when none has more to say (there)
   0 is done -> nothing
   1 is done -> close master
   master closes -> close 0; close 1
+who is done before all have come and comes again has more to say
+  0 comes; 0 is done; 0 is lost; 0 comes; 1 comes; 1 is done -> begin; master: hello { ... }
 who is done before all have come is so in the session
   0 comes; 0: finished { step: 7 }; 0 is done; 1 comes; 1: finished { step: 7 }
       -> begin; master: hello { ... }; master: finished { step: 7 }
@@ -451,6 +455,22 @@ def test_all_are_told_of_sigterm(run):
     handler = "signal.signal(signal.SIGTERM, lambda *_: os._exit(0)); pathlib.Path('h' + str(number)).touch()"
     tells = "os.path.exists('h0') and os.path.exists('h1') and os.kill(os.getppid(), signal.SIGTERM)"
     assert run(f"{handler}\nwhile True:\n  time.sleep(0.05)\n  {tells}") == 0
+
+
+def test_one_that_is_being_started_when_sigterm_comes_is_told_as_well(run, monkeypatch):
+    spawn = Spawner.spawn
+
+    async def told_meanwhile(*asked):
+        made = await spawn(*asked)
+        if asked[1]["RANK"] == "1":
+            await asyncio.to_thread(wait_until, lambda: os.path.exists("h0") and os.path.exists("h1"))
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.1)
+        return made
+
+    monkeypatch.setattr(Spawner, "spawn", told_meanwhile)
+    handler = "signal.signal(signal.SIGTERM, lambda *_: os._exit(0)); pathlib.Path('h' + str(number)).touch()"
+    assert run(f"{handler}\ntime.sleep(60)", Waits(alone=10.0)) == 0
 
 
 def test_each_has_a_number_and_a_session_of_its_own(run, tmp_path):

@@ -132,6 +132,12 @@ def test_resumes_with_the_same_order_optimizer_and_numbers(make_spec, tmp_path, 
     assert steps_of(whole.line.evaluations) == [3, 4, 6, 8, 9, 12]
 
 
+@pytest.mark.parametrize("module", [MODULE, KERAS_MODULE], ids=["torch", "keras"])
+def test_of_both_data_sets_workers_compare_what_they_read(make_spec, module):
+    made = Training(make_spec(module=module, num_epochs=1))
+    assert {each.role for each in made.learner.state.sources} == {"training data", "evaluation data"}
+
+
 def test_resuming_what_is_complete_only_exports(make_spec, tmp_path):
     options = {"checkpoint_dir": str(tmp_path / "kept"), "output": str(tmp_path / "out")}
     _, made = (Training(make_spec(**options)) for _ in range(2))
