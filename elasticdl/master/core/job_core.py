@@ -262,23 +262,21 @@ class Job:
 
     def _draining(self, told: Draining, record: WorkerRecord, now: float) -> list[Instruction]:
         lingers = told.lingers and self.rendezvous.alone(record)
-        cause = f"worker {record.worker_id} leaves: {told.reason}"
-        context = TransitionContext(now, told.reason, cause, lost=ExitCause.DRAINED)
         # Where others hold the state it need not wait, and is told so.
         trigger = Trigger.LINGER if lingers else Trigger.LET_GO if told.lingers else Trigger.DRAIN
-        return [*self._fire(record, trigger, context), *self._reconcile(now)]
+        return [*self._leaves(record, trigger, told.reason, now), *self._reconcile(now)]
 
     def _relieve(self, now: float) -> list[Instruction]:
         """Whoever waits for another to take its state need not any more, once one has it that stays."""
         waiting = self.records.lingering()
         if not waiting or self.rendezvous.alone(waiting[0]):
             return []
-        out: list[Instruction] = []
-        for record in waiting:
-            cause = f"worker {record.worker_id} leaves: {record.reason}"
-            context = TransitionContext(now, record.reason, cause, lost=ExitCause.DRAINED)
-            out += self._fire(record, Trigger.LET_GO, context)
-        return out
+        return [out for record in waiting for out in self._leaves(record, Trigger.LET_GO, record.reason, now)]
+
+    def _leaves(self, record: WorkerRecord, trigger: Trigger, reason: str, now: float) -> list[Instruction]:
+        """It was told to by somebody else than this master."""
+        cause = f"worker {record.worker_id} leaves: {reason}"
+        return self._fire(record, trigger, TransitionContext(now, reason, cause, lost=ExitCause.DRAINED))
 
     def _take_finish(self, worker_id: int, told: Finished, now: float) -> list[Instruction]:
         """One says for all that they have finished together; whoever it is, it counts."""
