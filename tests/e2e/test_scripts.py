@@ -26,11 +26,12 @@ FRONT_ENDS = {
     "keras": ([SCRIPTS / "trained_keras.py", "once"], "torch"),
     "keras, fit again": ([SCRIPTS / "trained_keras.py", "again"], "torch"),
     "small": ([SMALL, "elastic"], "torch"),
-    "FSDP2": ([SCRIPTS / "trained_shared.py"], "torch"),
+    "FSDP2": ([SCRIPTS / "trained_shared.py", "fsdp"], "torch"),
+    "tensor parallel": ([SCRIPTS / "trained_shared.py", "tensor"], "torch"),
     "lightning, FSDP2": ([SCRIPTS / "trained_shared_lightning.py", "fsdp"], "torch"),
     "lightning, tensor parallel": ([SCRIPTS / "trained_shared_lightning.py", "tensor"], "torch"),
 }
-SHARED = ("FSDP2", "lightning, FSDP2", "lightning, tensor parallel")  # by two processes of a worker
+SHARED = ("FSDP2", "tensor parallel", "lightning, FSDP2", "lightning, tensor parallel")  # by two processes of a worker
 
 
 def environment(name):

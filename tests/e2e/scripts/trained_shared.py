@@ -1,6 +1,6 @@
 """As `trained.py`, of a model that the processes of a worker share; alone it is whole.
 
-trained_shared.py FOLDER
+trained_shared.py fsdp | tensor FOLDER
 """
 
 import os
@@ -10,21 +10,27 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, TensorDataset
 
 import elasticdl.elastic.torch as elastic
 
-folder, is_shared = Path(sys.argv[1]), "RANK" in os.environ
+folder, is_shared = Path(sys.argv[2]), "RANK" in os.environ
 if is_shared:
     dist.init_process_group("gloo")
 torch.manual_seed(0)
 x = torch.randn(154, 4)
 data = TensorDataset(x, x.sum(1, keepdim=True))
-model = torch.nn.Sequential(torch.nn.Linear(4, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1))  # shards that are not equal
-if is_shared:
+width = 7 if sys.argv[1] == "fsdp" else 8  # FSDP takes shards that are not equal
+model = torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.Tanh(), torch.nn.Linear(width, 1))
+if is_shared and sys.argv[1] == "fsdp":
     fully_shard(model[0])
     fully_shard(model)
+elif is_shared:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, foreach=False)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
 # The last batch of an epoch has fewer samples than some worlds have processes.
@@ -36,7 +42,8 @@ for _ in range(6):
         optimizer.zero_grad()
         loss = ((model(inputs) - labels) ** 2).mean()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0)
+        if sys.argv[1] == "fsdp":
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0)
         optimizer.step()
         step += 1
         mean = elastic.mean(loss)
